@@ -37,6 +37,7 @@ from minillm_core.data import (
     StepBatch as StepBatch,
 )
 from minillm_core.data.batch import part_of as part_of
+from minillm_core.deferred import Deferred as Deferred
 from minillm_core.disk import Written as Written, stream
 from minillm_core.errors import PluginCodeError as PluginCodeError
 from minillm_core.install import FRAMEWORKS as FRAMEWORKS, unmet as unmet

@@ -189,6 +189,13 @@ class Trainer(Model):
         """Let any rank evaluate and sample by itself inside; at the end wait until none does."""
         return nullcontext()
 
+    def like(self) -> dict[str, Any]:
+        """Return a snapshot's arrays, of all processes, for :meth:`load` and :meth:`resume` to take where no others are.
+
+        Each has shape and dtype of the whole array; of divided ones this process can read its part alone.
+        """
+        return self.arrays()
+
     def own(self) -> dict[str, np.ndarray]:
         """Return what of a snapshot's arrays this process updates: without shares everything. Waits."""
         return self.arrays()
@@ -266,7 +273,9 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Trainer:
+    def trainer(
+        self, plan: Plan, seed: int, *, max_positions: int | None = None, ranks: Ranks = ALONE
+    ) -> Trainer:
         """Materialise the plan's model with its seeded initial values, ready to step.
 
         Seeds the framework's own generators too, for modules of plugins that draw from them; on
@@ -274,6 +283,9 @@ class Backend(ABC):
 
         Args:
             max_positions: longest row that will ever be fed; default: the plan's seq_len.
+            ranks: the processes that train together, each of which calls it: joined, and divided (see
+                :meth:`Trainer.shard`) as they say. Of ``weights`` a process never has more than its
+                part, and one parameter whole while that is drawn.
         """
 
 

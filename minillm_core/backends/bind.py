@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from minillm_core.backends.base import Backend, Binding, Trainer
 from minillm_core.backends.candidates import CORE
 from minillm_core.backends.detect import Detected
+from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.config.kernels import Policy, parse_policy
 from minillm_core.errors import BackendError
 from minillm_core.nn.node import Node, Setting, calls_of
@@ -94,6 +95,7 @@ def create_trainer(
     seed: int = 0,
     device: str = "cpu",
     compiler: Callable[..., Any] | None = None,
+    ranks: Ranks = ALONE,
 ) -> Trainer:
     """Make a plan's model and optimizer on a device, to be stepped by hand.
 
@@ -113,12 +115,13 @@ def create_trainer(
         seed: of the initial values.
         device: ``cpu``, ``cuda``, ``mps`` or ``gpu``.
         compiler: as for :func:`create`.
+        ranks: the processes that train together, each of which calls it: see ``Backend.trainer``.
 
     Raises:
         BackendError: no kernel serves an op here, or the framework does not see the device.
     """
     return create(Detected(backend, device, "inspection"), plan, compiler=compiler).trainer(
-        plan, seed
+        plan, seed, ranks=ranks
     )
 
 

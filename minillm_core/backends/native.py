@@ -20,6 +20,7 @@ from minillm_core.backends.base import Backend, Batch, Binding, Decoding, Model,
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
 from minillm_core.backends.memory import memory_or_error
+from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.backends.steps import Statistics, supervised_positions
 from minillm_core.backends.tables import Tables
 from minillm_core.errors import DataError, PluginCodeError
@@ -69,15 +70,23 @@ class NativeBackend(Backend):
         with memory_or_error():
             return self._model(plan, self.binding, *self._materialise(plan, seed, max_positions))
 
-    def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Trainer:
-        """Make the plan's model, filled, with its optimizer."""
+    def trainer(
+        self, plan: Plan, seed: int, *, max_positions: int | None = None, ranks: Ranks = ALONE
+    ) -> Trainer:
+        """Make the plan's model, filled, with its optimizer, or this process's part of both."""
         self._seed(seed)
+        apart = "meta" if ranks.shard == "weights" else None
         with memory_or_error():
-            parts = self._materialise(plan, seed, max_positions)
+            parts = self._materialise(plan, seed, max_positions, apart)
             trainer: Any = self._trainer(plan, self.binding, *parts)
+            trainer.references = {one.name: self._frozen(one, plan) for one in plan.references}
+            trainer.join(ranks)
+            if ranks.shard:
+                trainer.shard(ranks.shard)
+            if apart:
+                trainer.restart(seed)
             for _ in trainer.views():  # a view that fails does so before the first step
                 pass
-            trainer.references = {one.name: self._frozen(one, plan) for one in plan.references}
         return trainer
 
     def _frozen(self, one: Reference, plan: Plan) -> Callable[[Batch], Any]:
@@ -93,8 +102,9 @@ class NativeBackend(Backend):
         model.load(one.model.arrays())
         return model.frozen(one.method)
 
-    def _materialise(self, plan: Plan, seed: int, positions: int | None) -> tuple[Any, Any]:
+    def _materialise(self, plan: Plan, seed: int, positions: Any, apart: str | None = None) -> Any:
         framework = self._framework(load(self.binding.kernels, self.candidates, self.name))
+        framework.apart = apart
         _watch_kernels(framework, plan, self.binding.kernels)
         checkpointing = self.binding.checkpointing
         return materialise(plan, framework, seed, positions, checkpointing=checkpointing), framework
@@ -112,7 +122,8 @@ def materialise(
 
     Args:
         plan: the plan.
-        framework: the framework object that neutral modules stand on.
+        framework: the framework object that neutral modules stand on; one whose parameters are ``apart``
+            leaves these without values.
         seed: the run's.
         positions: longest row that will ever be fed; default: the plan's seq_len.
         checkpointing: whether blocks are recomputed in the backward pass.
@@ -121,9 +132,10 @@ def materialise(
     spec = replace(plan.spec, geometry=replace(plan.spec.geometry, positions=positions))
     with materialising(framework), framework.placing():
         model = decoder(spec, checkpointing=checkpointing)
-    for module, attribute, value in initial_values(model, plan.inits, seed):
+    whole = not framework.apart
+    for module, attribute, value in initial_values(model, plan.inits, seed, parameters=whole):
         framework.fill(module, attribute, value)
-    witness_inits(model, plan.inits, seed, framework.host, framework.witness)
+    witness_inits(model, plan.inits if whole else {}, seed, framework.host, framework.witness)
     return model
 
 

@@ -39,6 +39,7 @@ class Ranks:
         context: how many share each row, neighbours by rank; each computes some of its columns.
         tensor: how many share these columns, next neighbours; each computes some heads and hidden units.
         pipeline: how many share the layers; each computes a run of them.
+        shard: what trainers made for them divide: ``updates``, ``weights`` too, or nothing.
         device: of this process, as ``--device`` names it; None: that of the command.
         how: what they communicate by, for people.
         scope: makes the scope of a batch with this rank's columns, of what is read; see ``Scope``.
@@ -56,6 +57,7 @@ class Ranks:
     """Why :meth:`share` cannot be called; empty: it can."""
     usual: str = "updates"
     """What ``mesh.shard=auto`` divides."""
+    shard: str = ""
 
     @property
     def leads(self) -> bool:

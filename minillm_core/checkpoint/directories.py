@@ -36,11 +36,11 @@ class Fitted:
     """The arrays that a plan's model takes from a directory.
 
     Attributes:
-        arrays: ``model.<parameter>`` -> float32.
+        arrays: ``model.<parameter>`` -> float32, in memory or a :class:`~minillm_core.inspection.Deferred`.
         initial: parameters that keep their initial values: those that plugins add.
     """
 
-    arrays: dict[str, np.ndarray]
+    arrays: dict[str, Any]
     initial: tuple[str, ...]
 
 

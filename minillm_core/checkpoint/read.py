@@ -45,14 +45,22 @@ class Checkpoint:
         Raises:
             NoCheckpoint: it is gone, or was changed since it verified.
         """
+        return {name: np.asarray(one) for name, one in self.deferred(prefix).items()}
+
+    def deferred(self, prefix: str = "") -> dict[str, Any]:
+        """List the same arrays, of which each reads its rows when they are needed; raises, then too, as :meth:`arrays`."""
         found = {}
         with self._reading() as files:
             for name in (name for name in files.names if name != layout.STATE):
-                fill = partial(files.fill, name)
+                fill = partial(self._fill, name)
                 for key, stored in tensors.header(fill, files.size(name)).items():
                     if key.startswith(prefix):
                         found[key] = tensors.read(fill, stored)
             return tensors.joined(found)
+
+    def _fill(self, name: str, offset: int, buffer: memoryview) -> None:
+        with self._reading() as files:
+            files.fill(name, offset, buffer)
 
     @property
     def scalars(self) -> dict[str, Any]:

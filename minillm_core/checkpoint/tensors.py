@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from minillm_core import strict
+from minillm_core.deferred import Deferred
 from minillm_core.disk import Buffer
 
 Read = Callable[[int, memoryview], None]
@@ -135,24 +137,30 @@ def header(fill: Read, size: int, widths: Mapping[str, int] = OWN) -> dict[str, 
     return found
 
 
-def read(fill: Read, stored: Stored) -> np.ndarray:
-    """Read a tensor; ``fill`` reads its file."""
-    array = np.empty(stored.shape, DTYPES[stored.dtype])
-    fill(stored.start, array.reshape(-1).view(np.uint8).data)
-    return array
+def read(fill: Read, stored: Stored) -> Deferred:
+    """Return a tensor, which is read when it is needed; ``fill`` reads its file."""
+    dtype, inner = np.dtype(DTYPES[stored.dtype]), stored.shape[1:]
+
+    def rows(first: int, count: int) -> np.ndarray:
+        array = np.empty((count, *inner), dtype)
+        place = stored.start + first * dtype.itemsize * math.prod(inner)
+        fill(place, array.reshape(-1).view(np.uint8).data)
+        return array
+
+    return Deferred(stored.shape, dtype, rows)
 
 
 ROW = "@"
 """Between the name of an array and the first row of a part of it, which one of several processes has written."""
 
 
-def joined(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Put parts of arrays together, ``name@row``; others are as they are.
+def joined(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Put parts of arrays together, ``name@row``, without reading any; others are as they are.
 
     Raises:
         ValueError: rows are missing, or there twice.
     """
-    parts, found = dict[str, dict[int, np.ndarray]](), dict[str, np.ndarray]()
+    parts, found = dict[str, dict[int, Any]](), dict[str, Any]()
     for key, array in arrays.items():
         name, _, row = key.rpartition(ROW)
         if name and row.isdecimal():
@@ -161,11 +169,18 @@ def joined(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             found[key] = array
     for name, rows in parts.items():
         held = [rows[row] for row in sorted(rows)]
-        begins = [0, *accumulate(len(one) for one in held)]
+        begins = [0, *accumulate(one.shape[0] for one in held)]
         if sorted(rows) != begins[:-1] or name in found:
             raise ValueError(f"{name}: its parts begin at rows {sorted(rows)[:8]}")
-        found[name] = np.concatenate(held)
+        shape = begins[-1], *held[0].shape[1:]
+        found[name] = Deferred(shape, held[0].dtype, partial(_rows, held, begins))
     return found
+
+
+def _rows(held: Sequence[Any], begins: Sequence[int], first: int, count: int) -> np.ndarray:
+    """Read rows of those parts that have some of them."""
+    cuts = [(max(first - at, 0), max(first + count - at, 0)) for at in begins]
+    return np.concatenate([one[a:b] for one, (a, b) in zip(held, cuts, strict=False)])
 
 
 def _bytes(fill: Read, offset: int, count: int) -> bytes:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from minillm_core.deferred import Deferred
 from minillm_core.nn.init import Init
 from minillm_core.nn.module import declared
 from minillm_core.nn.param import Buffer, Param, State
@@ -15,15 +17,22 @@ from minillm_core.nn.param import Buffer, Param, State
 
 def _drawn(
     model: Any, inits: Mapping[str, Init], seed: int, kind: type[Param] | type[State]
-) -> Iterator[tuple[str, Any, str, np.ndarray]]:
+) -> Iterator[tuple[str, Any, str, Deferred]]:
     """Yield (name, module, attribute, first value) of every Param or State."""
     for name, module, attribute, one in declared(model, kind):
         init = inits.get(name, one.init) if kind is Param else one.init
-        yield name, module, attribute, init.first(seed, name, one.shape)
+        rows = partial(_rows, init, seed, name, one.shape)
+        yield name, module, attribute, Deferred(one.shape, np.dtype(np.float32), rows)
+
+
+def _rows(init: Init, *drawn: Any) -> np.ndarray:
+    """Draw a whole array, since its numbers come from one stream, and keep some rows."""
+    *of, first, count = drawn
+    return np.atleast_1d(init.first(*of))[first : first + count]
 
 
 def initial_values(
-    model: Any, inits: Mapping[str, Init], seed: int
+    model: Any, inits: Mapping[str, Init], seed: int, *, parameters: bool = True
 ) -> Iterator[tuple[Any, str, np.ndarray]]:
     """Yield (module, attribute, value) of everything that ``model`` declares.
 
@@ -31,15 +40,17 @@ def initial_values(
         model: a materialised model.
         inits: parameter -> initialiser, where a plugin claimed it.
         seed: the run's.
+        parameters: False: of everything else.
     """
-    for kind in (Param, State):
-        yield from (entry[1:] for entry in _drawn(model, inits, seed, kind))
+    for kind in (Param, State) if parameters else (State,):
+        for _, module, attribute, value in _drawn(model, inits, seed, kind):
+            yield module, attribute, np.asarray(value)
     for _, module, attribute, buffer in declared(model, Buffer):
         yield module, attribute, buffer.fn()
 
 
-def initial_arrays(model: Any, inits: Mapping[str, Init], seed: int) -> dict[str, np.ndarray]:
-    """Draw ``model.<parameter>`` and ``state.<name>`` as :func:`initial_values` does.
+def initial_arrays(model: Any, inits: Mapping[str, Init], seed: int) -> dict[str, Any]:
+    """Return ``model.<parameter>`` and ``state.<name>``, each drawn when it is read, as by :func:`initial_values`.
 
     Args:
         model: materialised, or the outline alone.

@@ -116,6 +116,7 @@ class Framework:
 
     ops: Any
     scope_of: Any = None  # the scope of batches with some columns of their rows, of those reads
+    apart: Any = None  # a device without memory: of parameters each process will have parts
 
     def __init__(self, bases: Mapping[str | None, type], ops: Any = None) -> None:
         self._bases, self.ops = bases, ops

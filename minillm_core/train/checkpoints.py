@@ -85,7 +85,6 @@ class CheckpointManager:
     say: Callable[[str], None] = lambda line: None
     check: Callable[[], None] = lambda: None  # raises where a save would hold what it should not
     ranks: Ranks = ALONE  # those that train together
-    divided: bool = False  # each has a part of what is saved
     trainer: Trainer | None = None  # is saved, and put back
     writer: Writer | None = None  # None: nothing is ever saved
     constants: Mapping[str, Any] = field(default_factory=dict)  # scalars of every checkpoint
@@ -130,7 +129,7 @@ class CheckpointManager:
             self.check()
         learnt = position.step > len(position.guarded)
         due = due and bool(self.writer) and learnt and self.begun != position.step
-        if not (self.ranks.agreed(due) if self.divided else due) or not self.trainer:
+        if not (self.ranks.agreed(due) if self.ranks.shard else due) or not self.trainer:
             return
         self.begun = position.step
         snapshot = self.trainer.snapshot()

@@ -54,7 +54,7 @@ def document(
         "plan_hash": job.plan.hash,
         "binding": asdict(binding),
         "ranks": job.ranks.size,
-        "shard": "updates" if job.shard else "off",
+        "shard": "updates" if job.ranks.shard else "off",
         "plugins": [one.data() | {"evidence": None} for one in job.plugins],
         "versions": versions(binding.backend, distributions),
         "hardware": hardware(binding.device_name),

@@ -108,7 +108,7 @@ class Initial:
     def load(self, trainer: Trainer) -> Iterator[str]:
         """Give the trainer the weights; yields lines to print."""
         arrays, lines = followed(trainer.plan, 0.0, self.fitted.arrays)
-        trainer.load(trainer.arrays() | arrays)
+        trainer.load(trainer.like() | arrays)
         yield f"the weights are those of {self.directory.published or self.directory.path}"
         yield from lines
         yield from self.directory.notes
@@ -189,7 +189,11 @@ def open_directory(
         if directory.begins is not None:
             tokenizer = tokenizer.beginning(directory.begins, str(directory.path))
     fitted = directory.fit(plan)
-    return SavedModel(plan, tokenizer, directory.path, 0, lambda: fitted.arrays)
+
+    def arrays() -> dict[str, np.ndarray]:
+        return {name: np.asarray(one) for name, one in fitted.arrays.items()}
+
+    return SavedModel(plan, tokenizer, directory.path, 0, arrays)
 
 
 BRANCHED_FROM = "branched_from"
@@ -266,7 +270,7 @@ class Branch(RunFolder):
             DataError: the tokenizer is another one.
         """
         self._check_tokenizer(corpus, config)
-        held = self.checkpoint.arrays()  # raw weights, and what is evaluated in their place
+        held = self.checkpoint.deferred()  # raw weights, and what is evaluated in their place
         if self.weights_only:
             read = evaluated(held)
             weights = {n: array for n, array in read.items() if n.startswith(("model.", "state."))}
@@ -292,7 +296,7 @@ class Branch(RunFolder):
         self, trainer: Trainer, old: Mapping[str, np.ndarray], progress: float
     ) -> Iterator[str]:
         """Give the trainer what fits by name and shape, and say what does not."""
-        new, own = trainer.arrays(), old
+        new, own = trainer.like(), old
         old, lines = followed(trainer.plan, progress, own)
         fits = {
             name: array

@@ -44,7 +44,6 @@ class Job:
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     raised: dict[str, Raised] = field(default_factory=dict)  # by observers of plugins
     ranks: Ranks = ALONE  # the processes that train it together
-    shard: str = ""  # what ranks divide: "updates", "weights" too; "": nothing
 
     @property
     def config(self) -> Config:

@@ -166,21 +166,19 @@ def finished(earlier: RunFolder, budget: Budget) -> str | None:
     return f"{position.step:,} steps are done; --steps with more of them extends it"
 
 
-def load_newest(
-    out: Path, earlier: RunFolder | None, trainer: Trainer, say: Callable[[str], None]
-) -> Position:
-    """Load the newest checkpoint that verifies into the trainer; under the lock of ``out``.
+def newest(out: Path, earlier: RunFolder | None, say: Callable[[str], None]) -> Checkpoint | None:
+    """Find the newest checkpoint that verifies; under the lock of ``out``.
 
     Bad checkpoints are set aside, loudly. Where there was no run, or none of its checkpoints was
-    ever written, it starts at step 0 and says so.
+    ever written, there is None: it starts at step 0, which is said.
 
     Raises:
         NoCheckpoint: none verifies.
-        Refusal: it does not fit the model.
+        Refusal: the run cannot start anew.
     """
     if earlier is None:
         say(f"there is no run in {out} to resume: starting at step 0")
-        return Position()
+        return None
     checkpoint = newest_and_set_aside(out, say)
     if checkpoint is None and earlier.record.get("branched_from") is not None:
         branched = earlier.part("branched_from")
@@ -193,10 +191,7 @@ def load_newest(
         )
     if checkpoint is None:
         say("no checkpoint of the run was ever written: starting at step 0")
-        return Position()
-    position = load(checkpoint, trainer)
-    say(f"resumed after step {position.step:,} from {checkpoint.path.name}")
-    return position
+    return checkpoint
 
 
 def load(checkpoint: Checkpoint, trainer: Trainer) -> Position:
@@ -207,7 +202,7 @@ def load(checkpoint: Checkpoint, trainer: Trainer) -> Position:
     """
     try:
         position = Position.of(checkpoint.scalars)
-        trainer.resume(checkpoint.arrays())
+        trainer.resume(checkpoint.deferred())
     except (KeyError, TypeError, ValueError) as error:
         raise Refusal(
             f"the checkpoint does not fit the run: {type(error).__name__}: {error}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -128,7 +128,8 @@ class Session:
         check_support(plugins, detected.backend, detected.device)
         plan = export_checked(build_plan(loaded, plugins) if plan is None else plan)
         notes = [*loaded.notes, *self.ranks.divide(plan)]
-        shard, warnings, details = divides(config.mesh.shard, self.ranks), [], []
+        shard = self.ranks.shard = divides(config.mesh.shard, self.ranks)
+        warnings, details, initial = [], [], None
         chosen_here = earlier is None and branch is None  # else it is the earlier run's preset
         if chosen_here and loaded.origins.get("preset") == "device":  # its first note says why
             details.append(notes.pop(0))
@@ -137,7 +138,6 @@ class Session:
                 warnings, known = resume.check_plan(earlier, plan)
                 _ = earlier.newest
             notes += known
-        initial = None
         if config.init is not None and (earlier is None or earlier.newest is None):
             with shown.phase("reading the weights"):
                 initial = Initial.of(config.init, plan)
@@ -172,8 +172,7 @@ class Session:
         try:
             when = "in the model's initial values"
             with self._building(plugins, "building the model", when):
-                trainer = backend.trainer(plan, config.seed)
-                trainer.join(self.ranks)
+                trainer = backend.trainer(plan, config.seed, ranks=self.ranks)
         except (OutOfMemory, MemoryError) as error:
             raise errors.out_of_memory(error, config.train, None, 0) from error
         if (of_vocabulary := vocabulary_note(plan.estimate())) is not None:
@@ -191,7 +190,7 @@ class Session:
                 f"rows{f', {each} share each' * (each > 1)}"
                 f"{f', and its layers in {stages} pipeline stages' * (stages > 1)} ({does})"
             )
-        job = Job(plan, corpus, trainer, *about, started=started, ranks=self.ranks, shard=shard)
+        job = Job(plan, corpus, trainer, *about, started=started, ranks=self.ranks)
         if branch:
             job.begins, job.branched = branch.load(trainer, corpus, config, budget)
         if earlier and (why := resume.finished(earlier, budget)) is not None:
@@ -268,16 +267,14 @@ class Session:
         if announced is None or not self.ranks.leads:
             self._describe(job)
             position, before = job.begins, ()
-            if announced is not None:  # rank 0 has it, and says where it begins
-                out, step, before = self.ranks.agreed()
-                if step is not None and job.branch is None:
-                    position = resume.load(
-                        Checkpoint(layout.folder(Path(out), step), step), job.trainer
-                    )
+            if announced is not None and (saved := self.ranks.agreed()):  # rank 0 has found it
+                position = resume.load(Checkpoint(Path(saved[0]), saved[1]), job.trainer)
             if position.saved is None:
                 self._load_initial(job)
-            if job.shard:
-                job.trainer.shard(job.shard)
+            if announced is not None:
+                before, at_once = self.ranks.agreed()
+                if at_once and self.ranks.shard:
+                    job.trainer.snapshot()
             evidence = Evidence.of(job, self._warn)
             yield from self._train(job, None, position, before, evidence, {})
             if self.shared is None:
@@ -313,16 +310,23 @@ class Session:
         saving.sweep(out)
         if earlier is None and (kept := saving.archive_orphans(out)) is not None:
             say(f"checkpoints of no run that is known were there; they are kept in {kept.name}")
-        position = job.begins
-        if self.resume:
-            with self.shown.phase("loading the checkpoint"):
-                position = resume.load_newest(out, earlier, job.trainer, say)
+        position, checkpoint = job.begins, None
+        with self.shown.phase("loading the checkpoint") if self.resume else nullcontext():
+            if self.resume:
+                position, checkpoint = Position(), resume.newest(out, earlier, say)
+            # all load at once: where updates are divided, they meet in it
+            self.ranks.agreed(checkpoint and [str(checkpoint.path.absolute()), checkpoint.step])
+            if checkpoint is not None:
+                position = resume.load(checkpoint, job.trainer)
+                say(f"resumed after step {position.step:,} from {checkpoint.path.name}")
         if position.saved is not None:  # a kill may have come between the last commit and this
             saving.retain(out, job.config.checkpoint.keep, spare=best.spared(out))
         else:
             self._load_initial(job)
         before = cut(out / METRICS, position.step if job.branch is None else -1)
-        self.ranks.agreed([str(out.absolute()), position.saved, before])
+        # before run.json, so that a branch that was killed always has a checkpoint to resume
+        at_once = job.branch is not None and job.config.checkpoint.every != 0
+        self.ranks.agreed([before, at_once])
         tokenizer = keep_tokenizer(out, job.corpus.tokenizer, earlier, say)
         constants = {
             "tokenizer": tokenizer,
@@ -330,13 +334,10 @@ class Session:
             "plan_hash": job.plan.hash,
             "fingerprint": job.corpus.fingerprint,
         }
-        if job.branch is not None and job.config.checkpoint.every != 0:
-            # before run.json, so that a branch that was killed always has a checkpoint to resume
-            scalars = {**position.data(), **constants}
-            saving.commit(out, position.step, job.trainer.arrays(), scalars)
+        if at_once:
+            scalars, snapshot = {**position.data(), **constants}, job.trainer.snapshot()
+            saving.commit(out, position.step, snapshot(), scalars, beside=snapshot.beside)
             position.saved = position.step
-        if job.shard:
-            job.trainer.shard(job.shard)
         evidence = Evidence.of(job, say)
         text = document.settings_file(job.config, document.remarks(job, earlier))
         with record.unwritable(out / TOML):
@@ -433,9 +434,8 @@ class Session:
                 for one in (*checks, job.corpus.check_unchanged):
                     one()
 
-            more = {"ranks": self.ranks, "divided": bool(job.shard), "feed": feed}
-            more |= {"back": config.train.rewind, "skip": config.train.skip}
-            checkpoints = CheckpointManager(emit, shown.say, check, trainer=trainer, **more)
+            more = {"back": config.train.rewind, "skip": config.train.skip, "feed": feed}
+            checkpoints = CheckpointManager(emit, shown.say, check, self.ranks, trainer, **more)
             if held is not None:
                 checkpoints.open(held.out, config, constants, self.evaluations)
                 checkpoints.begun = position.saved

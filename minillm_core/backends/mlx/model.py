@@ -229,4 +229,4 @@ def checked(name: str, saved: Mapping[str, np.ndarray], shape: tuple[int, ...]) 
     value = saved[name]
     if tuple(value.shape) != shape:
         raise ValueError(f"{name}: shape {tuple(value.shape)}, not {shape}")
-    return mx.array(value)
+    return mx.array(np.asarray(value))

@@ -240,7 +240,7 @@ class MLXTrainer(MLXModel, Trainer):
         self.masters = self.weights.narrowed(loaded("model", arrays, self.masters))
         rows = self.tables.restored(arrays, self.state["rows"])
         self.state = {**_restored(arrays, self.state, self.groups), "rows": rows}
-        self.steps = int(arrays[STEPS]) if self.cycles else 0
+        self.steps = int(np.asarray(arrays[STEPS])) if self.cycles else 0
         mx.eval(self.masters, self.state)
         random.load(arrays)
 

@@ -30,10 +30,12 @@ from minillm_core.plan import Plan
 class TorchModule(nn.Module):
     """Base of every materialised module: declarations become parameters and buffers."""
 
+    framework: Any  # a TorchFramework
+
     def __setattr__(self, name: str, value: Any) -> None:
         record(self, name, value)
         if isinstance(value, Param):
-            value = nn.Parameter(torch.empty(value.shape))
+            value = nn.Parameter(torch.empty(value.shape, device=self.framework.apart))
         elif isinstance(value, (Buffer, State)):
             kept = isinstance(value, State)
             self.register_buffer(name, torch.empty(value.shape), persistent=kept)
@@ -130,7 +132,7 @@ class Weights:
     """Masters by name, and the parameters that gradients arrive for.
 
     Args:
-        model: materialised, filled, in float32.
+        model: materialised, filled, in float32; or with parameters that have no memory yet.
         dtype: of the compute copies.
         frozen: names of parameters without a gradient. Their masters, which no update reads, lie on
             the host where the compute copies are narrower.
@@ -147,7 +149,7 @@ class Weights:
                 parameter.requires_grad_(False)
             if self.narrow:
                 parameter.data = parameter.data.to(dtype)
-                if name in frozen:
+                if name in frozen and not parameter.is_meta:
                     self.masters[name] = self.masters[name].cpu()
         self.trained = {n: p for n, p in self.parameters.items() if n not in frozen}
         self.by_rows: Set[str] = frozenset()  # tables of which a step has some rows alone
@@ -227,10 +229,12 @@ class TorchModel(NativeModel):
         self.fill(self.held(), arrays)
 
     @torch.no_grad()
-    def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, np.ndarray]) -> None:
-        """Copy arrays into the tensors of the same names, and refresh the compute copies."""
+    def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
+        """Copy arrays, or this process's parts of them, into the tensors of their names; refresh the compute copies."""
+        share = self.weights.share
         for name, tensor in held.items():
-            value = torch.from_numpy(np.array(arrays[name], order="C"))
+            part = arrays[name] if share is None else share.part(name, arrays[name])
+            value = torch.from_numpy(np.array(part, order="C"))
             if value.shape != tensor.shape:
                 raise ValueError(f"{name}: shape {tuple(value.shape)}, not {tuple(tensor.shape)}")
             tensor.copy_(value)

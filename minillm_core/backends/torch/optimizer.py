@@ -92,7 +92,8 @@ class Optimizer:
         self.groups = groups = every if self.share is None else {**self.share.groups}
         self.tables = tables
         self.updates = framework.ops.zeros(())
-        self.state: State = initial_state(groups, framework.ops.zeros)
+        apart = framework.apart and self.share is None  # each share will have a state
+        self.state: State = initial_state({} if apart else groups, framework.ops.zeros)
         split = {k: _split(g) for k, g in groups.items() if fused and is_plain_adamw(g)}
         self.fused = {key: first for key, (first, _) in split.items()}
         self.alike = _alike(self.fused)

@@ -44,7 +44,15 @@ class Share(Protocol):
         """Write every rank's masters into the parameters of all, in their dtype."""
 
     def part(self, name: str, whole: Any) -> Any:
-        """Take this rank's part of an array; None: it has none. What is not divided is returned as it is."""
+        """Take this rank's part of an array; None: it has none. What is not divided is returned as it is.
+
+        Raises:
+            ValueError: it has another shape.
+        """
+        ...
+
+    def like(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return arrays as they are when put together, of which this rank's parts can be read alone."""
         ...
 
     def lent(self) -> AbstractContextManager[None]:

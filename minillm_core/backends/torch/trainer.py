@@ -300,12 +300,10 @@ class TorchTrainer(TorchModel, Trainer):
         """Let ranks have parts of weights from others."""
         return super().lent() if self.share is None else self.share.lent()
 
-    def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, np.ndarray]) -> None:
+    def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
         """Copy arrays into the tensors of the same names."""
         self.optimizer.leave()
         self.tables.leave()
-        if self.share is not None:
-            arrays = {name: self.share.part(name, arrays[name]) for name in held}
         super().fill(held, arrays)
         if self.share is not None:
             self.optimizer.place()
@@ -342,6 +340,10 @@ class TorchTrainer(TorchModel, Trainer):
         self.fill(self._everything(), self.tables.unpacked(arrays))
         self.random.load(arrays)
 
+    def like(self) -> dict[str, Any]:
+        """Return arrays of the shapes of all that is saved; of shares the others' cannot be read."""
+        return self.arrays() if self.share is None else self.share.like(self._saved())
+
     def own(self) -> dict[str, np.ndarray]:
         """Return what this process updates, and its state."""
         return self.arrays() if self.share is None else transfer.brought(self._everything())
@@ -356,7 +358,8 @@ class TorchTrainer(TorchModel, Trainer):
         self.weights.share, self.weights.masters = share, share.masters(self.weights.masters)
         self.optimizer = self._optimizer()
         for name, tensor in self._everything().items():
-            tensor.copy_(share.part(name, old[name]))
+            if name in old and not old[name].is_meta:  # else it is drawn, or 0
+                tensor.copy_(share.part(name, old[name]))
         del old
         self.optimizer.place()  # at once: one rank may sample without the others
         if self.device.type == "cuda":  # the others' parts were needed up to here
@@ -372,7 +375,12 @@ class TorchTrainer(TorchModel, Trainer):
                 tensor.zero_()
             for name, start in (loss_scale(self.framework.ops) if self.scaler else {}).items():
                 self.scaler[name].copy_(start)
-        self.fill(self.held(), fresh)
+        self.fill(held := self.held(), fresh)
+        for name in self.plan.inits:
+            if (share := self.share) is not None and (key := f"model.{name}") in held:
+                drawn = share.part(key, fresh[key])
+                if np.array_equal(self.framework.host(held[key]), drawn):
+                    self.framework.witness(f"init:{name}")
         seed_generators(seed)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -447,7 +455,7 @@ class Generators:
                     raise ValueError(
                         f"random.{name}: {array.dtype} {array.shape}, not uint8 {tuple(now.shape)}"
                     )
-                states[name] = torch.from_numpy(array.copy())
+                states[name] = torch.from_numpy(np.array(array))
         self.restore(states)
 
     @contextmanager

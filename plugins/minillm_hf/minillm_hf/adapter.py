@@ -22,6 +22,7 @@ import numpy as np
 from minillm_core import Refusal
 from minillm_core.commands import plain
 from minillm_core.directories import Stored
+from minillm_core.inspection import Deferred
 from minillm_hf.hub import fetch
 from minillm_hf.read import (
     CONFIG,
@@ -77,6 +78,12 @@ class Changed:
         """Read weight + scale B A, float32, the product in float64."""
         change = self.b.read().astype(np.float64) @ self.a.read().astype(np.float64)
         return (self.base.read() + self.scale * change).astype(np.float32)
+
+    def deferred(self) -> Deferred:
+        """Read it once to check it; return an array that reads all of it again for some rows."""
+        self.read()
+        shape, dtype = self.stored.shape, np.dtype(np.float32)
+        return Deferred(shape, dtype, lambda first, count: self.read()[first : first + count])
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ def fit(plan: Plan, directory: HuggingFaceDirectory) -> Fitted:
     for tensor in directory.tensors.values():
         name, array = found.get(tensor.place), arrays[f"model.{tensor.place}"]
         if name is None:
-            if tensor.ones and (array == 1).all():
+            if tensor.ones and (np.asarray(array) == 1).all():
                 continue  # the plan's own norm has no weights
             raise PlanError(
                 f"the model has no place for {tensor.place}",

@@ -28,6 +28,7 @@ from minillm_core.directories import (
     tensor_places,
 )
 from minillm_core.documents import END_OF_TEXT
+from minillm_core.inspection import Deferred
 from minillm_hf.hub import CONFIG, published
 from minillm_hf.layouts import Layout, Tensor, model_of
 from minillm_hf.match import check_fit, fit
@@ -72,15 +73,26 @@ class FileTensor:
         Raises:
             Refusal: the file ends before it, or it holds a NaN or an infinity.
         """
-        raw, widen = WIDEN[self.stored.dtype]
-        count = math.prod(self.stored.shape)
-        array = np.fromfile(self.path, raw, count, offset=self.stored.start)
-        if array.size != count:
-            raise Refusal(f"{self.path.name} ends before {self.name} does", where=str(self.path))
-        array = widen(array).reshape(self.stored.shape)
+        shape = self.stored.shape
+        array = self._rows(0, shape[0] if shape else 1).reshape(shape)
         if not np.isfinite(array).all():
             raise Refusal(f"{self.name} holds a NaN or an infinity", where=str(self.path))
         return array
+
+    def deferred(self) -> Deferred:
+        """Read it once to check it, as :meth:`read` does; return an array that reads rows of it again."""
+        self.read()
+        return Deferred(self.stored.shape, np.dtype(np.float32), self._rows)
+
+    def _rows(self, first: int, count: int) -> np.ndarray:
+        raw, widen = WIDEN[self.stored.dtype]
+        inner = self.stored.shape[1:]
+        numbers = math.prod(inner)
+        place = self.stored.start + first * numbers * np.dtype(raw).itemsize
+        array = np.fromfile(self.path, raw, count * numbers, offset=place)
+        if array.size != count * numbers:
+            raise Refusal(f"{self.path.name} ends before {self.name} does", where=str(self.path))
+        return widen(array).reshape(count, *inner)
 
 
 @dataclass(frozen=True)
@@ -113,8 +125,8 @@ class HuggingFaceDirectory:
                 found["sft.template"] = self.chat_template
         return found
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """Read ``model.<parameter>`` of the plain model -> float32.
+    def arrays(self) -> dict[str, Deferred]:
+        """Check ``model.<parameter>`` of the plain model -> float32, one after the other; each is read again when it is needed.
 
         Weights of a norm on queries and keys are ``model.layers.<i>.attention.qk.<q or k>``, biases
         ``attention.qk.q_bias``, ``attention.qk.k_bias`` and ``attention.v_terms.v_bias``.
@@ -123,7 +135,7 @@ class HuggingFaceDirectory:
             Refusal: one cannot be read, or is not finite.
         """
         return {
-            f"model.{tensor.place}": self.stored[name].read()
+            f"model.{tensor.place}": self.stored[name].deferred()
             for name, tensor in self.tensors.items()
         }
 

@@ -37,7 +37,7 @@ from minillm_core.inspection import (
 from minillm_kit import fresh
 from minillm_kit.check import Failed, NotApplicable
 from minillm_kit.probe import prepared
-from minillm_kit.subject import Batch, Subject, first_row, supervised
+from minillm_kit.subject import Batch, Subject, first_row, supervised, traced_trainer
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -191,9 +191,14 @@ def train(
             aside = rng.choice([-np.inf, np.inf], held[name].shape).astype(np.float32)
             held[name] = np.nextafter(held[name], aside)
         run.load(held)
-    run.join(ranks)
-    if ranks.size > 1 and plan.config.mesh.shard != "off":
-        run.shard(plan.config.mesh.shard)
+    if (
+        ranks.size > 1 and plan.config.mesh.shard != "off"
+    ):  # as a session begins: divided, then loaded
+        held, ranks.shard = run.arrays(), plan.config.mesh.shard
+        run = traced_trainer(plan, "torch", ranks)
+        run.resume(held)
+    else:
+        run.join(ranks)
     start, losses, total = run.arrays(), [], plan.config.train.steps or 1
     for index, micro in enumerate(steps, 1):
         part = [ranks.columns(one, plan) for one in part_of(micro, *ranks.data)]

@@ -15,10 +15,12 @@ import numpy as np
 from minillm_core import Param, Plan, PlanError, build_plan, load
 from minillm_core.commands import pip_line
 from minillm_core.inspection import (
+    ALONE,
     DEVICES,
     FoundPlugin,
     LoadedPlugin,
     Member,
+    Ranks,
     batch_hook,
     declared,
     find_plugin,
@@ -133,14 +135,14 @@ def moved(name: str, value: np.ndarray) -> np.ndarray:
     return value.astype(np.float32) + STIR * noise
 
 
-def traced_trainer(plan: Plan, backend: str) -> Trainer:
-    """Make a plan's trainer on a CPU, with seed 0; torch traces its steps and generates no code."""
+def traced_trainer(plan: Plan, backend: str, ranks: Ranks = ALONE) -> Trainer:
+    """Make a plan's trainer on a CPU, with seed 0, of these processes; torch traces its steps and generates no code."""
     compiler = None
     if backend == "torch":
         from minillm_kit.on_torch import traced
 
         compiler = traced()
-    return trainer(plan, backend, compiler=compiler)
+    return trainer(plan, backend, compiler=compiler, ranks=ranks)
 
 
 class Subject:

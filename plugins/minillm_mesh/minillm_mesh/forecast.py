@@ -200,11 +200,11 @@ class Forecast:
         except Refusal:
             return "updates"
         alone, both = (sum(self._memory(how).values()) for how in (SHARDED, FULLY))
-        return "weights" if max(both, self.start) <= self.card.memory < alone else "updates"
+        return "weights" if both <= self.card.memory < max(alone, self.start) else "updates"
 
     @cached_property
     def start(self) -> int:
-        """Bytes of a card before the first step, however it is divided then: weights, masters and state are whole."""
+        """Bytes of a card before its updates are divided: weights, masters and state are whole; not of divided weights."""
         held = self.plan.estimate(self.dtype).memory
         state = sum(size for name, size in held.items() if name.startswith("optimizer state"))
         return held["weights"] + held["master weights"] + state
@@ -333,7 +333,7 @@ class Forecast:
                 "does not fit",
                 f"{sized(one.bytes)} of {sized(card.memory)} a card: fewer train.rows",
             )
-        elif self.start > card.memory:
+        elif one.updates != FULLY and self.start > card.memory:
             yield (
                 "does not fit",
                 f"{sized(self.start)} of {sized(card.memory)} a card before the first step, when each "

@@ -30,7 +30,7 @@ from torch import Tensor
 from torch import _foreach_add_ as foreach_add_  # pyright: ignore[reportPrivateImportUsage]
 from torch import _foreach_copy_ as foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 
-from minillm_core.inspection import ROW, Group, Snapshot
+from minillm_core.inspection import ROW, Deferred, Group, Snapshot
 from minillm_mesh.collectives import all_gather, met, reduce_scatter
 from minillm_mesh.layout import BUCKET, Layout, Part, layout
 from minillm_mesh.saves import Saves
@@ -83,12 +83,38 @@ class Divided:
         self.groups = by_rank[rank]
         self.held = [_arrays(*one) for one in zip(by_rank, parts, strict=True)]
         self.mine = {one.name: one.part for one in self.held[rank]}
+        # of all ranks, by what they are when put together
+        self.known = {
+            one.name: (self._whole(one), one.dtype) for those in self.held for one in those
+        }
+
+    def _whole(self, one: Array) -> tuple[int, ...]:
+        return one.shape if one.part.first is None else self.shapes[one.part.name]
 
     def part(self, name: str, whole: Any) -> Any:
-        """Take this rank's part of an array of a checkpoint; None: it has none."""
+        """Take this rank's part of an array of a checkpoint; None: it has none.
+
+        Raises:
+            ValueError: it has another shape.
+        """
+        if name in self.known and (shape := self.known[name][0]) != (got := tuple(whole.shape)):
+            raise ValueError(f"{name}: shape {got}, not {shape}")
         if (part := self.mine.get(name)) is not None:
             return part.of(whole)
         return None if name.removeprefix(MODEL) in self.shapes else whole
+
+    def like(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return arrays as they are when put together, of which this rank's parts can be read alone."""
+
+        def own(name: str) -> Callable[[int, int], np.ndarray]:
+            return lambda first, count: np.atleast_1d(tensors[name].numpy(force=True))
+
+        found: dict[str, Any] = {
+            name: Deferred(shape, np.dtype(str(dtype).removeprefix("torch.")), own(name))
+            for name, (shape, dtype) in self.known.items()
+        }
+        alike = {name: tensor for name, tensor in tensors.items() if name not in found}
+        return found | {name: tensor.numpy(force=True).copy() for name, tensor in alike.items()}
 
     def spread(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yield what each rank has of a kind, by parameter."""

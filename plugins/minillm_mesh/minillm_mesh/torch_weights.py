@@ -41,7 +41,8 @@ class TorchWeights(Divided):
     Args:
         groups: key -> group, of all that is updated.
         weights: masters, and parameters in the compute dtype, which become this rank's rows.
-        model: materialised; its layers and itself become FSDP's modules.
+        model: materialised, or with parameters on torch's meta device, of which rows are made without
+            values; its layers and itself become FSDP's modules.
         ranks: the processes.
         saves: writes checkpoints, beside other ranks.
     """
@@ -56,7 +57,8 @@ class TorchWeights(Divided):
     ) -> None:
         rank, size = ranks.rank, ranks.size
         shapes = {name: tuple(p.shape) for name, p in weights.parameters.items()}
-        device, self.dtype = _compute(weights.parameters.values())
+        device = torch.device(ranks.device or "cpu")
+        self.dtype = next(iter(weights.parameters.values())).dtype
         self.ranks, self.model, self.blocks = ranks, model, [*model.layers]
         self.sharded = _sharded(model, self.blocks, weights, device, self.dtype, size)
         # this rank's rows, float32, in FSDP's memory
@@ -83,10 +85,12 @@ class TorchWeights(Divided):
             block.register_forward_pre_hook(self._announced(number + 1), prepend=True)
 
     def masters(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Take rows where they are updated, and what this rank owns whole."""
+        """Take rows where they are updated; make what this rank owns whole, without its values."""
         owners = self.exchange.owners
         mine = {
-            name: master.clone() for name, master in whole.items() if owners.get(name) == self.rank
+            name: torch.zeros_like(master, device=self.device)
+            for name, master in whole.items()
+            if owners.get(name) == self.rank
         }
         return mine | {
             name: rows for name, rows in self.rows.items() if name not in owners and len(rows)
@@ -335,12 +339,6 @@ class Exchange:
         return self._rows(name, rank)[1], *self.shapes[name][1:]
 
 
-def _compute(parameters: Iterable[Tensor]) -> tuple[torch.device, torch.dtype]:
-    """Return device and dtype of parameters."""
-    first = next(iter(parameters))
-    return first.device, first.dtype
-
-
 def _sharded(
     model: Any,
     blocks: Sequence[Any],
@@ -355,13 +353,16 @@ def _sharded(
     policy = MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False)
     with torch.no_grad():
         for name, parameter in weights.parameters.items():
-            parameter.data = weights.masters[name].to(device)
+            master = weights.masters[name]
+            parameter.data = master if master.is_meta else master.to(device)
     for dictionary in (weights.parameters, weights.trained):
         dictionary.clear()  # FSDP's are others, and whole ones would stay
     for one in (*blocks, model):
         fully_shard(one, mesh=mesh, mp_policy=policy)
         one.set_gradient_divide_factor(1.0)  # a loss is a sum over all, divided by the count of all
         one.set_force_sum_reduction_for_comms(True)
+    # rows of what is on the meta device; _apply is how Module.to and to_empty reach FSDP's parameters
+    model._apply(lambda one: torch.zeros_like(one, device=device) if one.is_meta else one)
     # else the first layer that is evaluated would be taken for the root
     model._get_fsdp_state()._lazy_init()
     return dict(model.named_parameters())

@@ -133,16 +133,20 @@ def train(
         import torch
 
         compiler = partial(torch.compile, backend="eager")
-    made: Any = trainer(plan, backend, seed=1, compiler=compiler)
+    divided = how in ("updates", "weights")
+    ranks.shard = how if divided else ""
+    more: dict[str, Any] = {"ranks": ranks} if divided and not moved else {}
+    made: Any = trainer(plan, backend, seed=1, compiler=compiler, **more)
     if moved:
         arrays, rng = made.arrays(), np.random.default_rng(7)
         for name in sorted(name for name in arrays if name.startswith("model.")):
             off = rng.normal(0.0, 0.05, arrays[name].shape)
             arrays[name] = (arrays[name] + off).astype(np.float32)
         made.resume(arrays)
-    made.join(ranks)
-    if how in ("updates", "weights"):
-        made.shard(how)
+    if not more:
+        made.join(ranks)
+        if divided:
+            made.shard(how)
     steps = plan.config.train.steps or 1
     figures = []
     for step, micro in zip(range(steps), batches(plan), strict=False):

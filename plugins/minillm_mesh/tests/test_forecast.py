@@ -147,6 +147,17 @@ def test_auto_divides_weights_where_updates_alone_do_not_fit(memory: float, shar
     )
 
 
+def test_weights_are_divided_where_updates_do_not_fit_at_the_start() -> None:
+    """Of 1.21 GB in training a card has 1.39 before updates are divided; of divided weights no more than in training."""
+    sizes = {"train_rows": 1, "train_accumulate": 8, "train_seq_len": 64}
+    said = "a card before the first step"
+    chosen = forecast(planned(**sizes), 8, "h200,memory=1.3e9", "bfloat16")
+    assert chosen.shard == "weights"
+    assert said not in " ".join(shown(chosen).split())
+    asked = forecast(planned(**sizes, mesh_shard="updates"), 8, "h200,memory=1.3e9", "bfloat16")
+    assert said in " ".join(shown(asked).split())
+
+
 def test_weights_are_not_divided_beside_shared_layers() -> None:
     with pytest.raises(minillm.ConfigError, match=r"beside mesh\.tensor"):
         forecast(planned(mesh_shard="weights", mesh_tensor=2), 8, None, "bfloat16")

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -281,6 +282,23 @@ def test_any_cut_in_any_order_is_put_together(lengths: list[int], shuffled: obje
     shuffled.shuffle(parts)  # type: ignore[attr-defined]
     found = joined({**dict(parts), "b@": whole, "@7": whole, "c@d": whole})
     assert same(found, {"a": whole, "b@": whole, "@7": whole, "c@d": whole})
+    for first in range(len(whole) + 1):
+        for last in range(first, len(whole) + 1):
+            assert np.array_equal(found["a"][first:last], whole[first:last])
+
+
+def test_a_rank_takes_its_rows_of_arrays_of_the_right_shape_alone() -> None:
+    share: Any = SimpleNamespace(
+        mine={"model.w": Part("w", (2, 2), 4)},
+        shapes={"w": (6, 2)},
+        known={"model.w": ((6, 2), torch.float32)},
+    )
+    whole = WHOLE["model.w"]
+    assert np.array_equal(Divided.part(share, "model.w", whole), whole[4:])
+    assert Divided.part(share, "state.s", whole) is whole
+    for other in (whole[:5], np.concatenate([whole, whole])):  # rows that this rank has are there
+        with pytest.raises(ValueError, match=r"model\.w: shape"):
+            Divided.part(share, "model.w", other)
 
 
 def test_a_rank_writes_its_parts_and_rank_0_what_is_not_divided(tmp_path: Path) -> None:

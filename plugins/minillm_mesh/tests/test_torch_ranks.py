@@ -18,7 +18,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-STEPPED = Path(__file__).with_name("stepped.py")
+STEPPED, STARTED = (Path(__file__).with_name(f"{name}.py") for name in ("stepped", "started"))
 SETTINGS = (
     *("--preset", "tiny", "--device", "cpu", "--backend", "torch"),
     *("model.dim=32", "model.layers=2", "model.vocab=300"),
@@ -115,6 +115,30 @@ def test_weights_are_divided_with_every_kind_of_parameter(tmp_path: Path) -> Non
         assert max(case["bytes"]) < 0.6 * case["all"], f"{name}: {case['bytes']}"
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_process_starts_with_its_part_alone(size: int, tmp_path: Path) -> None:
+    """Of weights that are divided: one process's values to the bit, and never a whole model in a process."""
+    out, folder = tmp_path / "found.json", tmp_path / "saved"
+    folder.mkdir()
+    run(size, str(STARTED), str(out), str(folder))
+    found = json.loads(out.read_text())
+    deep = found.pop("deep")
+    assert {"plain", "muon", "moe", "speedrun", "ema", "bfloat16"} <= found.keys()
+    for name, case in found.items():
+        assert case["begun"], f"{name}: not the initial values of one process"
+        assert case["shown"], f"{name}: no evidence of initial values that a plugin claims"
+        assert case["resumed"], f"{name}: not the arrays of the checkpoint"
+    whole, parameter = 4 * deep["numbers"], deep["parameter"]
+    for rank, own in enumerate(deep["own"]):
+        assert deep["updates"][rank]["tensors"] > 2 * whole  # a whole model would be counted
+        assert own < 1.01 * 3 * whole / size  # masters and AdamW's state
+        for when in ("begun", "read"):
+            met = deep[when][rank]
+            assert met["largest"] <= parameter / size, "of one tensor"
+            assert met["tensors"] < own + 4 * parameter
+            assert met["arrays"] < 0.15 * whole + 3 * parameter, "NumPy's, and Python's own objects"
+
+
 def test_divided_updates_are_those_of_every_kind_of_parameter(tmp_path: Path) -> None:
     """Views, followers, narrow and other state, turns, frozen parameters, dtypes, compiled stages."""
     found = stepped(2, "micro", tmp_path / "found.json", "more", "off,updates")
@@ -177,6 +201,31 @@ def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
     assert "mesh.shard=off" in said
     assert json.loads((mixed / "run.json").read_text())["shard"] == "off"
     alike(one, mixed)
+
+
+def test_a_run_of_divided_weights_begins_with_others(text: Path, tmp_path: Path) -> None:
+    """With a checkpoint, the weights of one, and those of a model directory: as one process does."""
+    before, folder = tmp_path / "before", tmp_path / "folder"
+    more = ("--plugins", "muon", "checkpoint.every=5", "eval.samples=0")
+    train(1, before, text, *more, "--steps", "5")
+    run(1, "-m", "minillm_core", "export", str(before), "--to", str(folder))
+    for name, given in (
+        ("branch", ("--branch", str(before))),
+        ("weights", ("--init", str(before))),
+        ("directory", ("--init", str(folder), *more[:2])),
+    ):
+        one, two = tmp_path / f"{name}-1", tmp_path / f"{name}-2"
+        said = [
+            train(size, out, text, *given, *more[2:], "--steps", "9", *how)
+            for size, out, how in ((1, one, ()), (2, two, ("mesh.shard=weights",)))
+        ]
+        assert "mesh.shard=weights" in said[1]
+        alike(one, two)
+    parts = [
+        step / "rank-00001.safetensors" for step in (tmp_path / "branch-2/checkpoints").iterdir()
+    ]
+    assert len(parts) > 1
+    assert all(part.is_file() for part in parts)
 
 
 def alike(one: Path, other: Path) -> None:

@@ -99,9 +99,11 @@ class SeenRows:
         """Read what :meth:`packed` wrote: ``model.<name>`` is the table as it lies on the device."""
         found = dict(arrays)
         for name in self.rules:
-            bits = found[PENDING + name] ^ found[f"model.{name}"].view(np.uint32)
+            bits = np.array(found[PENDING + name]) ^ np.array(found[f"model.{name}"]).view(
+                np.uint32
+            )
             found[f"model.{name}"] = bits.view(np.float32)
-            found[AGE + name] = found["optimizer.updates"] - found[AGE + name]
+            found[AGE + name] = np.array(found["optimizer.updates"]) - np.array(found[AGE + name])
         return found
 
 

@@ -122,7 +122,7 @@ def _checked(name: str, saved: Mapping[str, np.ndarray], shape: tuple[int, ...])
     value = saved[name]
     if tuple(value.shape) != shape:
         raise ValueError(f"{name}: shape {tuple(value.shape)}, not {shape}")
-    return mx.array(value)
+    return mx.array(np.asarray(value))
 
 
 def _put(whole: Arrays, rows: mx.array, new: Arrays) -> Arrays:

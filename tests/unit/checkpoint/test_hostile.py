@@ -50,7 +50,7 @@ def header(data: bytes) -> dict[str, tensors.Stored]:
 
 def load(data: bytes) -> dict[str, np.ndarray]:
     read = partial(fill, data)
-    return {name: tensors.read(read, stored) for name, stored in header(data).items()}
+    return {name: np.asarray(tensors.read(read, stored)) for name, stored in header(data).items()}
 
 
 def file_of(header: bytes | dict, body: bytes = b"") -> bytes:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from minillm_core import disk
 from minillm_core.checkpoint import layout
 from minillm_core.checkpoint.commit import commit, retain, sweep
-from minillm_core.checkpoint.manifest import verify
+from minillm_core.checkpoint.manifest import Opened, verify
 from minillm_core.checkpoint.read import Checkpoint, newest, newest_and_set_aside, newest_or_refuse
 from minillm_core.errors import MinillmError, NoCheckpoint, Refusal
 
@@ -154,6 +154,34 @@ def test_what_is_cut_after_it_verified_is_an_error(tmp_path: Path) -> None:
         file.truncate(100)
     with pytest.raises(NoCheckpoint, match="cannot be read any more"):
         found.arrays()
+
+
+def test_rows_are_read_when_they_are_needed_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = np.arange(60, dtype=np.float32).reshape(12, 5)
+    arrays = {
+        "model.w@0": whole[:7],
+        "model.w@7": whole[7:],
+        "model.one": np.float32(3).reshape(()),
+    }
+    folder, asked = commit(tmp_path, 1, arrays, {}), list[int]()
+    found, fill = Checkpoint(folder, 1).deferred("model."), Opened.fill
+    monkeypatch.setattr(Opened, "fill", lambda *given: asked.append(len(given[-1])) or fill(*given))
+    assert {name: (one.shape, one.dtype) for name, one in found.items()} == {
+        "model.w": ((12, 5), np.float32),
+        "model.one": ((), np.float32),
+    }
+    assert asked == []
+    for first, last in ((0, 2), (5, 9), (7, 12), (3, 3), (0, 12)):
+        assert np.array_equal(found["model.w"][first:last], whole[first:last])
+    assert sum(asked) == 4 * 5 * (2 + 4 + 5 + 0 + 12)
+    assert np.array_equal(np.asarray(found["model.w"]), whole)
+    assert np.asarray(found["model.one"]) == 3
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(200)
+    with pytest.raises(NoCheckpoint, match="ends before byte"):
+        np.asarray(found["model.w"])
 
 
 def test_what_is_removed_while_it_is_verified_makes_room_for_a_newer_one(

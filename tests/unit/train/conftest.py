@@ -125,11 +125,11 @@ class BigramTrainer(Trainer):
         return Snapshot(lambda: held)
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        self.table = arrays["model.table"].copy()
+        self.table = np.array(arrays["model.table"])
 
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.load(arrays)
-        self.momentum = arrays["optimizer.sgd.m.table"].copy()
+        self.momentum = np.array(arrays["optimizer.sgd.m.table"])
 
     def restart(self, seed: int) -> None:
         self.table[:], self.momentum[:] = 0, 0

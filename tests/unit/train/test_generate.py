@@ -202,7 +202,7 @@ def table(bigram: type, plans: list[Plan] | None = None) -> Callable[..., Backen
     """A backend whose models are tables; the plans that it is asked for are kept."""
 
     class Tables(Backend):
-        def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Any:
+        def trainer(self, plan: Plan, seed: int, **more: Any) -> Any:
             return bigram(vocab=plan.config.model.vocab)
 
         def model(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Any:

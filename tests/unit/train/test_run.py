@@ -107,7 +107,7 @@ class Job:
         class Bigrams(Backend):
             name = "numpy"
 
-            def trainer(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Any:
+            def trainer(self, plan: Plan, seed: int, **more: Any) -> Any:
                 job.trainer = job.bigram(vocab=plan.config.model.vocab, **job.trainer_options)
                 job.prepare(job.trainer)
                 return job.trainer
@@ -541,7 +541,7 @@ def test_a_signal_before_a_run_goes_on_leaves_it_to_be_resumed(
 ) -> None:
     job.train(steps=4)
     monkeypatch.setattr(
-        "minillm_core.train.resume.load_newest", lambda *_: signal.raise_signal(signal.SIGTERM)
+        "minillm_core.train.resume.newest", lambda *_: signal.raise_signal(signal.SIGTERM)
     )
     with pytest.raises(
         Stopped, match="ended by SIGTERM while loading the checkpoint; the checkpoint of step 4"

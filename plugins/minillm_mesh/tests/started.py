@@ -1,0 +1,173 @@
+"""Trainers that are divided from their start on, in the processes of one launcher: their values and their memory.
+
+    torchrun --nproc-per-node 2 started.py OUT.json FOLDER
+
+Rank 0 writes, of each recipe, whether the values with which a divided run starts are one process's to the bit;
+whether they are after it has read a checkpoint of one process in FOLDER; and, of a model of many layers, the
+bytes that each rank held at most while it started, and while it read.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import tracemalloc
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from stepped import CASES, MORE, plan_of
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import minillm_core as minillm
+from minillm_core.backends.ranks import ALONE, join
+from minillm_core.checkpoint.commit import commit
+from minillm_core.checkpoint.read import Checkpoint
+from minillm_core.inspection import Detected, Ranks, trainer
+
+DEEP = {"model.layers": 24, "model.dim": 128, "model.vocab": 256}
+"""A model of which a layer is a small part."""
+
+
+class Held(TorchDispatchMode):
+    """The bytes of tensors that are there, those on the meta device left out.
+
+    Attributes:
+        now: bytes.
+        most: the most of them at once.
+        largest: of one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = self.largest = 0
+        self._known: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Note the memory of what an operation returns."""
+        made = func(*args, **(kwargs or {}))
+        for one in tree_leaves(made):
+            if isinstance(one, torch.Tensor) and not one.is_meta:
+                self._note(getattr(one, "_local_tensor", one).untyped_storage())
+        return made
+
+    def _note(self, storage: Any) -> None:
+        key = storage._cdata
+        if key in self._known or not storage.nbytes():
+            return
+        self._known[key] = storage.nbytes()
+        self.now += storage.nbytes()
+        self.most, self.largest = max(self.most, self.now), max(self.largest, storage.nbytes())
+        weakref.finalize(storage, self._gone, key)
+
+    def _gone(self, key: int) -> None:
+        self.now -= self._known.pop(key)
+
+
+@contextmanager
+def counted() -> Iterator[Any]:
+    """Count the bytes of tensors and of NumPy's arrays inside."""
+    gc.collect()
+    tracemalloc.start()
+    found = SimpleNamespace()
+    with Held() as held:
+        yield found
+    found.tensors, found.largest = held.most, held.largest
+    found.arrays = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+
+def started(plan: minillm.Plan, ranks: Ranks, shard: str = "") -> Any:
+    """Start a trainer, divided as that says."""
+    ranks.shard = shard
+    return trainer(plan, "torch", seed=1, ranks=ranks)
+
+
+def equal(run: Any, expected: Mapping[str, np.ndarray], ranks: Ranks) -> bool:
+    """Return, on rank 0, whether all that a run would save has these bits; and that its parameters are its masters."""
+    arrays = run.arrays()
+    views = any(member.view for group in run.plan.groups for member in group.members)
+    if run.plan.config.train.dtype != "bfloat16" and not views:
+        names = [name for name, *_ in run.model.named_parameters()]
+        whole = {name: one.full_tensor() for name, one in run.model.named_parameters()}
+        if ranks.leads:
+            for name in names:
+                assert np.array_equal(arrays[f"model.{name}"], whole[name].detach().numpy()), name
+    return not ranks.leads or (
+        arrays.keys() == expected.keys()
+        and all(arrays[name].tobytes() == one.tobytes() for name, one in expected.items())
+    )
+
+
+def moved(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Replace weights and state by other numbers."""
+    rng, found = np.random.default_rng(3), dict(arrays)
+    for name, array in arrays.items():
+        if name.startswith(("model.", "optimizer.")) and array.dtype == np.float32:
+            found[name] = np.abs(rng.normal(size=array.shape)).astype(np.float32)
+    return found
+
+
+def saved(folder: Path, arrays: Mapping[str, np.ndarray], ranks: Ranks) -> dict[str, Any]:
+    """Let rank 0 write a checkpoint; return its arrays, which are read when they are needed."""
+    if ranks.leads:
+        folder.mkdir()
+        commit(folder, 7, arrays, {"step": 7})
+    ranks.agreed()
+    return Checkpoint(folder / "checkpoints" / "step-00000007", 7).deferred()
+
+
+def main(out: str, folder: str) -> None:
+    """Start every recipe, and the deep model; write what was found."""
+    ranks, found = join(Detected("torch", "cpu", "")), {}
+    for name in [*CASES, *(name for name in MORE if name != "float16")]:
+        plan = plan_of(name, "micro")
+        alone = started(plan, ALONE)
+        expected, shown = alone.arrays(), set(alone.witnesses())
+        run = started(plan, ranks, "weights")
+        inits = {key for key in shown if key.startswith("init:")}
+        seen = ranks.gathered([key in run.witnesses() for key in sorted(inits)])
+        begun = equal(run, expected, ranks)
+        alone.resume(moved(expected))
+        run.resume(saved(Path(folder) / name, expected := alone.arrays(), ranks))
+        found[name] = {
+            "begun": begun,
+            "shown": all(map(any, zip(*seen, strict=True))),
+            "resumed": equal(run, expected, ranks),
+        }
+    plan = plan_of("plain", "micro", DEEP)
+    with counted() as whole:
+        run = started(plan, ranks, "updates")
+    held = saved(Path(folder) / "deep", run.arrays(), ranks)
+    del run
+    with counted() as begun:
+        run = started(plan, ranks, "weights")
+    with counted() as read:
+        run.resume(held)
+    own = sum(array.nbytes for name, array in run.own().items() if "random" not in name)
+    found["deep"] = {
+        "numbers": plan.num_parameters,
+        "parameter": 4 * max(info.size for info in plan.parameters.values()),
+        "own": [one for (one,) in ranks.gathered([own])],
+    }
+    for when, one in (("updates", whole), ("begun", begun), ("read", read)):
+        each = ranks.gathered([one.tensors, one.largest, one.arrays])
+        found["deep"][when] = [
+            dict(zip(("tensors", "largest", "arrays"), sizes, strict=True)) for sizes in each
+        ]
+    if ranks.leads:
+        Path(out).write_text(json.dumps(found))
+    ranks.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
