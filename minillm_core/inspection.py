@@ -40,7 +40,8 @@ A framework of your own, such as the NumPy oracle of minillm-kit
     labels further on by the names of ``ahead``. ``decoder`` outlines a plan's model outside any
     framework, ``named_modules`` walks it, ``inputs_of`` lists what a resolved part reads, and a ``Loss``
     is what the model returns of a micro-batch, of some positions alone where that has the entry ``GATHERED``.
-    ``warmed`` lists what a trainer compiles before its first step.
+    ``warmed`` lists what a trainer compiles before its first step. A ``Deferred`` is an array that is read
+    or drawn when it is needed.
 
 The update
     ``Group`` and ``Member`` say which parameters a rule updates together, ``groups_of`` makes them;

@@ -47,7 +47,7 @@ class TorchTrainer(TorchModel, Trainer):
     Args:
         plan: the plan.
         binding: how; recorded in run.json.
-        model: materialised and filled, float32.
+        model: materialised, float32; filled, or with parameters of which a share is still to come.
         framework: the framework object that the model stands on.
         fused: use torch's fused AdamW.
         compiler: see the backend.

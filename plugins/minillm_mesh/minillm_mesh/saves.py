@@ -181,7 +181,9 @@ class Saves:
         self._store.set(self._keys(number)[self._rank], json.dumps(answer))
 
     def _written(self, arrays: Mapping[str, Any], under_way: tuple[int, str]) -> Answer:
-        """Write this rank's file, unless rank 0 gives the save up meanwhile."""
+        """Write this rank's file, unless rank 0 has given the save up, or does so meanwhile."""
+        if not under_way[1]:
+            raise Interrupted("rank 0 has given it up")
         if found := non_finite(arrays):
             return Answer(error=f"{found} is no longer finite; it was not saved", finite=False)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from minillm_core.checkpoint.read import newest
 from minillm_core.checkpoint.tensors import ROW, joined
 from minillm_core.checkpoint.writer import Result, Writer
 from minillm_mesh.layout import Part
-from minillm_mesh.saves import Saves
+from minillm_mesh.saves import NOW, Saves
 from minillm_mesh.torch_share import Divided
 
 Arrays = dict[str, np.ndarray]
@@ -231,6 +232,20 @@ def test_a_rank_that_ends_leaves_a_save_that_was_never_begun(tmp_path: Path) -> 
     second.close()
     assert not store.check(["1/1"])
     first.close()
+
+
+def test_nothing_is_written_of_a_save_that_was_given_up_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where a file without a folder would lie
+    store = HashStore()
+    first, second = (Saves(store, rank, 2) for rank in range(2))
+    store.set(NOW, json.dumps([1, ""]))
+    second.taken(Snapshot(lambda: dict(PARTS[1])))
+    assert json.loads(store.get("1/1"))[1] == "rank 0 has given it up"
+    second.close()
+    first.close()
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(
