@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 24_000
+CEILING = 23_800
 """Lines of code that the core may have.
 
 It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
@@ -132,10 +132,11 @@ step by a stage, and who computes what (30), FLOPs of attention by layer (5); th
 24,800 to 24,900: settings that follow another one, in a preset or a file: read and checked (45), applied
 between sources and settings, where no hook is (20), and the dial --depth (25).
 
-24,900 to 23,900: studies left for minillm-lab (285); a run that takes its text from one, and its trainer and
-batches for steps by hand, came (40). Cards and speeds left (270); the group that they are asked by came (30).
-Tables that are updated by rows, on both frameworks, went to minillm-modded (240), questions of
-chats and how long a model is tuned to minillm-chat (85).
+24,900 to 23,800: studies left for minillm-lab (285 lines), and a run that takes its text from one, with its
+trainer and batches for steps by hand, came (40). Technique cards and measured speeds left for minillm-lab (270);
+the entry points by which the core finds them came (30). Tables that are updated by rows went to minillm-modded
+(240), questions of chats and the length of a tuning to minillm-chat (85). Options of commands, facts of cached
+entries, saved models and hooks are declared once (430). Divided weights that are never whole at the start came (60).
 """
 
 SOURCE = '''\
