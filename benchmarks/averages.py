@@ -13,7 +13,8 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from minillm_core import Plan, build_plan, load, studies
+from minillm_core import Plan, build_plan, load
+from minillm_lab import study as studies
 from minillm_optim.schedule_free import ScheduleFree
 
 SMALL = {

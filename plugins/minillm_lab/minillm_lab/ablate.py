@@ -96,7 +96,7 @@ def readied(
 
     Args:
         request: which plugins, how, and where.
-        turn: as for :class:`~minillm_core.studies.Study`.
+        turn: as for :class:`~minillm_lab.study.Study`.
         at: the commit of minillm's repository, where it does not run from one.
         design: the sets to compare; default: that of the request.
 

@@ -5,6 +5,7 @@
 
 Every process makes the same global batches; a plan is trained by rank 0 alone, and by all processes
 together, where updates are not divided and where they are. The first of these is what others should be.
+``nudged`` is rank 0 alone from weights that are off by their last bit.
 ``windows@2x1`` is the case windows with mesh.context=2 and mesh.tensor=1.
 """
 
@@ -113,7 +114,13 @@ def batches(plan: minillm.Plan) -> Iterator[tuple[dict[str, np.ndarray], ...]]:
 
 
 def train(
-    plan: minillm.Plan, backend: str, ranks: Ranks, how: str = "off", *, moved: bool = False
+    plan: minillm.Plan,
+    backend: str,
+    ranks: Ranks,
+    how: str = "off",
+    *,
+    moved: bool = False,
+    nudged: bool = False,
 ) -> dict[str, Any]:
     """Train a plan for its steps.
 
@@ -123,6 +130,7 @@ def train(
         ranks: the processes.
         how: "updates", divided, or "off".
         moved: no weight is what it begins with, so that gates that start closed are open.
+        nudged: every weight is off by 6e-8 of itself, up or down: how far rounding takes a run from itself.
 
     Returns:
         Losses, norms and terms by step, what a checkpoint would hold (of divided updates on rank 0
@@ -142,6 +150,12 @@ def train(
         for name in sorted(name for name in arrays if name.startswith("model.")):
             off = rng.normal(0.0, 0.05, arrays[name].shape)
             arrays[name] = (arrays[name] + off).astype(np.float32)
+        made.resume(arrays)
+    if nudged:
+        arrays, rng = made.arrays(), np.random.default_rng(11)
+        for name in sorted(name for name in arrays if name.startswith("model.")):
+            off = 1 + 6e-8 * rng.choice([-1.0, 1.0], arrays[name].shape)
+            arrays[name] = (arrays[name] * off).astype(np.float32)
         made.resume(arrays)
     if not more:
         made.join(ranks)
@@ -198,6 +212,15 @@ def main(
         found[name] = {}
         for kind in others:
             ranks.agreed()
+            if kind == "nudged":
+                if ranks.leads and expected is not None:
+                    met = train(plan, backend, ALONE, nudged=True)
+                    off = float(np.abs(met["figures"] - expected["figures"]).max())
+                    found[name][kind] = {
+                        "figures": off,
+                        "nats": abs(met["nats"] / expected["nats"] - 1),
+                    }
+                continue
             met = train(plan, backend, ranks, kind)
             each = ranks.gathered([int(met["digest"][:12], 16), met["nats"]])
             sizes = ranks.gathered([met["bytes"]])

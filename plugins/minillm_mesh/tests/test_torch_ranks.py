@@ -101,7 +101,7 @@ def test_any_number_of_ranks_trains_alike(size: int, split: str, how: str, tmp_p
 def test_weights_are_divided_with_every_kind_of_parameter(tmp_path: Path) -> None:
     """Views, followers, narrow state, frozen parameters, dtypes, compiled layers, shared rows."""
     names = "ema,schedule_free,adam8bit,layer_clip,untie_head,freeze,bfloat16,compiled"
-    found = stepped(2, "micro", tmp_path / "found.json", names, "alone,weights")
+    found = stepped(2, "micro", tmp_path / "found.json", names, "alone,nudged,weights")
     rows = stepped(
         2, "rows", tmp_path / "rows.json", "windows,compiled", "alone,weights", "mesh.context=2"
     )
@@ -109,6 +109,9 @@ def test_weights_are_divided_with_every_kind_of_parameter(tmp_path: Path) -> Non
         case = met["weights"]
         # in bfloat16 sums in another order round otherwise: whole weights are 1.5e-4 apart there
         bound = 1e-3 if name == "bfloat16" else 1e-5
+        if name == "adam8bit":  # a moment's last bit may make another of 255 numbers of it
+            print(f"adam8bit: {case['figures']:.1e}, from itself {met['nudged']['figures']:.1e}")
+            bound = max(bound, 3 * met["nudged"]["figures"])
         assert case["same"], f"{name}: the ranks have not the same weights"
         assert case["figures"] < bound, f"{name}: {case['figures']} from one process"
         assert case["nats"] < bound / 10, f"{name}: evaluated apart"
