@@ -111,7 +111,7 @@ def python(code: str, *arguments: str) -> list[str]:
 
 
 def reason(code: int, errors: IO[bytes]) -> str:
-    """Say why a process ended with a code: by the last line that it wrote to ``errors``."""
+    """Return the reason why a process ended with a code: by the last line that it wrote to ``errors``."""
     if code == -signal.SIGKILL:
         return "it was killed, as it is where memory runs out"
     errors.seek(0)

@@ -470,7 +470,7 @@ class PackedRows:
 
 
 def _as_json(value: Any) -> Any:
-    """Give a value as it is read back from JSON.
+    """Return a value as it is read back from JSON.
 
     Raises:
         TypeError, ValueError: JSON cannot hold it.
