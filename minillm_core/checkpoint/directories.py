@@ -82,7 +82,7 @@ class ModelDirectory(Protocol):
 
     @property
     def begins(self) -> str | None:
-        """The token that begins a text, where it differs from the end-of-text token; a run from it restarts the data."""
+        """The token that begins a text, where it is not the end-of-text token; a run from it restarts the data."""
         ...
 
     @property
@@ -179,7 +179,7 @@ class DirectoryFormat(ABC):
             options: those of :meth:`minillm_core.Run.export`.
 
         Returns:
-            The number of parameters that it wrote.
+            The number of values that it wrote.
 
         Raises:
             PlanError: the layout has no place for state of the model.

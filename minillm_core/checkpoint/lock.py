@@ -101,7 +101,7 @@ def _start(pid: int) -> tuple[float, float]:
 
 
 LOCK = "lock.json"
-TRIES = 1000  # each failed one means that another process released the folder meanwhile
+TRIES = 1000  # each but the last means that another process released the folder meanwhile
 PATIENCE = 0.5  # seconds that an owner has to write its name after creating the file
 LARGEST = 1 << 12  # most bytes of a lock.json to read
 FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC

@@ -205,7 +205,7 @@ def _stored(name: str, entry: Any, begin: int, widths: Mapping[str, int]) -> Sto
     start, stop = offsets
     if stop - start != math.prod(shape) * widths[code]:
         raise ValueError(f"{name}: its shape and its bytes differ in size")
-    # the strides of an empty array must fit in int64 too
+    # an array without elements still needs strides that fit
     if math.prod(n for n in shape if n) >= 1 << 48:
         raise ValueError(f"{name}: has no shape that we could have written")
     return Stored(code, tuple(shape), begin + start, begin + stop)
