@@ -258,9 +258,7 @@ class Guard:
     checkpoints: CheckpointManager  # their events are emitted before a run ends or is rewound
     emit: Callable[[Event], None]  # takes every event, in order
     say: Callable[[str], None]
-    spike: (
-        float  # nats above the median of the last losses at which the run is rewound; 0: never
-    )
+    spike: float  # nats above the median of the last losses at which the run is rewound; 0: never
 
     def take(
         self, position: Position, step: int, result: StepResult

@@ -207,9 +207,7 @@ class Branch(RunFolder):
     """The checkpoint that a new run begins with, and the absolute path of its run."""
 
     checkpoint: Checkpoint
-    weights_only: (
-        bool  # --init: no optimizer state, step or place in the data
-    )
+    weights_only: bool  # --init: no optimizer state, step or place in the data
 
     @classmethod
     def of(cls, given: str, say: Callable[[str], None], *, weights_only: bool) -> Branch:

@@ -466,7 +466,7 @@ class Session:
                                 found = judged(job.plugins, found, self.evaluations, model)
                         verdicts, why = self.ranks.agreed([found.verdicts, found.stop])
                         found = replace(found, verdicts=verdicts, stop=why)
-                        if found.stop and not last and on_the_way < 1:  # the last one has all windows
+                        if found.stop and not last and on_the_way < 1:  # with all windows
                             last, given = True, {"verdicts": found.verdicts, "stop": found.stop}
                             found = replace(whole(step) or found, **given)
                     if found is not None and last and trend.best is not None and on_the_way < 1:
