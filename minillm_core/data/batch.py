@@ -36,7 +36,7 @@ def checked(batch: Batch, vocab: int) -> Batch:
 
     Raises:
         DataError: a field is missing or has another dtype or shape, or an id or label is not below
-                vocab.
+            vocab.
     """
     if not isinstance(batch, dict):
         raise _wrong(f"{type(batch).__name__}, not a dict of arrays")
@@ -136,7 +136,7 @@ class Loader(Iterator[StepBatch]):
         accumulate: micro-batches in a step.
         seq_len: tokens in a row.
         shape_at: step, from 1 -> rows, accumulate and seq_len; replaces those three arguments, which
-                hold for every step.
+            hold for every step.
         step: training steps made before; batches without a supervised label do not count.
         seed: of the documents' order (data.seed).
         ranks: processes that train together, each with its part of a step: see :func:`part_of`.
@@ -147,7 +147,7 @@ class Loader(Iterator[StepBatch]):
             loader's thread.
         prefetch: steps made ahead.
         cursor: where an earlier Loader stopped; rows and accumulate may differ from its, and
-                without a packer seq_len, too.
+            without a packer seq_len, too.
         parts: weight and documents of each source of a mixture; ``documents`` joins them.
         memory: state that ``on_batch`` keeps from batch to batch, as JSON; saved in cursors.
         cancelled: polled during a wait; True ends the wait.

@@ -50,7 +50,7 @@ class Corpus:
         val: the held-out part, in seeded order.
         tokenizer: None where the data are ids and no tokenizer was named.
         fingerprint: digest of all ids, the split, the order's rule and its seed; the dataloader's
-                cursors contain it.
+            cursors contain it.
         description: the origin and amount of the data, one sentence.
         parts: the sources of a mixture, whose paths have weights; else empty.
         asked: what plugins require of the documents.
@@ -97,7 +97,7 @@ def open_corpus(
         say: prints notes for the user, line by line.
         detail: prints notes that need no action; None: ``say``.
         progress: takes the progress of each phase: "checking the files", "reading", "training
-                the tokenizer" and "tokenising"; the first call is immediate.
+            the tokenizer" and "tokenising"; the first call is immediate.
         asked: what plugins require of the documents.
 
     Raises:

@@ -241,7 +241,7 @@ class Documents:
 
         Raises:
             DataError: a file changed since it was opened: it is too short, or holds an id outside the
-                    embedding, which a framework would read out of bounds.
+                embedding, which a framework would read out of bounds.
         """
         begin = np.searchsorted(self.offsets, first, side="right") - 1
         counts = np.searchsorted(self.offsets, last) - begin  # documents of each stretch

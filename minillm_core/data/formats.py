@@ -106,7 +106,7 @@ class Reading:
         tick: called with the number of bytes just read from a file.
         notes: "left out: blank lines", "cut: ..." -> count.
         malformed: called with the error of each unreadable document; it raises it, or returns to
-                leave the document out.
+            leave the document out.
     """
 
     vocab: int

@@ -256,7 +256,7 @@ def fitting_entries(sources: Sequence[Source], entries: int) -> int:
 
     Returns:
         The vocabulary size, at least 512; ``entries`` also where the data are token ids, which have
-                their own tokenizer.
+        their own tokenizer.
     """
     if any(_holds_ids(source) for source in sources):
         return entries

@@ -66,7 +66,7 @@ class Entry:
         end_of_text: the id that begins each.
         notes: "left out: ..." or "cut: ..." -> count.
         tokenizer: the tokenizer.json trained for them; None where one was given, or none was
-                needed.
+            needed.
         sample: bytes of text that it was trained on, and of the whole text.
         paths: int64 (documents,): index of each document's path.
         place: place of the next documents, which another entry holds; None: there are none.
@@ -156,8 +156,8 @@ class Writer:
         Args:
             tokenizer: the tokenizer trained for the documents, if any.
             facts: JSON about them: end_of_text, the id that begins each; notes of the reading; sample,
-                    the bytes of text that the tokenizer was trained on, and in all; paths, (index of a path,
-                    documents from it) in order; place, that of the next documents, None where there are none.
+                the bytes of text that the tokenizer was trained on, and in all; paths, (index of a path,
+                documents from it) in order; place, that of the next documents, None where there are none.
 
         Raises:
             OSError, DataError: it cannot be written.

@@ -220,10 +220,10 @@ def pack(columns: Columns, starts: np.ndarray, follows: np.ndarray | None = None
 
     Returns:
         ids, labels, documents, positions, each int32 (rows, T) and contiguous. documents numbers
-                the documents within a row: 0 for the first, then 1, 2, ... positions is 0..T-1 in every row.
-                Each further column, such as ``role``, gives ``role``, of the token, and ``target_role``, of the token
-                after it, 0 where ``follows`` is False. ``weights`` gives only the latter; the label of a
-                token of weight 0 is -1.
+        the documents within a row: 0 for the first, then 1, 2, ... positions is 0..T-1 in every row.
+        Each further column, such as ``role``, gives ``role``, of the token, and ``target_role``, of the token
+        after it, 0 where ``follows`` is False. ``weights`` gives only the latter; the label of a
+        token of weight 0 is -1.
     """
     rows, length = len(starts), starts.shape[1] - 1
     begins = starts[:, :-1].copy()

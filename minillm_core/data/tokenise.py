@@ -382,7 +382,7 @@ class TokenCache:
 
         Yields:
             The start of a document, None for a further part of one; the part, text or ids; and the values
-                    of its fields.
+            of its fields.
         """
         for where, begins, found in self._documents(reading, specials, place):
             for part, values in found:

@@ -91,7 +91,7 @@ class Tokenizer:
 
         Raises:
             DataError: vocab has no room for the 256 bytes and the end-of-text id, or the training
-                    process cannot be started or was killed.
+                process cannot be started or was killed.
         """
         reserved = sorted({one.text for one in specials} - {END_OF_TEXT})
         least = len(pre_tokenizers.ByteLevel.alphabet()) + 1 + len(reserved)
@@ -122,7 +122,7 @@ class Tokenizer:
             end_of_text: the special token that begins documents; None: <|endoftext|>.
 
         DataError: it cannot be read, is too large, has no such special token, drops merges at
-                random (BPE dropout), or can lengthen a text too much.
+            random (BPE dropout), or can lengthen a text too much.
                 part of its merges at random, or can make a text many times as long.
         """
         token = end_of_text or END_OF_TEXT

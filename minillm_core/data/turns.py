@@ -34,7 +34,7 @@ def next_source(shares: Sequence[int], used: Sequence[int], sizes: Sequence[int]
 
     Returns:
         The index of the source, the lowest in a tie. At least one source is not ahead, since the shares
-                of what was taken add up to all of it.
+        of what was taken add up to all of it.
     """
     whole, total = sum(shares), sum(used)
     behind = [i for i, n in enumerate(used) if n * whole <= shares[i] * total]

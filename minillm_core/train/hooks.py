@@ -40,21 +40,21 @@ def plan_hook(
 
     Args:
         plan: sets the order of the calls, the fields that they add to a batch, and the vocabulary
-                size, the upper bound of ids and labels.
+            size, the upper bound of ids and labels.
         plugins: those of the plan, in any order; default: the ones that the plan holds.
         seen: takes counts of ``batch:<plugin>``, and of ``unlabelled:<plugin>`` for each batch of an
-                evaluation whose last label the plugin removed.
+            evaluation whose last label the plugin removed.
         streams: the plugins' random streams; default: new ones, for phases other than train, where
-                they restart at every batch.
+            they restart at every batch.
         progress: called once for each batch of phase train: the progress of the run, 0..1.
         specials: the ids of the special tokens that plugins asked for, by name; default: those of a
-                tokenizer that is trained here.
+            tokenizer that is trained here.
         pieces: the bytes of each id, as many as the vocabulary has; empty where no tokenizer is known.
 
     Returns:
         The function, which raises PluginCodeError where a plugin raises or returns no batch of the
-                input's shape; None where no plugin has the hook. Fields that a source declares are 0 where
-                the batch has none, as in phase decode.
+        input's shape; None where no plugin has the hook. Fields that a source declares are 0 where
+        the batch has none, as in phase decode.
     """
     counted, vocab, asked = (
         Counter() if seen is None else seen,

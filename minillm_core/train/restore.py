@@ -126,7 +126,7 @@ def open_run(
 
     Raises:
         Refusal: OUT holds no run or no such checkpoint, or it is unknown which plugins shaped its
-                model, its data or its loss.
+            model, its data or its loss.
         NoCheckpoint: none verifies.
         PluginCodeError: a plugin's own code raised.
     """

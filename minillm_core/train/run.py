@@ -71,9 +71,9 @@ def load(
     Args:
         preset: a recipe by name (``tiny``, ``small``, ...); default: the one for this machine.
         plugins: names, or single files (``./my_trick.py:MyTrick``), separated by commas or as a
-                list; ``-name`` removes one that the preset names. Nothing is imported yet.
+            list; ``-name`` removes one that the preset names. Nothing is imported yet.
         settings: key -> value: ``{"train.steps": 200, "muon.momentum": 0.9}``, or a whole table:
-                ``{"train": {"steps": 200}}``.
+            ``{"train": {"steps": 200}}``.
         data: files or folders of text or ids; default: the standard library's sources.
         file: a TOML file of settings, such as a run's run.toml.
 
@@ -173,7 +173,7 @@ class Run:
             out: the folder.
             settings: for resuming: ``{"train.steps": 400}`` extends the run.
             plugins: plugins that must be named again: single files, and all of a folder that another
-                    account owns.
+                account owns.
             step: the checkpoint to read; default: the newest that verifies.
             best: read the checkpoint with the lowest held-out loss.
             backend: for reading the model; it may differ from the run's.
@@ -615,7 +615,7 @@ class Run:
         Args:
             to: the model directory, which must not exist, or be empty.
             layout: replaces the plan's: ``peft``, the adapters of ``lora`` alone; ``own``, the model with
-                    modeling files that compute it, used for every model that other programs do not know.
+                modeling files that compute it, used for every model that other programs do not know.
             shard_bytes: most bytes of a file of tensors.
             dtype: of the tensors: float32, or bfloat16, rounded to nearest.
 

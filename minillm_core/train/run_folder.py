@@ -113,7 +113,7 @@ class RunFolder:
 
         Raises:
             Refusal: a single-file plugin, or any plugin of an OUT that another account owns, is not named;
-                    or a named plugin is not one of the run's.
+                or a named plugin is not one of the run's.
         """
         for name in named:
             if name not in config.plugins:
