@@ -146,7 +146,7 @@ class Tokenizer:
             )
         native.no_truncation()
         native.no_padding()
-        native.post_processor = None  # added special tokens are not used
+        native.post_processor = None  # the tokens that it adds are not used
         special = {t.content for t in native.get_added_tokens_decoder().values() if t.special}
         if token not in special:
             instead = (

@@ -322,7 +322,7 @@ class Branch(RunFolder):
             yield f"left behind, since this model has no place for it: {few(left)}"
 
     def _place(self, position: Position, corpus: Corpus, same_seed: bool) -> Iterator[str]:
-        """Keep the place in the data if they are the same, else restart them."""
+        """Keep the place in the data if data and order are the same, else read them from their start."""
         if self.checkpoint.scalars.get("fingerprint") != corpus.fingerprint:
             position.cursor = {}
             yield "the data or their order are others: they are read from their start"

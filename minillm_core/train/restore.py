@@ -125,8 +125,8 @@ def open_run(
         say: prints notes for the user.
 
     Raises:
-        Refusal: OUT holds no run or no such checkpoint, or it is unknown which plugins shaped its
-            model, its data or its loss.
+        Refusal: OUT holds no run or no such checkpoint, or a plugin that shaped its model, its data
+            or its loss is unknown.
         NoCheckpoint: none verifies.
         PluginCodeError: a plugin's own code raised.
     """
