@@ -324,7 +324,7 @@ class LineDisplay(Display):
         super().__init__(clock)
         self._print, self._stepped = say, -QUIET
         self._said = self.began  # when the last line was printed
-        """Keep the place in the data if data and order are the same, else read them from their start."""
+        self._shown: Task | None = None  # the task that ``_due`` belongs to
         self._due = 0.0
         self._lock = threading.Lock()
         self._end = threading.Event()
