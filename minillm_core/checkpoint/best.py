@@ -1,4 +1,4 @@
-"""Which checkpoint is the best by held-out loss: OUT/checkpoints/best.json, replaced as one."""
+"""The marker of the checkpoint with the lowest held-out loss: OUT/checkpoints/best.json, written atomically."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from minillm_core.checkpoint import layout
 
 
 class Marked(NamedTuple):
-    """A best checkpoint, as the marker names it."""
+    """The best checkpoint, as named by the marker."""
 
     step: int
     loss: float
 
 
 def mark(out: Path, step: int, loss: float) -> None:
-    """Name the checkpoint of a step as the best."""
+    """Mark the checkpoint of a step as the best."""
     document = json.dumps({"step": step, "val_loss": loss}).encode() + b"\n"
     disk.replace(out / "checkpoints" / layout.BEST, document)
 
@@ -36,11 +36,11 @@ def marked(out: Path) -> Marked | None:
 
 
 def spared(out: Path) -> set[int]:
-    """Return the step that is marked, if any, as :func:`retain` takes it."""
+    """Return the marked step, if any, in the form that :func:`retain` takes."""
     found = marked(out)
     return {found.step} if found else set()
 
 
 def clear(out: Path) -> None:
-    """Take the marker away: the run went back to before the checkpoint that it names."""
+    """Remove the marker: the run was rewound to before the checkpoint that it names."""
     (out / "checkpoints" / layout.BEST).unlink(missing_ok=True)

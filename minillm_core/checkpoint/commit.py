@@ -1,4 +1,4 @@
-"""The commit protocol: everything into a temporary folder, the manifest last, one rename."""
+"""The commit protocol: write all files into a temporary folder, the manifest last, then rename it once."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from minillm_core.errors import Interrupted, MinillmError, NonFinite
 Beside = Callable[
     [Path, Callable[[], bool]], AbstractContextManager[Callable[[], Mapping[str, disk.Written]]]
 ]
-"""Entered with the temporary folder and ``given_up``: what other processes write there, by name, which is
-waited for; left by an error, they give up."""
+"""Context manager of the files of other processes. Entered with the temporary folder and ``given_up``, it
+waits for the files and returns them by name; when an error leaves it, the other processes give up."""
 
 
 def commit(
@@ -32,23 +32,23 @@ def commit(
     given_up: Callable[[], bool] = lambda: False,
     beside: Beside | None = None,
 ) -> Path:
-    """Write a checkpoint; a kill at any moment leaves the ones before it as they were.
+    """Write a checkpoint; a kill at any moment leaves earlier ones intact.
 
     Args:
         out: the run's folder.
-        step: how many optimizer steps the state has seen.
+        step: number of optimizer steps taken.
         arrays: by name; ``model.*`` go to a file of their own.
-        scalars: whatever JSON can hold.
+        scalars: any JSON values.
         given_up: called between tensors; True ends the save.
-        beside: other processes, which write their parts at the same time; None: there are none.
+        beside: other processes that write their parts at the same time; None: there are none.
 
     Returns:
         OUT/checkpoints/step-<step>.
 
     Raises:
         NonFinite: an array holds a NaN or an infinity.
-        Interrupted: it was given up; nothing of it is left on the disk.
-        MinillmError: the disk refused; nothing of it is left there either.
+        Interrupted: ``given_up`` returned True; no file of it is left on the disk.
+        MinillmError: the disk refused; no file of it is left either.
     """
     if found := non_finite(arrays):
         raise NonFinite(f"{found} is no longer finite after step {step}; it was not saved")
@@ -71,7 +71,7 @@ def commit(
 
     try:
         if not target.parent.is_dir():
-            target.parent.mkdir()  # not its parents: a run's folder that is gone is not made anew
+            target.parent.mkdir()  # not its parents: a deleted run folder is not created again
             disk.sync(out)
         temporary.mkdir()
         with nullcontext(dict) if beside is None else beside(temporary, given_up) as theirs:
@@ -93,10 +93,10 @@ def commit(
 
 
 def _give_name(temporary: Path, target: Path) -> None:
-    """Rename a whole checkpoint to its final name; one that has that name already is replaced.
+    """Rename a complete checkpoint to its final name, replacing one that has the name already.
 
-    A folder cannot replace another in one step. A kill between the two renames leaves both whole,
-    and :func:`sweep` gives the old one its name back.
+    A folder cannot replace another in one step. A kill between the two renames leaves both complete, and
+    :func:`sweep` gives the old one its name back.
     """
     if not os.path.lexists(target):
         disk.rename(temporary, target)
@@ -128,13 +128,13 @@ def _unwritten(target: Path, step: int, size: int, error: Exception) -> MinillmE
 
 
 def retain(out: Path, keep: int, spare: Collection[int] = ()) -> list[Path]:
-    """Remove what is older than the newest ``keep`` checkpoints that verify; returns what went.
+    """Remove checkpoints older than the newest ``keep`` that verify; return the removed paths.
 
-    Those of the steps ``spare`` stay in any case.
+    Those of the steps ``spare`` always stay.
 
-    One that does not verify neither counts nor is removed before that many good ones are there.
-    Every byte of those that count is read anew each time: that it was right an hour ago says
-    nothing about the disk now, and an older one that is still good may be the last.
+    A checkpoint that does not verify is not counted, and is removed only once that many good ones exist.
+    Every byte of the counted ones is read again each time: an earlier check proves nothing about the disk
+    now, and an older checkpoint that is still good may be the last.
     """
     committed = layout.folders(out)
     good = 0
@@ -148,19 +148,19 @@ def retain(out: Path, keep: int, spare: Collection[int] = ()) -> list[Path]:
 
 
 def discard(out: Path, after: int) -> list[Path]:
-    """Remove the checkpoints of steps greater than ``after``, which a rewound run takes anew.
+    """Remove the checkpoints of steps greater than ``after``, which a rewound run writes again.
 
-    The newest goes first: a kill in between leaves the run nearer to where it was to be.
+    The newest goes first: a kill in between leaves the run closer to its target step.
     """
     return [_remove(path) for step, path in layout.folders(out) if step > after]
 
 
 def sweep(out: Path) -> list[Path]:
-    """Remove what processes that died while saving left in ``out``; only its one trainer may."""
+    """Remove the leftovers in ``out`` of processes that died while saving; only its one trainer may."""
     for step, old in layout.replaced(out):
         target = layout.folder(out, step)
         if not os.path.lexists(target):
-            disk.rename(old, target)  # the one that was to replace it never got its name
+            disk.rename(old, target)  # the newer one never got its name
     found = layout.leftovers(out)
     for path in found:
         disk.remove(path)
@@ -168,7 +168,7 @@ def sweep(out: Path) -> list[Path]:
 
 
 def _remove(path: Path) -> Path:
-    # renamed first: a kill in between leaves something that is swept, not half a checkpoint
+    # renamed first: a kill in between leaves a folder to sweep, not half a checkpoint
     doomed = disk.aside(path)
     disk.rename(path, doomed)
     disk.remove(doomed)
@@ -176,9 +176,9 @@ def _remove(path: Path) -> Path:
 
 
 def non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
-    """Name the first array that holds a NaN or an infinity."""
+    """Return the name of the first array that holds a NaN or an infinity."""
     for name, array in arrays.items():
-        # min and max carry a NaN along and need no mask as large as the array
+        # min and max propagate NaN and need no mask as large as the array
         if array.dtype.kind == "f" and array.size:
             low, high = array.min(), array.max()
             if not (np.isfinite(low) and np.isfinite(high)):
@@ -187,9 +187,9 @@ def non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
 
 
 def archive_orphans(out: Path) -> Path | None:
-    """Rename OUT/checkpoints if it holds checkpoints of no known run; return its new path.
+    """Rename OUT/checkpoints if it holds checkpoints without a run; return its new path.
 
-    They are kept, out of the way of the run that starts.
+    They are kept, out of the way of the new run.
     """
     held = out / "checkpoints"
     if not layout.folders(out) and not any(held.glob("*.corrupt*")):

@@ -1,9 +1,9 @@
-"""Model directories of other programs: which distribution reads or writes one.
+"""Model directories of other programs, and the distributions that read or write them.
 
-Entry points of the group ``minillm.directories``: the name is a layout of tensors, as ``export=`` of a
-plugin says it (``llama``); the value names the :class:`DirectoryFormat` that has this layout. It is
-imported when a directory is read or written, or a plan's claims are checked. The layout ``own`` is of
-directories that bring the code of their model: what no other layout fits is written so.
+Entry points of the group ``minillm.directories``: the name is a layout of tensors, such as ``llama``, as
+in a plugin's ``export=``; the value names the :class:`DirectoryFormat` with this layout. It is imported
+when a directory is read or written, or a plan's claims are checked. Directories of the layout ``own``
+contain the code of their model: it is for models that fit no other layout.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ FIRST_PARTY = "minillm-hf"
 
 @dataclass(frozen=True)
 class Fitted:
-    """The arrays that a plan's model takes from a directory.
+    """The arrays of a directory that a plan's model takes.
 
     Attributes:
         arrays: ``model.<parameter>`` -> float32, in memory or a :class:`~minillm_core.inspection.Deferred`.
-        initial: parameters that keep their initial values: those that plugins add.
+        initial: parameters that keep their initial values, such as those that plugins add.
     """
 
     arrays: dict[str, Any]
@@ -54,70 +54,70 @@ class ModelDirectory(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person should know."""
+        """Notes for the user."""
         ...
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of a run of this model, by key: ``model.*``, ``data.tokenizer``, ``train.lr``.
 
-        An option, ``sft.template``, is taken where the run has its plugin.
+        An option such as ``sft.template`` applies where the run has its plugin.
         """
         ...
 
     @property
     def digest(self) -> str:
-        """A digest of all that decides what its model computes."""
+        """A digest of everything that affects the model's outputs."""
         ...
 
     @property
     def plugins(self) -> Mapping[str, Mapping[str, Any]]:
-        """The plugins that its model needs, each with its options."""
+        """The plugins that the model needs, each with its options."""
         ...
 
     @property
     def published(self) -> str | None:
-        """The name and revision under which it was fetched; None: it is a folder alone."""
+        """The published name and revision that it was fetched by; None: a local folder."""
         ...
 
     @property
     def begins(self) -> str | None:
-        """The token before a text, where it is another than that which ends one; a run from it begins anew."""
+        """The token that begins a text, where it is not the end-of-text token; a run from it restarts the data."""
         ...
 
     @property
     def positions(self) -> int | None:
-        """The longest row that its model has seen; None: it does not say."""
+        """The longest row that the model was trained on; None: not declared."""
         ...
 
     def check(self, plan: Plan) -> None:
-        """Check as ``fit`` does, as far as that needs no tensor.
+        """Check as ``fit`` does, without reading tensors.
 
         Raises:
-            Refusal: the plan's model is another than the directory's.
+            Refusal: the plan's model differs from the directory's.
         """
         ...
 
     def fit(self, plan: Plan) -> Fitted:
-        """Match its tensors to the parameters of a plan's model.
+        """Match the tensors to the parameters of a plan's model.
 
         Raises:
-            Refusal: the plan's model is another than the directory's.
+            Refusal: the plan's model differs from the directory's.
         """
         ...
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model to be written as a directory.
+    """A trained model to write as a directory.
 
     Attributes:
-        plan: of its run.
+        plan: the run's.
         arrays: ``model.<parameter>`` and, where a plugin keeps state, ``state.<name>``.
-        tokenizer: of its run; None: it was trained on ids.
-        step: optimizer steps that it has seen; 0 where that is not known.
-        record: the run.json of its run; empty where there is none.
-        specials: the ids of the special tokens that its plugins ask for, by name.
+        tokenizer: the run's; None: it was trained on ids.
+        step: optimizer steps taken; 0 where unknown.
+        record: the run.json of the run; empty where there is none.
+        specials: the ids of the special tokens that the plugins ask for, by name.
     """
 
     plan: Plan
@@ -129,29 +129,29 @@ class TrainedModel:
 
 
 class DirectoryFormat(ABC):
-    """A kind of model directory that other programs read, in one or several layouts of tensors."""
+    """A format of model directories that other programs read, with one or several layouts of tensors."""
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:
-        """Return whether a path looks like a directory of this kind, whatever is wrong with it."""
+        """Return whether a path looks like a directory of this format, even a damaged one."""
 
     @abstractmethod
     def read(self, path: Path) -> ModelDirectory:
-        """Check a directory, all of it but the numbers.
+        """Read a directory, and check all of it but the tensors' values.
 
         Raises:
-            Refusal: it is damaged, or not of a model that minillm's decoder can be.
+            Refusal: it is damaged, or minillm's decoder cannot represent its model.
         """
 
     def fetch(self, name: str, say: Callable[[str], None]) -> Path | None:
-        """Fetch a model that is published under a name, which no path here has.
+        """Fetch a published model by a name that is no existing path.
 
         Args:
-            name: as ``--init`` has it.
-            say: prints what a person should know.
+            name: as given to ``--init``.
+            say: prints notes for the user.
 
         Returns:
-            Its directory, which never changes; None: it is no name of a model.
+            Its directory, whose content never changes; None: it is no name of a model.
 
         Raises:
             Refusal: it cannot be fetched.
@@ -160,47 +160,47 @@ class DirectoryFormat(ABC):
 
     @abstractmethod
     def check(self, plan: Plan) -> None:
-        """Check that a plan's model is of the layout that it names.
+        """Check that a plan's model fits the layout that it names.
 
         Raises:
-            PlanError: it is not; the message names the plugins that claim it.
+            PlanError: it does not; the message names the plugins that claim the layout.
         """
 
     @abstractmethod
     def write(
         self, folder: Path, model: TrainedModel, say: Callable[[str], None], **options: Any
     ) -> int:
-        """Write a model to a folder that is there whole or not at all.
+        """Write a model to a folder atomically.
 
         Args:
             folder: new, or empty.
-            model: whose plan passes ``check``.
-            say: prints what a person should know.
+            model: a model whose plan passes ``check``.
+            say: prints notes for the user.
             options: those of :meth:`minillm_core.Run.export`.
 
         Returns:
-            The numbers that it wrote.
+            The number of values that it wrote.
 
         Raises:
-            PlanError: the model has state that the layout has no place for.
+            PlanError: the layout has no place for state of the model.
             MinillmError: the disk refused.
         """
 
     def loading(self, folder: str) -> Mapping[str, str]:
-        """Say how programs load a directory that was written: program -> what to type."""
+        """Return how programs load a written directory: program -> command or code."""
         return {}
 
 
 def offers() -> EntryPoints:
-    """List the layouts that installed distributions offer; none is imported."""
+    """List the layouts of installed distributions, without importing any."""
     return entry_points(group=GROUP)
 
 
 def format_of(layout: str) -> DirectoryFormat | None:
-    """Find the format that has a layout; None where no installed distribution has it.
+    """Find the format of a layout; None where no installed distribution has it.
 
     Raises:
-        PluginError: several distributions offer it, or what is offered is no format.
+        PluginError: several distributions offer it, or the offered object is no format.
     """
     found = offered(GROUP, layout, f"have the layout {layout}")
     return None if found is None else _load(found)
@@ -210,35 +210,35 @@ def read_directory(path: Path) -> ModelDirectory | None:
     """Read a model directory with the format that recognises it; None where none does.
 
     Raises:
-        PluginError: what a distribution offers is no format.
-        Refusal: it is damaged, or not of a model that minillm's decoder can be.
+        PluginError: the object that a distribution offers is no format.
+        Refusal: it is damaged, or minillm's decoder cannot represent its model.
     """
     return next((one.read(path) for one in _formats() if one.recognises(path)), None)
 
 
 def fetch_directory(name: str, say: Callable[[str], None]) -> Path | None:
-    """Fetch a published model by the format that knows its name; None: none does.
+    """Fetch a published model by the format that recognises its name; None: none does.
 
     Raises:
-        PluginError: what a distribution offers is no format.
+        PluginError: the object that a distribution offers is no format.
         Refusal: it cannot be fetched.
     """
     return next((path for one in _formats() if (path := one.fetch(name, say)) is not None), None)
 
 
 def exporting(plan: Plan, layout: str | None = None) -> DirectoryFormat:
-    """Find the format that a plan's model is exported in, and check that it can be.
+    """Find the export format of a plan's model, and check that the model fits it.
 
     Args:
-        plan: whose ``export`` names the layout of the model.
-        layout: another one, such as ``peft``, of what can be written of a model of that layout.
+        plan: its ``export`` names the layout of the model.
+        layout: replaces it with a variant, such as ``peft``, for a model of that layout.
 
     Raises:
-        PlanError: a plugin stands in the way, or the model is not of the layout.
+        PlanError: a plugin prevents the export, or the model does not fit the layout.
         PluginError: no installed distribution has the layout.
     """
     if layout == OWN and (own := format_of(OWN)) is not None:
-        own.check(plan)  # which any model may have
+        own.check(plan)  # any model may have the layout ``own``
         return own
     if plan.export.layout is None:
         blockers = plan.export.blocked_by
@@ -265,10 +265,10 @@ def exporting(plan: Plan, layout: str | None = None) -> DirectoryFormat:
 
 
 def export_checked(plan: Plan) -> Plan:
-    """Check a plan's claims of ``export=``; drop those that do not hold, with the reason.
+    """Check a plan's claims of ``export=``; drop the false ones, with the reason.
 
-    A model of no layout has the layout ``own`` where that can be written. Claims stay as they are where
-    nothing is installed that could check them, or export.
+    A model that fits no layout gets the layout ``own`` if that can be written. Claims stay unchanged if no
+    installed distribution can check them, or export.
     """
     export = plan.export
     if export.layout == OWN or not offers():
@@ -287,7 +287,7 @@ def export_checked(plan: Plan) -> Plan:
 
 
 def _unfit(plan: Plan, layout: str) -> str | None:
-    """Say why a plan's model cannot be written in a layout; None: it can."""
+    """Return the reason why a plan's model does not fit a layout; None: it does."""
     if (found := format_of(layout)) is None:
         return f"no installed distribution writes the layout {layout}"
     try:
@@ -298,10 +298,10 @@ def _unfit(plan: Plan, layout: str) -> str | None:
 
 
 def refuse_taken(folder: Path) -> None:
-    """Refuse a path that is taken, unless by an empty folder.
+    """Refuse an existing path, except an empty folder.
 
     Raises:
-        Refusal: it is no folder, or not empty, or cannot be looked at.
+        Refusal: it is no folder, is not empty, or cannot be read.
     """
     try:
         with os.scandir(folder) as entries:
@@ -336,7 +336,7 @@ def _load(offer: EntryPoint) -> DirectoryFormat:
 
 
 def absent(what: str) -> PluginError:
-    """Say which distribution to install for model directories, where none is there."""
+    """Build the error that names the distribution to install for model directories."""
     return PluginError(
         f"{what}: no installed distribution does that",
         where=f"looked among those installed for {sys.executable}",

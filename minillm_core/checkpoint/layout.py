@@ -1,4 +1,4 @@
-"""What lies where in OUT/checkpoints."""
+"""The paths in OUT/checkpoints."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 MANIFEST = "manifest.json"
 BEST = "best.json"
-"""Beside the checkpoints: which of them is the best."""
+"""Marker of the best checkpoint, beside the checkpoints."""
 FILES = (MODEL, OPTIMIZER, STATE)
-"""What a manifest must list; it cannot list itself."""
+"""Files that a manifest must list; it cannot list itself."""
 OF_RANK = re.compile(r"rank-\d{5,}\.safetensors")
-"""Beside these: the arrays, and parts of arrays, that another process than the first has written."""
+"""Further files: arrays, and parts of arrays, written by processes other than the first."""
 
 _CORRUPT = re.compile(r"step-\d{8,}\.corrupt(-\d+)?")
 _STEP = re.compile(r"step-(\d{8,})")
 _LEFTOVER = re.compile(r"(step-\d{8,}\.(tmp|old)|best\.json\.tmp)-[0-9a-f]+")
-_HALF = re.compile(  # of disk.replace and Tokenizer.save, and of a lock that was being taken over
+_HALF = re.compile(  # of disk.replace and Tokenizer.save, and of a lock during a takeover
     r"(run\.(json|toml)|metrics\.jsonl|tokenizer\.json|report\.html)"
     r"\.tmp-[0-9a-f]+|lock\.json\.takeover"
 )
@@ -29,7 +29,7 @@ _REPLACED = re.compile(r"step-(\d{8,})\.old-[0-9a-f]+")
 
 
 def of_rank(rank: int) -> str:
-    """Name the file of a process's part of a checkpoint, other than the first."""
+    """Return the file name of a process's part of a checkpoint, for all processes but the first."""
     return f"rank-{rank:05d}.safetensors"
 
 
@@ -39,7 +39,7 @@ def folder(out: Path, step: int) -> Path:
 
 
 def folders(out: Path) -> list[tuple[int, Path]]:
-    """List every committed checkpoint as (step, path), newest first; not yet verified."""
+    """List every committed checkpoint as (step, path), newest first, without verification."""
     found = []
     for path in _saved(out):
         match = _STEP.fullmatch(path.name)

@@ -1,7 +1,7 @@
-"""One trainer per folder: OUT/lock.json is locked by the kernel, and names who holds it.
+"""One trainer per folder: OUT/lock.json is locked by the kernel, and names its owner.
 
-The kernel's lock (``flock``) decides: it is gone the moment its process is, however that died, and
-a number that another process got since means nothing to it. The file's content is for people.
+The kernel's lock (``flock``) decides: it ends with its process, however that died, and a process that
+reuses the process number does not have it. The file's content is for people.
 
 Some file systems have no ``flock``. There the content decides: the file belongs to the process that made it
 (``O_EXCL``), until that process is dead. Only its own host can tell; another host's is refused.
@@ -55,7 +55,7 @@ class Owner(BaseModel):
 
     @classmethod
     def parse(cls, data: bytes) -> Owner | None:
-        """Parse the owner that lock.json names; None if it names none."""
+        """Parse the owner named in lock.json; None if it names none."""
         try:
             return cls.model_validate_json(data)
         except ValidationError:
@@ -67,14 +67,14 @@ class Owner(BaseModel):
 
     @property
     def here(self) -> bool:
-        """True for a process of this host, running or ended."""
+        """Whether the process, running or ended, is of this host."""
         return self.host == socket.gethostname()
 
     def alive(self) -> bool:
-        """Return whether the process still runs; only its own host can tell.
+        """Return whether the process still runs; this can be determined only on its own host.
 
-        Setting the system's clock moves one of the two starts, which one depends on the system; a
-        process that took over the number agrees with neither.
+        A change of the system clock moves one of the two start times; which one depends on the system. A
+        process that reuses the number matches neither.
         """
         import psutil
 
@@ -85,7 +85,7 @@ class Owner(BaseModel):
         except psutil.NoSuchProcess:
             return False
         except psutil.Error:
-            return True  # it is there, and may not be looked at
+            return True  # it exists, but this account may not inspect it
         return abs(started - self.started) < TICK or abs(uptime - self.uptime) < TICK
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class Owner(BaseModel):
 
 
 def _start(pid: int) -> tuple[float, float]:
-    """Return when a process began: in seconds since 1970, and since the host was started."""
+    """Return the start time of a process: in seconds since 1970, and since the host was started."""
     import psutil
 
     started = psutil.Process(pid).create_time()
@@ -101,9 +101,9 @@ def _start(pid: int) -> tuple[float, float]:
 
 
 LOCK = "lock.json"
-TRIES = 1000  # each one but the last means that another process let go of the folder meanwhile
-PATIENCE = 0.5  # seconds that an owner has to write its name after making the file
-LARGEST = 1 << 12  # bytes of a lock.json that are looked at
+TRIES = 1000  # each but the last means that another process released the folder meanwhile
+PATIENCE = 0.5  # seconds that an owner has to write its name after creating the file
+LARGEST = 1 << 12  # most bytes of a lock.json to read
 FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 UNSUPPORTED = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL}
 
@@ -114,14 +114,14 @@ class Held:
 
     out: Path
     owner: Owner
-    handle: int  # open on its lock.json
+    handle: int  # open descriptor of its lock.json
 
     def is_ours(self) -> bool:
-        """Return whether the path still leads to the locked folder, by the file in it."""
+        """Return whether the path still leads to the locked folder, by its lock.json."""
         return _is_at(self.out / LOCK, self.handle)
 
     def check(self) -> None:
-        """Refuse to write into another folder of that name, or into one that another may train in.
+        """Refuse to write into another folder of that name, or where another process may train.
 
         Raises:
             MinillmError: the folder was deleted, moved or replaced, or its lock.json was.
@@ -139,16 +139,16 @@ class Held:
 
 @contextmanager
 def lock(out: Path, say: Callable[[str], None] | None = None) -> Iterator[Held]:
-    """Take a run's folder for this process; inside the block no other process trains there.
+    """Lock a run's folder for this process; inside the block no other process trains there.
 
-    A forked child neither holds the lock nor gives it back.
+    A forked child neither holds nor releases the lock.
 
     Args:
         out: the run's folder, which exists.
         say: prints a note where the file system cannot lock files.
 
     Raises:
-        Refusal: another process trains there, or nothing can be written; nothing was changed.
+        Refusal: another process trains there, or the folder is not writable; nothing was changed.
     """
     path = out / LOCK
     handle, by_kernel, owner = _take(path)
@@ -167,7 +167,7 @@ def lock(out: Path, say: Callable[[str], None] | None = None) -> Iterator[Held]:
     try:
         yield Held(out, owner, handle)
     finally:
-        # The name goes first: a process that has it open finds out that it is another file now.
+        # Unlink first: a process that has the file open then detects that the name leads to another.
         if held and _is_at(path, handle):
             path.unlink(missing_ok=True)
         forget()
@@ -208,7 +208,7 @@ def _take(path: Path) -> tuple[int, bool, Owner]:
 
 
 def _open(path: Path) -> tuple[int | None, bool]:
-    """Open or make the file; return (descriptor, whether it was made). None: it went away in between."""
+    """Open or create the file; return (descriptor, whether it was created). None: it was deleted in between."""
     with suppress(FileExistsError):
         return os.open(path, FLAGS | os.O_CREAT | os.O_EXCL, 0o644), True
     with suppress(FileNotFoundError):
@@ -217,7 +217,7 @@ def _open(path: Path) -> tuple[int | None, bool]:
 
 
 def _check_file(handle: int) -> None:
-    """Refuse a file that no run made: our name must not be written over it."""
+    """Refuse a file that no run made, which must not be overwritten."""
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file")
@@ -226,7 +226,7 @@ def _check_file(handle: int) -> None:
 
 
 def _flock(handle: int) -> bool | None:
-    """Lock the file by the kernel; return whether it could be locked, None: no lock is supported."""
+    """Lock the file by the kernel; return whether it was locked, None: locks are not supported."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -239,7 +239,7 @@ def _flock(handle: int) -> bool | None:
 
 
 def _sign(path: Path, handle: int, owner: Owner) -> int:
-    """Write this process's name into a file that it holds; return its descriptor."""
+    """Write this process's name into a file whose lock it holds; return its descriptor."""
     try:
         os.ftruncate(handle, 0)
         os.pwrite(handle, owner.encode(), 0)
@@ -250,9 +250,9 @@ def _sign(path: Path, handle: int, owner: Owner) -> int:
 
 
 def _take_over(path: Path, handle: int, owner: Owner) -> int | None:
-    """Replace a dead owner's file by this process's in one step; None: look again, something moved.
+    """Replace a dead owner's file by this process's in one step; None: try again, the file changed.
 
-    Two may find the same owner dead. Only one at a time has the claim, and looks again under it.
+    Two processes may find the same owner dead. Only one at a time has the claim, and checks again under it.
     """
     before = _holder(handle)
     if before is None or not before.here or before.alive():
@@ -277,7 +277,7 @@ def _take_over(path: Path, handle: int, owner: Owner) -> int | None:
 
 
 def _holder(handle: int) -> Owner | None:
-    """Read the owner that the file names; None if none is written within :data:`PATIENCE`."""
+    """Read the owner named in the file; None if none is written within :data:`PATIENCE`."""
     deadline = time.monotonic() + PATIENCE
     while True:
         owner = Owner.parse(os.pread(handle, LARGEST, 0))

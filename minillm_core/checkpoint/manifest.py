@@ -1,13 +1,13 @@
-"""The manifest: the files of a checkpoint with their digests, so that one changed bit is noticed.
+"""The manifest: a checkpoint's files with their digests, so that verification detects a flipped bit.
 
     {"format": 1, "step": 100, "files": [{"name", "size", "xxh3_128"}, ...], "xxh3_128": "..."}
 
-Its own digest is that of the same document without it. There is one way to write a manifest, and
-verifying compares bytes, so a flipped bit in the manifest itself is noticed too.
+Its own digest is that of the same document without it. A manifest has only one valid encoding, and
+verification compares bytes, so a flipped bit in the manifest itself is detected too.
 
-A checkpoint's files are opened once. What is read is what was verified, whatever happens to the
-names meanwhile: a trainer that removes the checkpoint takes its name away, and the bytes stay until
-the last reader lets go of them.
+A checkpoint's files are opened once, so the bytes that are read are those that were verified, whatever
+happens to the names meanwhile: a trainer that removes the checkpoint unlinks its name, and the bytes
+stay until the last reader closes them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from minillm_core.checkpoint import layout, tensors
 from minillm_core.disk import Written
 
 FORMAT = 1
-LARGEST = 1 << 20  # bytes of a manifest; one process writes under a thousand, others 120 each
+LARGEST = 1 << 20  # most bytes of a manifest; one process writes under a thousand, others 120 each
 CHUNK = 1 << 22  # bytes hashed at a time
 
 
 def encode(step: int, written: Mapping[str, Written]) -> bytes:
-    """Encode the manifest of files, by name."""
+    """Encode the manifest of written files, given by name."""
     names = (*layout.FILES, *sorted(written.keys() - layout.FILES))
     files = [{"name": name, **written[name]._asdict()} for name in names]
     return _sealed({"format": FORMAT, "step": step, "files": files})
 
 
 def verify(folder: Path) -> list[str]:
-    """List the reasons why a checkpoint cannot be trusted; none when every byte is as it was written."""
+    """List the reasons why a checkpoint fails verification; empty when every byte is as written."""
     try:
         with closing(Opened(folder)) as files:
             return reasons(files)
@@ -49,7 +49,7 @@ def verify(folder: Path) -> list[str]:
 
 
 def reasons(files: Opened) -> list[str]:
-    """Verify as :func:`verify` does, for files that stay open."""
+    """List the same reasons as :func:`verify`, for files that stay open."""
     found = []
     try:
         step, written = _read(files)
@@ -113,7 +113,7 @@ def _check(files: Opened, name: str, expected: Written) -> None:
         raise ValueError(f"{size:,} bytes, {expected.size:,} were written")
     if files.digest(name) != expected.xxh3_128:
         raise ValueError("its content changed since it was written")
-    # A digest proves that the file is the one that was written, not that it is harmless.
+    # A matching digest proves that the file is the written one, not that it is harmless.
     if name == layout.STATE:
         strict.parse(files.content(name, strict.LARGEST))
     else:
@@ -121,13 +121,13 @@ def _check(files: Opened, name: str, expected: Written) -> None:
 
 
 class Opened:
-    """The open files of a checkpoint's folder, closed at the latest when it is collected.
+    """The open files of a checkpoint's folder, closed at the latest on garbage collection.
 
     Args:
         folder: the checkpoint.
 
     Raises:
-        ValueError: one of its files is missing or is no file; the reason.
+        ValueError: one of its files is missing or is no regular file, with the reason.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -153,14 +153,14 @@ class Opened:
             os.close(place)
 
     def size(self, name: str) -> int:
-        """Return the bytes of a file."""
+        """Return the size of a file in bytes."""
         return os.fstat(self._handles[name]).st_size
 
     def fill(self, name: str, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` with a file's bytes from ``offset`` on.
+        """Fill ``buffer`` with a file's bytes starting at ``offset``.
 
         Raises:
-            ValueError: there are not so many, or they cannot be read.
+            ValueError: the file is too short, or cannot be read.
         """
         done = 0
         while done < len(buffer):

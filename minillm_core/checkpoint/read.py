@@ -1,4 +1,4 @@
-"""Reading checkpoints: only those whose every byte is as it was written."""
+"""Reading checkpoints: only verified ones."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from minillm_core.errors import MinillmError, NoCheckpoint, Refusal
 from minillm_core.text import few
 
 SHOWN = 8
-"""Checkpoints that do not verify that are named each on a line of its own."""
+"""Most unverifiable checkpoints that are named each on a line of its own."""
 
 
 class Checkpoint:
-    """A checkpoint that verified; it can be read even when its trainer has removed it since.
+    """A verified checkpoint; it stays readable when its trainer removes it.
 
     Args:
-        path: where it lies.
-        step: how many optimizer steps it has seen.
-        files: those that were verified; default: opened when they are first needed.
+        path: its folder.
+        step: number of optimizer steps taken.
+        files: the verified files; default: opened at first use.
     """
 
     def __init__(self, path: Path, step: int, files: Opened | None = None) -> None:
@@ -43,12 +43,12 @@ class Checkpoint:
         """Read the arrays whose full names start with ``prefix``, such as ``"model."``.
 
         Raises:
-            NoCheckpoint: it is gone, or was changed since it verified.
+            NoCheckpoint: it was removed, or changed since it was verified.
         """
         return {name: np.asarray(one) for name, one in self.deferred(prefix).items()}
 
     def deferred(self, prefix: str = "") -> dict[str, Any]:
-        """List the same arrays, of which each reads its rows when they are needed; raises, then too, as :meth:`arrays`."""
+        """List the same arrays as deferred ones, which read rows at use; raises, also then, as :meth:`arrays`."""
         found = {}
         with self._reading() as files:
             for name in (name for name in files.names if name != layout.STATE):
@@ -82,11 +82,11 @@ class Checkpoint:
 
 
 def newest(out: Path, say: Callable[[str], None] | None = None) -> Checkpoint | None:
-    """Find the checkpoint of the greatest step that verifies, or None; changes nothing.
+    """Find the checkpoint of the greatest step that verifies, or None; changes no file.
 
     Args:
         out: the run's folder, in which a trainer may be saving and removing.
-        say: prints a line for each newer one that does not verify, with the first reason.
+        say: prints a line for each newer one that fails verification, with the first reason.
     """
     return _search(out, say)[0]
 
@@ -114,7 +114,7 @@ def _search(
 
 
 def _open(path: Path, step: int) -> tuple[Checkpoint | None, str]:
-    """Open and verify a checkpoint; return it, or None and the first reason why it does not verify."""
+    """Open and verify a checkpoint; return it, or None and the first reason of the failure."""
     try:
         files = Opened(path)
     except ValueError as error:
@@ -127,11 +127,11 @@ def _open(path: Path, step: int) -> tuple[Checkpoint | None, str]:
 
 
 def newest_or_refuse(out: Path, say: Callable[[str], None] | None = None) -> Checkpoint:
-    """Find the newest checkpoint as :func:`newest` does, for a command that needs one.
+    """Find the newest checkpoint as :func:`newest` does, or raise.
 
     Raises:
         Refusal: no checkpoint was ever written.
-        NoCheckpoint: none of those that are there verifies.
+        NoCheckpoint: checkpoints exist, but none verifies.
     """
     found, bad = _search(out, say)
     if found:
@@ -158,17 +158,17 @@ def chosen_or_refuse(
     step: int | None = None,
     best: bool = False,
 ) -> Checkpoint:
-    """Open the checkpoint that a person chose: of a step, the best, or the newest.
+    """Open the checkpoint of a given step, the best, or the newest.
 
     Args:
         out: the run's folder.
-        say: prints a line for each newer checkpoint that does not verify, where none was chosen.
-        step: how many optimizer steps it has seen.
-        best: the one that the run marked, which it does with ``checkpoint.best``.
+        say: prints a line for each newer checkpoint that fails verification, where none was chosen.
+        step: number of optimizer steps taken.
+        best: open the checkpoint that the run marked, with ``checkpoint.best``.
 
     Raises:
-        Refusal: both are given, or there is no such checkpoint; it lists those that are there.
-        NoCheckpoint: it does not verify.
+        Refusal: both are given, or there is no such checkpoint; the message lists the existing ones.
+        NoCheckpoint: it fails verification.
     """
     if best and step is not None:
         raise Refusal(
@@ -205,25 +205,25 @@ def chosen_or_refuse(
 
 
 def _steps(out: Path, without: int | None = None) -> str:
-    """Say what to type instead: the newest steps that are there."""
+    """Return the fix of a refusal: the newest existing steps."""
     there = [str(step) for step, _ in layout.folders(out) if step != without]
     return f"--step with one of {few(there, 8)}" if there else "wait until the run has saved one"
 
 
 def newest_and_set_aside(out: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """Find the checkpoint to resume from; rename newer ones that do not verify.
+    """Find the checkpoint to resume from; rename newer ones that fail verification.
 
-    Only the one trainer of ``out`` may call it: a reader has no business renaming.
+    Only the one trainer of ``out`` may call it: a reader must not rename.
 
     Args:
         out: the run's folder.
-        say: prints a line for each that was set aside, with the first reason.
+        say: prints a line for each that is set aside, with the first reason.
 
     Returns:
         None if none was ever written.
 
     Raises:
-        NoCheckpoint: none of those that were written verifies, now or at an earlier try.
+        NoCheckpoint: some were written, and none verifies, now or at an earlier try.
         MinillmError: one could not be renamed.
     """
     found, bad = _search(out, None)
@@ -241,9 +241,9 @@ def newest_and_set_aside(out: Path, say: Callable[[str], None]) -> Checkpoint | 
 
 
 def _set_aside(path: Path) -> Path:
-    """Rename a bad checkpoint; that the disk has the name is not waited for."""
+    """Rename a bad checkpoint, without waiting for the disk to sync the name."""
     names = (f"{path.name}.corrupt{f'-{n}' if n > 1 else ''}" for n in itertools.count(1))
-    # a rename would replace an empty folder of that name without a word
+    # a rename would silently replace an empty folder of that name
     aside = next(path.with_name(name) for name in names if not os.path.lexists(path.parent / name))
     try:
         disk.rename(path, aside, wait=False)

@@ -1,12 +1,12 @@
-"""safetensors files: written part by part, and read only once the whole header makes sense.
+"""safetensors files: written incrementally, and read only after the whole header is validated.
 
     8 bytes: length of the header | header: JSON | the tensors' bytes, without gaps
     {"model.norm": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, ...}
 
-The format is that of the ``safetensors`` package, whose reader takes every file that passes here.
-That package copies all tensors before it writes the first, cannot be interrupted in between, and
-opens files by name, so that what was verified and what is read need not be the same file. MLX
-reads out of range where a header lies; so headers are checked before a framework sees anything.
+The format is that of the ``safetensors`` package, whose reader accepts every file that passes here. That
+package copies all tensors before it writes the first, cannot be interrupted in between, and opens files
+by name, so that the verified file and the read file may differ. MLX reads out of bounds on a false
+header; so headers are checked before a framework reads the file.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from minillm_core.deferred import Deferred
 from minillm_core.disk import Buffer
 
 Read = Callable[[int, memoryview], None]
-"""Fill the memory with a file's bytes from an offset on; ValueError where there are not so many."""
+"""Fill the buffer with a file's bytes from an offset; ValueError where the file is too short."""
 
 DTYPES = {
     "F64": "<f8",
@@ -46,18 +46,18 @@ NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
 OWN = {name: np.dtype(code).itemsize for name, code in DTYPES.items()}
 """Dtypes that this module writes -> bytes of an element."""
 WIDTHS = {**OWN, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1}
-"""Dtypes that other programs write as well."""
+"""Further dtypes, which only other programs write."""
 METADATA = "__metadata__"
-LONGEST = 512  # characters of a name
+LONGEST = 512  # most characters of a name
 DIMENSIONS = 16
-LENGTH = 1 << 31  # of a dimension; MLX counts in int32
+LENGTH = 1 << 31  # limit of a dimension; MLX uses int32
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The place of a tensor in its file."""
+    """The location of a tensor in its file."""
 
-    dtype: str  # as the header has it: F32
+    dtype: str  # as in the header: F32
     shape: tuple[int, ...]
     start: int
     stop: int
@@ -72,8 +72,8 @@ def parts(
 
     Args:
         arrays: by name.
-        written_by: the ``format`` of the metadata, which some readers look at: np, pt or mlx.
-        codes: dtype -> what it is called; NumPy has no bfloat16, whose bits are uint16.
+        written_by: the ``format`` of the metadata, which some readers check: np, pt or mlx.
+        codes: dtype -> its name in the header; NumPy has no bfloat16, whose bits are uint16.
 
     Raises:
         ValueError: an array has a name or a dtype that could not be read back.
@@ -102,15 +102,15 @@ def parts(
 
 
 def header(fill: Read, size: int, widths: Mapping[str, int] = OWN) -> dict[str, Stored]:
-    """Read where each tensor of a file lies.
+    """Read the location of each tensor in a file.
 
     Args:
         fill: reads the file.
         size: bytes of the file.
-        widths: the dtypes that it may have, with the bytes of an element.
+        widths: the allowed dtypes, with the bytes of an element.
 
     Raises:
-        ValueError: the reason why it is no sound file.
+        ValueError: the file is invalid, with the reason.
     """
     if size < 8:
         raise ValueError("too short for a header")
@@ -138,7 +138,7 @@ def header(fill: Read, size: int, widths: Mapping[str, int] = OWN) -> dict[str, 
 
 
 def read(fill: Read, stored: Stored) -> Deferred:
-    """Return a tensor, which is read when it is needed; ``fill`` reads its file."""
+    """Return a deferred tensor, which is read at use; ``fill`` reads its file."""
     dtype, inner = np.dtype(DTYPES[stored.dtype]), stored.shape[1:]
 
     def rows(first: int, count: int) -> np.ndarray:
@@ -151,14 +151,14 @@ def read(fill: Read, stored: Stored) -> Deferred:
 
 
 ROW = "@"
-"""Between the name of an array and the first row of a part of it, which one of several processes has written."""
+"""Separates an array's name from the first row of a part of it, written by one of several processes."""
 
 
 def joined(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Put parts of arrays together, ``name@row``, without reading any; others are as they are.
+    """Join parts of arrays, ``name@row``, without reading any; others are unchanged.
 
     Raises:
-        ValueError: rows are missing, or there twice.
+        ValueError: rows are missing or duplicated.
     """
     parts, found = dict[str, dict[int, Any]](), dict[str, Any]()
     for key, array in arrays.items():
@@ -178,7 +178,7 @@ def joined(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rows(held: Sequence[Any], begins: Sequence[int], first: int, count: int) -> np.ndarray:
-    """Read rows of those parts that have some of them."""
+    """Read rows from the parts that hold them."""
     cuts = [(max(first - at, 0), max(first + count - at, 0)) for at in begins]
     return np.concatenate([one[a:b] for one, (a, b) in zip(held, cuts, strict=False)])
 
@@ -190,7 +190,7 @@ def _bytes(fill: Read, offset: int, count: int) -> bytes:
 
 
 def _stored(name: str, entry: Any, begin: int, widths: Mapping[str, int]) -> Stored:
-    """Check one entry of a header, by itself."""
+    """Check one entry of a header."""
     if _is_odd(name):
         raise ValueError(f"header: {name[:40]!r} is no name of a tensor")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
@@ -205,7 +205,7 @@ def _stored(name: str, entry: Any, begin: int, widths: Mapping[str, int]) -> Sto
     start, stop = offsets
     if stop - start != math.prod(shape) * widths[code]:
         raise ValueError(f"{name}: its shape and its bytes differ in size")
-    # an array of no elements still needs strides that fit
+    # an array without elements still needs strides that fit
     if math.prod(n for n in shape if n) >= 1 << 48:
         raise ValueError(f"{name}: has no shape that we could have written")
     return Stored(code, tuple(shape), begin + start, begin + stop)
@@ -220,5 +220,5 @@ def _is_metadata(value: Any) -> bool:
 
 
 def are_sizes(value: Any) -> bool:
-    """Return whether a value is a list of whole numbers from 0 on."""
+    """Return whether a value is a list of non-negative integers."""
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)

@@ -1,17 +1,17 @@
-"""Saving in the background: training goes on while a snapshot becomes a checkpoint.
+"""Saving in the background: training continues while a snapshot becomes a checkpoint.
 
-One save at a time. Handing in the next one waits for it, so that a disk slower than the interval
-slows training down instead of filling the memory with snapshots.
+One save at a time. Submitting the next one waits for it, so that a disk slower than the interval slows
+training down instead of filling the memory with snapshots.
 
-How it ends is a matter of what a checkpoint is worth:
+Rules for the end of a save:
 
 - ``close`` waits for the save under way, after an error too: it is the run's last good state;
-- a KeyboardInterrupt while waiting loses nothing: what is under way goes on and is reported later;
-- ``close(now=True)``, which is for a second signal, means now. The save gives up at the next tensor,
-  removes what it wrote, and the one before it is the newest. Python waits for the thread when it exits,
-  so that takes as long as the tensor or the fsync at hand. A daemon thread would be cut off inside the
-  framework's or the disk's code, which may abort the process with another exit code than the one
-  promised; and nothing can hurry an fsync.
+- a KeyboardInterrupt while waiting loses nothing: the save continues and is reported later;
+- ``close(now=True)``, for a second signal, cancels the save. It stops at the next tensor and removes its
+  files, and the checkpoint before it is the newest. Python waits for the thread at exit, so that takes as
+  long as the current tensor or fsync. A daemon thread would be killed inside the framework's or the disk's
+  code, which may abort the process with another exit code than the promised one; and nothing can speed
+  up an fsync.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Result:
     """The result of one save."""
 
     step: int
-    path: Path | None  # of the checkpoint; None: it was not written
+    path: Path | None  # the checkpoint's; None: it was not written
     seconds: float  # from the snapshot to the end of the clean-up, in the background
     error: BaseException | None = None  # with a path: older checkpoints could not be removed
 
@@ -48,7 +48,7 @@ class Writer:
     Args:
         out: the run's folder.
         keep: how many checkpoints that verify to keep.
-        spare: gives steps whose checkpoints stay in any case; called in the thread.
+        spare: returns steps whose checkpoints always stay; called in the thread.
     """
 
     def __init__(
@@ -67,13 +67,13 @@ class Writer:
         scalars: Mapping[str, Any],
         beside: Beside | None = None,
     ) -> None:
-        """Save in the background; waits for an earlier save, and not for this one.
+        """Save in the background; wait for the earlier save, but not for this one.
 
         Args:
-            step: how many optimizer steps the state has seen.
-            snapshot: brings the arrays to the host; called once, in the thread.
-            scalars: whatever JSON can hold, as it is now: later changes are not saved.
-            beside: other processes, which write their parts: see :func:`~minillm_core.checkpoint.commit.commit`.
+            step: number of optimizer steps taken.
+            snapshot: copies the arrays to the host; called once, in the thread.
+            scalars: any JSON values; later changes to them are not saved.
+            beside: other processes that write their parts: see :func:`~minillm_core.checkpoint.commit.commit`.
 
         Raises:
             ValueError: JSON cannot hold the scalars.
@@ -83,21 +83,21 @@ class Writer:
         self._saving = self._pool.submit(self._save, step, snapshot, frozen, beside)
 
     def finished(self) -> list[Result]:
-        """Return the saves that ended since the last call; does not wait."""
+        """Return the saves that ended since the last call, without waiting."""
         self._collect(wait=False)
         results, self._results = self._results, []
         return results
 
     def wait(self) -> list[Result]:
-        """Wait until nothing is under way, and return as :meth:`finished`."""
+        """Wait for the save under way; return as :meth:`finished`."""
         self._collect(wait=True)
         return self.finished()
 
     def close(self, *, now: bool = False) -> None:
-        """Take no more; wait for the save under way, or make it give up. Its result can still be read.
+        """Accept no more saves; wait for the one under way, or cancel it. Its result can still be read.
 
         Args:
-            now: do not wait, and leave the save to its own clean-up.
+            now: do not wait; the save cancels itself and cleans up.
         """
         if now:
             self._given_up.set()
@@ -105,7 +105,7 @@ class Writer:
 
     def _collect(self, *, wait: bool) -> None:
         if self._saving and (wait or self._saving.done()):
-            # in this order, a KeyboardInterrupt in between can tell a result twice, not lose it
+            # in this order, a KeyboardInterrupt in between can repeat a result, not lose it
             self._results.append(self._saving.result())
             self._saving = None
 
@@ -122,7 +122,7 @@ class Writer:
             scalars, given_up = json.loads(frozen), self._given_up.is_set
             path = commit(self.out, step, snapshot(), scalars, given_up=given_up, beside=beside)
             self._retain(step)
-        except BaseException as raised:  # of a plugin's state, of a library: never lost
+        except BaseException as raised:  # a plugin's or a library's error: always reported
             error = raised
             _release(error)
         return Result(step, path, time.perf_counter() - began, error)
@@ -140,8 +140,8 @@ class Writer:
 
 
 def _release(error: BaseException | None) -> None:
-    """Let go of the arrays that the frames of a failed save hold for as long as its error lives."""
+    """Release the arrays that a failed save's stack frames hold for as long as its error lives."""
     while error:
-        # of the frames below this one: they have returned
+        # the frames below this one have returned
         clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""Text to batches: what a run reads, in an order that can be repeated and resumed.
+"""Text to batches: the training data, in a reproducible and resumable order.
 
     corpus = open_corpus(config.data, vocab, seq_len, cache=cache, say=print)
     with Loader(corpus.train, rows=8, accumulate=1, seq_len=256, seed=config.data.seed) as loader:
@@ -7,17 +7,17 @@
             step.cursor                            # JSON; Loader(..., cursor=) goes on from here
     ValidationBatches(corpus.val, rows=8, seq_len=256, tokens=65_536, seed=config.data.seed)
 
-    sources, formats, shards    files: which ones, how they are opened, what they mean
-    tokenizer, bpe, cutting     byte-level BPE, trained here or loaded; words without an end
-    tokenise, store             files to ids, kept on disk
+    sources, formats, shards    files: discovery, decompression, parsing
+    tokenizer, bpe, cutting     byte-level BPE, trained or loaded; words without an end
+    tokenise, store             files to ids, in the token cache on disk
     corpus                      the training and the validation part
     documents                   ids on disk, and their seeded order
-    stream                      an endless stream of them, and rows of it
-    turns                       which source the next row of a mixture is of
+    stream                      an endless stream of them, and rows cut from it
+    turns                       the source of a mixture's next row
     batch                       the dataloaders
 
-The order of the documents depends on data.seed and the epoch alone. Everything that is wrong with
-the data is a :class:`~minillm_core.errors.DataError`, raised before the first batch.
+The order of the documents depends only on data.seed and the epoch. All errors of the data are a
+:class:`~minillm_core.errors.DataError`, raised before the first batch.
 """
 
 from __future__ import annotations

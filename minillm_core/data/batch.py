@@ -1,8 +1,8 @@
 """Batches and the dataloaders that make them.
 
 Without a packer rows are contiguous pieces of the stream, without overlap and without padding. Row
-r holds its tokens [r T, r T + T); its labels are the tokens that follow, so one more token is read
-than is used up, and labels cross documents and epochs.
+r holds its tokens [r T, r T + T); its labels are the next tokens, so one token more is read than the
+position advances, and labels cross documents and epochs.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ FIELDS = ("ids", "labels", "documents", "positions")
 
 
 def checked(batch: Batch, vocab: int) -> Batch:
-    """Check a hook's batch before a framework reads it: MLX reads ids out of range without an error.
+    """Validate a hook's batch before a framework reads it: MLX reads out of bounds without an error.
 
     Raises:
-        DataError: a field is missing, of another type or shape, or an id or label is not below
+        DataError: a field is missing or has another dtype or shape, or an id or label is not below
             vocab.
     """
     if not isinstance(batch, dict):
@@ -46,7 +46,7 @@ def checked(batch: Batch, vocab: int) -> Batch:
             raise _wrong(f"no array {name!r}")
         if field.dtype != np.int32 or field.ndim != 2 or field.shape != batch["ids"].shape:
             raise _wrong(f"{name!r} as {field.dtype} {field.shape}, not int32 (rows, T)")
-    for name in ("ids", "labels"):  # labels may be below 0: nothing is predicted there
+    for name in ("ids", "labels"):  # labels below 0 are valid: nothing is predicted there
         field = batch[name]
         if field.size and (field.max() >= vocab or (name == "ids" and field.min() < 0)):
             raise _wrong(f"{name!r} from {field.min()} to {field.max()}, model.vocab={vocab}")
@@ -62,7 +62,7 @@ def _wrong(what: str) -> DataError:
 
 
 def padded_rows(rows: Sequence[np.ndarray]) -> Batch:
-    """Lay n + 1 ids of each row out as n inputs and n labels, padded to the longest."""
+    """Split n + 1 ids of each row into n inputs and n labels, padded to the longest row."""
     shape = len(rows), max(map(len, rows), default=1) - 1
     batch = {name: np.full(shape, -1, np.int32) for name in ("labels", "documents")}
     batch |= {"ids": np.zeros(shape, np.int32), "positions": np.indices(shape, np.int32)[1]}
@@ -74,7 +74,7 @@ def padded_rows(rows: Sequence[np.ndarray]) -> Batch:
 
 
 class Cancelled(Exception):
-    """The end of a wait for the next step, which the caller cancelled."""
+    """The caller cancelled the wait for the next step."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,10 +83,10 @@ class StepBatch:
 
     Attributes:
         micro: this rank's micro-batches, in order.
-        supervised: labels >= 0 in those of all ranks.
+        supervised: number of labels >= 0 in the micro-batches of all ranks.
         real: positions of all ranks that are not padding (documents >= 0).
-        padded: all positions.
-        cursor: the place after this step, as JSON; give it to a Loader to go on from there.
+        padded: number of all positions.
+        cursor: the place after this step, as JSON; a Loader resumes from it.
     """
 
     micro: tuple[Batch, ...]
@@ -97,12 +97,12 @@ class StepBatch:
 
 
 def part_of(micro: Sequence[Batch], ranks: int, rank: int) -> tuple[Batch, ...]:
-    """Take a rank's part of a step: some of its micro-batches, or else some rows of each.
+    """Return a rank's part of a step: some of its micro-batches, or else some rows of each.
 
     Every rank makes the whole step, so that ``on_batch`` and its random streams do not depend on how
     many ranks there are.
 
-    Raises:
+    ValueError: ``ranks`` divides neither the micro-batches nor their rows.
         ValueError: neither the micro-batches nor their rows can be divided by ``ranks``.
     """
     count, rows = len(micro) // ranks, len(micro[0]["ids"]) // ranks
@@ -128,32 +128,32 @@ _Made = StepBatch | BaseException
 class Loader(Iterator[StepBatch]):
     """The dataloader of training: an endless iterator of steps, and a context manager of its thread.
 
-    A step takes the next rows x accumulate rows of the stream, however they are split.
+    A step takes the next rows x accumulate rows of the stream, in any split (gradient accumulation).
 
     Args:
-        documents: what is read.
-        rows: of a micro-batch.
+        documents: the training documents.
+        rows: rows of a micro-batch.
         accumulate: micro-batches in a step.
         seq_len: tokens in a row.
-        shape_at: step, from 1 -> rows, accumulate and seq_len, in the place of those three, which
-            are the same in every step.
-        step: steps of training that were made before; one without a supervised label is none.
+        shape_at: step, from 1 -> rows, accumulate and seq_len; replaces those three arguments, which
+            hold for every step.
+        step: training steps made before; batches without a supervised label do not count.
         seed: of the documents' order (data.seed).
-        ranks: processes that read together, each its part of the step: see :func:`part_of`.
+        ranks: processes that train together, each with its part of a step: see :func:`part_of`.
         rank: of this process, from 0.
-        columns: takes the process's columns of a batch of its rows.
-        by: what plugins claim of order and packer.
+        columns: returns the process's columns of a batch of its rows.
+        by: the order and packer that plugins claim.
         on_batch: ``(batch, "train") -> batch``, called for every micro-batch, in order, in the
             loader's thread.
         prefetch: steps made ahead.
-        cursor: where an earlier Loader stopped; rows and accumulate may be others, and without a
-            packer seq_len, too.
-        parts: weight and documents of each source of a mixture, which are ``documents`` together.
-        memory: what ``on_batch`` remembers from batch to batch, as JSON: cursors carry it.
-        cancelled: called while there is nothing to return; True ends the wait.
+        cursor: where an earlier Loader stopped; rows and accumulate may differ from its, and
+            without a packer seq_len, too.
+        parts: weight and documents of each source of a mixture; ``documents`` joins them.
+        memory: state that ``on_batch`` keeps from batch to batch, as JSON; saved in cursors.
+        cancelled: polled during a wait; True ends the wait.
 
     Raises:
-        DataError: the cursor is not of these documents in this order.
+        DataError: the cursor does not match these documents in this order.
         ValueError: there are no tokens.
     """
 
@@ -203,10 +203,10 @@ class Loader(Iterator[StepBatch]):
         self._queue: queue.Queue[_Made] = queue.Queue(max(prefetch, 1))
         self._stop = threading.Event()
         self._failure: BaseException | None = None
-        # The thread holds no reference to the loader (nor does ``steps``), so that a forgotten one
-        # is collected, and ends its thread then.
+        # The thread holds no reference to the loader (nor does ``steps``), so that a loader without
+        # references is collected, which ends its thread.
         self._thread = threading.Thread(
-            target=contextvars.copy_context().run,  # the caller's watch on plugin code applies there too
+            target=contextvars.copy_context().run,  # the caller's context, with its watch on plugin code
             args=(_fill, steps(step), self._queue, self._stop),
             name="minillm-loader",
             daemon=True,
@@ -219,8 +219,8 @@ class Loader(Iterator[StepBatch]):
 
         Raises:
             StopIteration: the loader was closed.
-            Cancelled: the wait was cancelled; the step will still come.
-            BaseException: whatever the thread raised, with its traceback, now and ever after.
+            Cancelled: the wait was cancelled; a later call returns the step.
+            BaseException: any error of the thread, with its traceback, at this and every later call.
         """
         if self._failure:
             raise self._failure
@@ -246,10 +246,10 @@ class Loader(Iterator[StepBatch]):
         self.close()
 
     def close(self, wait: float | None = None) -> None:
-        """End the thread and wait for it; a second call does nothing.
+        """End the thread and wait for it; idempotent.
 
         Args:
-            wait: seconds after which a thread that hangs is left to itself; None: never.
+            wait: seconds after which a thread that hangs is abandoned; None: never.
         """
         self._stop.set()
         self._thread.join(wait)
@@ -266,25 +266,25 @@ def _fill(steps: Iterator[StepBatch], made: queue.Queue[_Made], stop: threading.
     try:
         while not stop.is_set():
             put(next(steps))
-    except BaseException as error:  # whatever it is, the consumer must see it
+    except BaseException as error:  # any kind: the consumer must see it
         put(error)
 
 
 class ValidationBatches(Sequence[Batch]):
     """The dataloader of validation: the first ``tokens`` predictions of documents laid end to end.
 
-    Window w predicts the tokens w T + 1 ... w T + T from those before them in the window. Each batch
-    is made anew when it is indexed. All have the shape (rows, seq_len); where nothing is to be
-    predicted labels are -1, and where there is no token ids are 0 and documents -1.
+    Window w predicts the tokens w T + 1 ... w T + T from those before them in the window. Each batch is
+    computed when it is indexed. All have the shape (rows, seq_len); positions without a prediction have
+    label -1, and positions without a token have id 0 and document -1.
 
     Args:
         documents: at least two tokens.
         rows: of every batch; missing rows are padding.
         seq_len: predictions in a window.
-        tokens: predictions in all; None, or more than there are: every one.
+        tokens: number of predictions; None, or more than there are: every one.
         seed: of the documents' order, as in training's first epoch; None for file order.
         on_batch: ``(batch, "eval") -> batch``.
-        share: of the windows, spread evenly over all of them; at least one is left.
+        share: fraction of the windows, spread evenly over all of them; at least one is kept.
     """
 
     def __init__(
@@ -311,7 +311,7 @@ class ValidationBatches(Sequence[Batch]):
     def __len__(self) -> int:
         return -(-len(self._windows) // self._rows)
 
-    def __getitem__(self, index: int) -> Batch:  # type: ignore[override]  # slices are not had
+    def __getitem__(self, index: int) -> Batch:  # type: ignore[override]  # no slices
         index = range(len(self))[index]
         windows = self._windows[index * self._rows : (index + 1) * self._rows]
         after = range(windows[-1] + 1, windows[-1] + 1 + self._rows - len(windows))
@@ -323,12 +323,12 @@ class ValidationBatches(Sequence[Batch]):
         return batch
 
     def _row(self, first: int) -> Batch:
-        """Make the window that begins at a token; from the end on nothing is predicted."""
+        """Return the window that begins at a token; from the end on nothing is predicted."""
         columns, starts = self._documents.room(self._seq_len + 1), np.zeros(self._seq_len + 1, bool)
         filled = self._documents.read(first, columns, starts)
         follows = np.arange(-1, self._seq_len) < self._end - first
         laid = {name: array[None] for name, array in columns.items()}
         row = pack(laid, starts[None], follows[None])
-        row.pop(WEIGHTS, None)  # of training
+        row.pop(WEIGHTS, None)  # used in training only
         row["documents"][0, filled:] = -1
         return row

@@ -1,8 +1,8 @@
-"""Documents in blocks (data.block): training reads the first ones while a process beside it tokenises the rest.
+"""Documents in blocks (data.block): training reads the first ones while another process tokenises the rest.
 
 Reading and encoding in the process that trains would hold Python's lock and delay its steps, so
-another process does both, at a lower priority. It writes blocks into the token cache, one after the
-other; training opens each when it gets there. A start that was killed finds those that are finished.
+another process does both, at a lower priority. It writes blocks into the token cache one by one;
+training opens each when it reaches it. A start after a kill finds the finished blocks.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from minillm_core.data.tokenizer import Tokenizer
 from minillm_core.errors import DataError, MinillmError
 from minillm_core.plugins.sourcing import PLAIN, Reserved
 
-_SECONDS = 0.05  # between two looks for a block
+_SECONDS = 0.05  # between two checks for a block
 _NICE = 10
-_REFUSED = 2  # its exit code where the text cannot be used
+_REFUSED = 2  # exit code of that process where the text cannot be used
 _RUN = "from minillm_core.data import blocks; blocks.tokenise_rest(json.loads(sys.argv[2]))"
 
 
 class Blocks:
-    """Documents that are read block by block; as :class:`~minillm_core.data.documents.Documents` are.
+    """Documents that are read block by block, like :class:`~minillm_core.data.documents.Documents`.
 
     Args:
-        cache: has opened the first block.
-        first: of its documents, those that are trained on.
-        tokenizer: its file, and the token that documents begin with; None: the documents are ids.
-        tokens: of all blocks, about.
+        cache: the token cache, with the first block opened.
+        first: its documents in the training part.
+        tokenizer: its file, and the token that begins documents; None: the documents are ids.
+        tokens: of all blocks, estimated.
     """
 
     def __init__(
@@ -64,14 +64,14 @@ class Blocks:
         return self._about
 
     def room(self, tokens: int) -> Columns:
-        """Make arrays of zeros for so many tokens."""
+        """Return arrays of zeros for so many tokens."""
         return self._opened[0].room(tokens)
 
     def block(self, number: int) -> Documents | None:
-        """Open a block, from 0, and wait for it where it is not tokenised yet; None: there are fewer.
+        """Open a block, from 0, and wait until it is tokenised; None: there are fewer.
 
         Raises:
-            DataError: the text cannot be read or tokenised, or a file changed meanwhile.
+            DataError: the text cannot be read or tokenised, or a file changed since the start.
         """
         with self._lock:
             while number >= len(self._opened):
@@ -81,7 +81,7 @@ class Blocks:
             return self._opened[number]
 
     def check_unchanged(self) -> None:
-        """Check that the files behind the blocks that are open are still those that were opened.
+        """Check that the files behind the open blocks have not changed since they were opened.
 
         Raises:
             DataError: one was written to.
@@ -99,7 +99,7 @@ class Blocks:
         return entry.documents
 
     def _begin(self) -> None:
-        """Start a process for the first block that the cache lacks, where there is one."""
+        """Start a process at the first block that the cache lacks, if one is missing."""
         number, place = len(self._opened), self._place
         while place is not None:
             folder = self._cache.folder_of(self._cache.key, number)
@@ -113,7 +113,7 @@ class Blocks:
 
 
 class _Beside:
-    """The process that tokenises the blocks from ``number`` on."""
+    """A process that tokenises the blocks from ``number`` on."""
 
     def __init__(
         self, cache: TokenCache, number: int, place: Bookmark, tokenizer: tuple[Path, str] | None
@@ -133,7 +133,7 @@ class _Beside:
             "parent": os.getpid(),
         }
         self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - read when it has ended
-        # Ctrl-C in a terminal is for the process that trains, which ends this one
+        # Ctrl-C in a terminal is for the process that trains, which ends this one.
         self._process = subprocess.Popen(
             python(_RUN, json.dumps(what)),
             stdin=subprocess.DEVNULL,
@@ -144,7 +144,7 @@ class _Beside:
         weakref.finalize(self, _end, self._process, self._errors)
 
     def ended(self) -> bool:
-        """Return whether it is done.
+        """Return whether the process has ended.
 
         Raises:
             DataError: it failed.
@@ -169,12 +169,12 @@ def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
 
 
 def _stamp(sources: Sequence[Source]) -> str:
-    """Digest names, sizes and times of files."""
+    """Return a digest of the names, sizes and times of files."""
     return digest(json.dumps([[str(one.path), one.size, one.modified] for one in sources]))
 
 
 def tokenise_rest(what: dict[str, Any]) -> None:
-    """Tokenise blocks until the text ends, as a process of its own; what is wrong goes to stderr as JSON."""
+    """Tokenise blocks until the text ends, as the main function of a process; errors go to stderr as JSON."""
     serve(what["parent"])
     os.nice(_NICE)
     try:

@@ -1,8 +1,8 @@
-"""Training a byte-level BPE, in a process of its own where that takes longer than starting one.
+"""Training a byte-level BPE, in its own process if that takes longer than starting one.
 
-The trainer is native code that hears no signal until it is done. In a process of its own it can be
-ended at any moment, and the process that waits for it can show the time that passes. That process
-runs this file as a script, so it imports nothing of minillm.
+The trainer is native code that handles no signal until it is done. A separate process can be killed at
+any moment, and the waiting process can show the elapsed time. That process runs this file as a script, so
+the file imports nothing of minillm.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 END_OF_TEXT = "<|endoftext|>"
 
-_HERE = 1 << 16  # characters; so many are trained on in less time than a process takes to start
-_SECONDS = 0.2  # between two looks at the process, and two calls of ``beat``
+_HERE = 1 << 16  # characters; training on them takes less time than starting a process
+_SECONDS = 0.2  # between two checks of the process, and two calls of ``beat``
 _LENGTH = struct.Struct("<I")
 
 
@@ -38,33 +38,33 @@ def learn(
 
     Args:
         texts: words longer than a few thousand characters take hours.
-        vocab: the most entries that it may have.
+        vocab: most entries of the vocabulary.
         beat: called several times a second.
-        specials: texts of the special tokens behind the end of text, whose ids begin with 1.
+        specials: texts of the special tokens after the end of text, with ids from 1 on.
 
     Raises:
-        OSError: the texts cannot be handed to another process.
-        ChildProcessError: the process that trained has failed; the reason.
+        OSError: the texts cannot be passed to another process.
+        ChildProcessError: the training process failed, with the reason.
     """
     waiting, count = iter(texts), 0
     here = []
     for text in waiting:
         here.append(text)
         if (count := count + len(text)) > _HERE:
-            if not sys.executable:  # Python is embedded in another program: there is none to start
+            if not sys.executable:  # Python is embedded in another program
                 break
             return _apart(chain(here, waiting), vocab, beat, specials)
     return _train(chain(here, waiting), vocab, specials)
 
 
 def frame(text: str) -> bytes:
-    """Encode a text for a file of many: its length in bytes, and its UTF-8."""
+    """Encode a text as a frame of a file: its length in bytes, and its UTF-8."""
     data = text.encode("utf-8")
     return _LENGTH.pack(len(data)) + data
 
 
 def frames(data: bytes) -> Iterator[str]:
-    """Yield the texts in some frames."""
+    """Yield the texts of a sequence of frames."""
     place = 0
     while place < len(data):
         (length,) = _LENGTH.unpack_from(data, place)
@@ -100,18 +100,18 @@ def _apart(
 
 
 def python(code: str, *arguments: str) -> list[str]:
-    """Write the command of another Python that finds the modules of this one, and runs ``code``.
+    """Return the command of another Python process with this one's module path, which runs ``code``.
 
     Args:
-        code: one line, which finds the arguments in sys.argv from 2 on.
-        arguments: for it.
+        code: one line, with its arguments in sys.argv from 2 on.
+        arguments: the arguments.
     """
     first = "import json, sys; sys.path[:] = json.loads(sys.argv[1])"
     return [sys.executable, "-P", "-c", f"{first}; {code}", json.dumps(sys.path), *arguments]
 
 
 def reason(code: int, errors: IO[bytes]) -> str:
-    """Say why a process ended with a code: by the last line that it wrote to ``errors``."""
+    """Return the reason for a process's exit code: the last line that it wrote to ``errors``."""
     if code == -signal.SIGKILL:
         return "it was killed, as it is where memory runs out"
     errors.seek(0)
@@ -135,7 +135,7 @@ def _train(texts: Iterable[str], vocab: int, specials: Sequence[str]) -> str:
 
 
 def serve(parent: int) -> None:
-    """Let this process end with the one that it serves, whose Ctrl-C is its own affair."""
+    """End this process with its parent, and ignore Ctrl-C, which the parent handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def leave_with_parent() -> None:
@@ -147,7 +147,7 @@ def serve(parent: int) -> None:
 
 
 def _child(vocab: int, parent: int, specials: Sequence[str]) -> None:
-    """Train on the frames of stdin; write the tokenizer.json to stdout."""
+    """Train on the frames in stdin; write the tokenizer.json to stdout."""
     serve(parent)
 
     def texts() -> Iterator[str]:

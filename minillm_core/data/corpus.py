@@ -1,7 +1,7 @@
 """The data of a run: files to tokenised, split, fingerprinted documents, in one call.
 
-Validation gets whole documents where there are at least 20, chosen by the seed; otherwise the tail
-of the token stream, which may begin in the middle of a document. Never less than one window.
+Validation gets whole documents if there are at least 20, chosen by the seed; otherwise the tail of the
+token stream, which may begin in the middle of a document. It has at least one window.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Part:
 
     Attributes:
         name: its path.
-        weight: beside those of the other sources.
+        weight: relative to those of the other sources.
         train: its training part.
         val: its held-out part; None where ``data.val`` is a path.
     """
@@ -43,18 +43,18 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """The documents that a run trains on, and those that it is validated with.
+    """The training and the held-out documents of a run.
 
     Attributes:
-        train: the training part, in the order of the files; in blocks with ``data.block``.
+        train: the training part, in file order; in blocks with ``data.block``.
         val: the held-out part, in seeded order.
         tokenizer: None where the data are ids and no tokenizer was named.
-        fingerprint: of all ids, the split, the order's rule and its seed; the one that the
-            loader's cursors carry.
-        description: where the data came from and how much there is, one sentence.
-        parts: of a mixture, whose paths have weights; else empty.
-        asked: what plugins asked of the documents.
-        specials: the ids of the special tokens that they asked for, by name, and ``end_of_text``.
+        fingerprint: digest of all ids, the split, the order's rule and its seed; the dataloader's
+            cursors contain it.
+        description: the origin and amount of the data, one sentence.
+        parts: the sources of a mixture, whose paths have weights; else empty.
+        asked: what plugins require of the documents.
+        specials: the ids of the special tokens that they require, by name, and ``end_of_text``.
     """
 
     train: Blocked
@@ -67,10 +67,10 @@ class Corpus:
     specials: Mapping[str, int] = field(default_factory=dict)
 
     def check_unchanged(self) -> None:
-        """Look whether mapped files are still as they were opened: before each checkpoint.
+        """Check before each checkpoint that mapped files have not changed since they were opened.
 
         Raises:
-            DataError: one was written to, so that steps since then have read other ids.
+            DataError: a file was written to, so that steps since then have read other ids.
         """
         self.train.check_unchanged()
         self.val.check_unchanged()
@@ -87,21 +87,21 @@ def open_corpus(
     progress: Progress | None = None,
     asked: Sourcing = PLAIN,
 ) -> Corpus:
-    """Find, read, check and tokenise the data, or map what an earlier start has left in the cache.
+    """Find, read, check and tokenise the data, or map the tokens that an earlier start has cached.
 
     Args:
         config: paths, held-out part, tokenizer, seed.
         vocab: rows of the embedding; every id is smaller.
         seq_len: tokens of a row; each part holds at least one window of them.
-        cache: a folder to keep tokens and tokenizers in; made if it is missing.
-        say: prints what a person should know, line by line.
-        detail: prints what asks nothing of a person; None: ``say``.
-        progress: is given how far each phase has come: "checking the files", "reading", "training
-            the tokenizer" and "tokenising"; the first call comes at once.
-        asked: what plugins ask of the documents.
+        cache: a folder for tokens and tokenizers; created if missing.
+        say: prints notes for the user, line by line.
+        detail: prints notes that need no action; None: ``say``.
+        progress: takes the progress of each phase: "checking the files", "reading", "training
+            the tokenizer" and "tokenising"; the first call is immediate.
+        asked: what plugins require of the documents.
 
     Raises:
-        DataError: anything about the data, their tokenizer or the cache folder.
+        DataError: any error of the data, their tokenizer or the cache folder.
     """
     if not isinstance(config.val, str) and not 0 <= config.val < 1:
         raise DataError(
@@ -158,7 +158,7 @@ def open_corpus(
 
 
 def _check_blocks(files: TokenCache) -> None:
-    """Refuse data that data.block would not read block by block.
+    """Refuse data that data.block cannot read block by block.
 
     Raises:
         DataError: they are token shards, or a plugin's documents.
@@ -179,7 +179,7 @@ def _check_blocks(files: TokenCache) -> None:
 def _in_blocks(
     files: TokenCache, train: Documents, path: str | None, tokenizer: Tokenizer | None
 ) -> Blocks:
-    """Continue behind the first block; the tokens of all are estimated from it."""
+    """Open the documents from the first block on; estimate the number of tokens from it."""
     spelt = bytes_per_token(tokenizer, files.vocab) if tokenizer else None
     ids = np.concatenate([train[i] for i in range(min(len(train), 100))]).astype(np.int64)
     size = float(spelt[ids].mean()) if spelt is not None else _BYTES
@@ -190,10 +190,10 @@ def _in_blocks(
 
 
 def reserved(tokenizer: Tokenizer | None, asked: Sourcing, vocab: int) -> dict[str, int]:
-    """Find the ids of a tokenizer's special tokens that plugins ask for, and ``end_of_text``, by name.
+    """Return the ids of the special tokens that plugins require, and ``end_of_text``, by name.
 
     Raises:
-        DataError: the tokenizer lacks one, or there is no tokenizer.
+        DataError: the tokenizer lacks a token, or there is no tokenizer.
     """
     if tokenizer is not None:
         return tokenizer.reserve(asked.specials, vocab)
@@ -209,7 +209,7 @@ def reserved(tokenizer: Tokenizer | None, asked: Sourcing, vocab: int) -> dict[s
 def _parts(
     config: DataConfig, whole: Documents, path_of: np.ndarray, held: float | None, seq_len: int
 ) -> Iterator[Part]:
-    """Split the documents of each path with a weight; ``held`` is the fraction to hold out, if any."""
+    """Split the documents of each path with a weight; ``held`` is the held-out fraction, if any."""
     for number, (path, weight) in enumerate(zip(config.files, config.weights, strict=True)):
         mine, val = whole.part(f"source {number}", whole.spans[path_of == number]), None
         if held is None:
@@ -220,7 +220,7 @@ def _parts(
 
 
 def _together(name: str, parts: Sequence[Documents], weights: Sequence[float]) -> Documents:
-    """Join the parts of a mixture, whose digest covers their weights."""
+    """Join the parts of a mixture; its digest includes their weights."""
     spans = np.concatenate([one.spans for one in parts])
     total = sum(weights)
     shares = ", ".join(
@@ -243,7 +243,7 @@ def open_documents(
 
     Args:
         paths: files or folders; none for the standard library.
-        tokenizer: the run's; None where its data were ids.
+        tokenizer: the run's; None where its data are ids.
         vocab: as for :func:`open_corpus`, like the rest.
         cache: as there.
         say: as there.
@@ -260,11 +260,11 @@ def open_documents(
 
 
 _BYTES = 6.0
-"""Of an id in JSON, about, and what separates it from the next."""
+"""Approximate bytes of an id in JSON, with its separator."""
 
 
 def _long(documents: Documents, seq_len: int) -> str | None:
-    """Say how many documents with weights are longer than a row; None: none is."""
+    """Describe how many documents with weights are longer than a row; None: none is."""
     longer = np.flatnonzero(documents.lengths > seq_len + 1)
     late = 0
     for array, first, _ in documents.spans[longer].tolist():
@@ -283,7 +283,7 @@ def _counted(documents: Documents) -> str:
 
 
 FEW = 20
-"""With fewer documents than this, the tail of the stream is held out."""
+"""With fewer documents, the tail of the stream is held out."""
 
 
 def split(
@@ -292,7 +292,7 @@ def split(
     """Split documents into the training part, in file order, and the held-out part, as drawn.
 
     Raises:
-        DataError: there is not enough for one window of each.
+        DataError: there are not enough tokens for one window of each.
     """
     if len(documents) >= FEW:
         kept, held = _by_document(documents, fraction, seed, seq_len)
@@ -310,7 +310,7 @@ def split(
 
 
 def check_length(documents: Documents, seq_len: int, where: str, purpose: str) -> None:
-    """Refuse documents that do not fill one window and the label of its last token.
+    """Refuse documents that are too short for one window and the label of its last token.
 
     Raises:
         DataError: they hold fewer than seq_len + 1 tokens.
@@ -331,13 +331,13 @@ def _by_document(
     shuffled = order(len(documents), seed)
     count = min(max(round(fraction * len(documents)), 1), len(documents) - 1)
     ends = np.cumsum(documents.lengths[shuffled])
-    enough = int(np.searchsorted(ends, seq_len + 1)) + 1  # documents until the first whole window
+    enough = int(np.searchsorted(ends, seq_len + 1)) + 1  # documents up to the first whole window
     chosen = shuffled[: max(count, enough)]
     return np.delete(documents.spans, chosen, axis=0), documents.spans[chosen]
 
 
 def _by_tail(documents: Documents, fraction: float, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cut the stream in two; return the spans of the two parts."""
+    """Split the stream in two; return the spans of the two parts."""
     held = max(round(fraction * documents.tokens), seq_len + 1)
     cut = max(documents.tokens - held, 0)
     before, after = documents.spans.copy(), documents.spans.copy()

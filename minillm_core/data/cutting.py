@@ -1,10 +1,10 @@
-"""Where a text may be divided, and how words without an end are.
+"""Places to divide a text, and the cutting of words without an end.
 
-Byte-level BPE first splits a text into words (letters, digits, other characters, white space) and
-then merges within each word; a word of megabytes (DNA, NUL bytes, a row of dashes) takes long. A
-text is therefore divided at places that are boundaries between two words for certain, which
-changes no id; a stretch of more than WORD characters without such a place is cut every WORD
-characters. Training takes time with the square of a word's length, and cuts at LEARNED characters.
+Byte-level BPE first splits a text into words (letters, digits, other characters, white space) and then
+merges within each word; a word of megabytes (DNA, NUL bytes, a row of dashes) takes long. A text is
+therefore divided at certain word boundaries, which changes no id; a stretch of more than WORD characters
+without one is cut every WORD characters. Training time grows with the square of a word's length, so
+training cuts at LEARNED characters.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ LEARNED = 1 << 10
 """Characters; a longer word is cut before a tokenizer is trained on it."""
 
 PIECE = 1 << 20
-"""Bytes of a text file that are read together, and characters that are encoded whole by a
-tokenizer that cannot be divided at certain places."""
+"""Bytes of a text file that are read together, and characters that are encoded whole by a tokenizer
+that cannot be divided at word boundaries."""
 
 _PART = 1 << 13  # characters; longer texts are divided, so that all cores share the work
-_SEARCHED = 1 << 16  # characters; while ``re`` searches, Python hears no signal
+_SEARCHED = 1 << 16  # characters; during a search of ``re`` Python handles no signal
 
-# Characters whose kind every version of Unicode agrees on, here and in ``tokenizers``.
+# Characters that every version of Unicode classifies alike, here and in ``tokenizers``.
 _LETTERS = (
     "A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u024f\u0391-\u03a1\u03b1-\u03c9\u0410-\u044f"
     "\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3"
@@ -40,16 +40,16 @@ _BOUNDARY = re.compile(  # the character before one; an apostrophe may begin "'s
 
 
 class Continued(str):
-    """A further piece of the text document whose first piece came before it."""
+    """A further piece of a text document, after its first piece."""
 
     __slots__ = ()
 
 
 def parts(text: str, word: int = WORD) -> Iterator[tuple[str, int]]:
-    """Yield a text in parts that are pre-tokenised and encoded one by one; longer words are cut.
+    """Yield a text in parts that are pre-tokenised and encoded separately; longer words are cut.
 
-    Each has a number: 0 of words as they are; of a word that is too long 1 for its first characters,
-    2 for those behind them, and so on.
+    Each part has a number: 0 for uncut words; 1 for the first characters of a cut word, 2 for the next ones,
+    and so on.
     """
     start = 0
     for first, end in _endless(text, word):
@@ -61,7 +61,7 @@ def parts(text: str, word: int = WORD) -> Iterator[tuple[str, int]]:
 
 
 def divide(text: str) -> int:
-    """Find the last good place to divide a long text: before the end of a line, else near its end.
+    """Return the last good place to divide a long text: before the end of a line, else near its end.
 
     A letter or digit before a line's end is a boundary for the other pre-tokenizers in use as well.
     """
@@ -89,8 +89,8 @@ def _between(text: str, start: int, end: int) -> Iterator[str]:
 def _endless(text: str, word: int) -> Iterator[tuple[int, int]]:
     """Yield (first, end) of each stretch of more than ``word`` characters without a boundary inside.
 
-    Such a stretch covers at least one whole block of half as many characters, so that other text is
-    looked at in a few characters of each block.
+    Such a stretch covers at least one whole block of half as many characters, so that in other text only a
+    few characters of each block are examined.
     """
     place, block = 0, word // 2
     while place + block <= len(text):
@@ -106,7 +106,7 @@ def _endless(text: str, word: int) -> Iterator[tuple[int, int]]:
 
 
 def _next_boundary(text: str, start: int) -> int:
-    """Find the first boundary after the character ``start``, else the text's end."""
+    """Return the first boundary after the character ``start``, else the text's end."""
     for place in range(start, len(text), _SEARCHED):
         if boundary := _BOUNDARY.search(text, place, place + _SEARCHED + 1):
             return boundary.end()

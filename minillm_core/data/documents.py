@@ -1,8 +1,8 @@
 """Tokenised documents, their shuffled order, and the cursor: the place reached in that order.
 
-Documents are views into id arrays, most of them memory maps of files. Their order is one rule and
-one seed; neither it nor a cursor depends on rows, gradient accumulation, sequence length, processes
-or prefetching.
+Documents are views into id arrays, most of them memory maps of files. One rule and one seed determine
+their order; neither it nor a cursor depends on rows, gradient accumulation, sequence length, processes or
+prefetching.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def digest(*contents: str | np.ndarray) -> str:
-    """Digest strings and arrays, one after the other, by xxh3-128: against damage, not attack."""
+    """Return the xxh3-128 digest of strings and arrays, in order: it detects damage, not attacks."""
     state = xxhash.xxh3_128()
     for content in contents:
         text = isinstance(content, str)
@@ -35,17 +35,17 @@ def digest(*contents: str | np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class MappedFile:
-    """A memory-mapped file as it was when it was opened.
+    """A memory-mapped file, with its state when it was opened.
 
-    Nothing may write to it while it is mapped: the ids would change under the run, and reading past
-    the end of a file that was cut short kills the process (SIGBUS). A file that is removed, or
-    replaced by another of its name, stays as it was for those who have mapped it.
+    It must not be written to while it is mapped: the ids would change under the run, and reading past the
+    end of a truncated file kills the process (SIGBUS). A file that is deleted, or replaced by another of its
+    name, stays unchanged for the processes that have mapped it.
 
     Attributes:
         path: of the file.
-        size: bytes.
-        modified: its time stamp, in nanoseconds.
-        inode: device and number, which tell it from another file under its name.
+        size: its bytes.
+        modified: its modification time, in nanoseconds.
+        inode: device and inode number, which tell it from another file under its name.
     """
 
     path: Path
@@ -55,21 +55,21 @@ class MappedFile:
 
     @classmethod
     def of(cls, path: Path, status: os.stat_result) -> MappedFile:
-        """Make one of the file behind ``path``, with a status that was taken while it was open."""
+        """Describe the file at ``path``, with a status that was taken while it was open."""
         inode = status.st_dev, status.st_ino
         return cls(path, status.st_size, status.st_mtime_ns, inode)
 
     def check_length(self) -> None:
-        """Check that all of it is still there to be read.
+        """Check that the file has not become shorter.
 
         Raises:
-            DataError: it was cut short.
+            DataError: it was truncated.
         """
         if (now := self._now()) and now.st_size < self.size:
             raise self._changed(f"cut short from {self.size:,} to {now.st_size:,} bytes")
 
     def check_unchanged(self) -> None:
-        """Compare its size and time with what they were.
+        """Compare its size and time with those at opening.
 
         Raises:
             DataError: they differ.
@@ -95,16 +95,16 @@ class MappedFile:
 
 
 IDS = "ids"
-"""The name of the ids among the columns of documents."""
+"""Name of the ids among the columns of documents."""
 
 ZERO = np.zeros(1, np.int64)
 
 Columns = dict[str, np.ndarray]
-"""Of some tokens, (n,) each: ids, and what a source gives beside them."""
+"""Columns of some tokens, (n,) each: ids, and a source's further fields."""
 
 
 def column(array: np.ndarray, name: str) -> np.ndarray:
-    """Take one column of an array of records; an array of ids has that alone, other fields are 0."""
+    """Return one column of an array of records; a plain array of ids has only that one, other fields are 0."""
     if array.dtype.names:
         return array[name]
     return array if name == IDS else np.broadcast_to(array.dtype.type(0), array.shape)
@@ -112,9 +112,9 @@ def column(array: np.ndarray, name: str) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Documents in the order of their files, none of them empty.
+    """Tokenised documents in file order, none of them empty.
 
-    Those made here begin with the end-of-text id; a piece of a document (the held-out tail of a
+    Documents made here begin with the end-of-text id; a piece of a document (the held-out tail of a
     stream, a shard that starts in the middle) does not.
 
     Attributes:
@@ -122,8 +122,8 @@ class Documents:
             records: an id, ``ids``, and further fields of its token.
         spans: int64 (documents, 3): which array, first token, one past the last.
         vocab: ids are smaller than this.
-        digest: names the content; the same text, tokenizer and split give the same digest.
-        files: those behind the arrays, None for one that is in memory; empty where all are.
+        digest: identifies the content; the same text, tokenizer and split give the same digest.
+        files: the files behind the arrays, None for an array in memory; empty where all are.
     """
 
     arrays: tuple[np.ndarray, ...]
@@ -134,7 +134,7 @@ class Documents:
 
     @classmethod
     def of(cls, documents: Sequence[Sequence[int] | np.ndarray], vocab: int) -> Documents:
-        """Make documents from lists of ids, as they are: no end-of-text id is added.
+        """Build documents from lists of ids, unchanged: no end-of-text id is added.
 
         Raises:
             ValueError: a document is empty or holds an id outside 0 <= id < vocab.
@@ -154,65 +154,65 @@ class Documents:
         return len(self.spans)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """Return the ids of one document: a view, (length,)."""
+        """Return a view of the ids of one document, (length,)."""
         array, first, last = self.spans[index].tolist()
         return column(self.arrays[array], IDS)[first:last]
 
     @cached_property
     def fields(self) -> dict[str, np.dtype]:
-        """What is read of a token, name -> dtype: its id, int32, and further fields."""
+        """The fields of a token, name -> dtype: its id, int32, and further ones."""
         dtypes = (array.dtype for array in self.arrays)
         named = {name: dt[name] for dt in dtypes for name in dt.names or ()}
         return {**named, IDS: np.dtype(np.int32)}
 
     def room(self, tokens: int) -> Columns:
-        """Make arrays of zeros for so many tokens, to :meth:`read` into."""
+        """Return arrays of zeros for so many tokens, for :meth:`read`."""
         return {name: np.zeros(tokens, dtype) for name, dtype in self.fields.items()}
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """Count the tokens of each document: int64 (documents,)."""
+        """Return the number of tokens of each document: int64 (documents,)."""
         return self.spans[:, 2] - self.spans[:, 1]
 
     @cached_property
     def offsets(self) -> np.ndarray:
-        """Find where each document would start, were they laid end to end: int64 (documents + 1,)."""
+        """Return each document's start when laid end to end: int64 (documents + 1,)."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
 
     @property
     def tokens(self) -> int:
-        """Count the tokens of all documents."""
+        """Return the number of tokens of all documents."""
         return int(self.offsets[-1])
 
     def block(self, number: int) -> Documents | None:
-        """Return all of them as block 0, the only one: see :class:`Blocked`."""
+        """Return all documents as block 0, the only one: see :class:`Blocked`."""
         return None if number else self
 
     def part(self, name: str, spans: np.ndarray) -> Documents:
-        """Take other spans of the same arrays, as a dataset of its own, which ``name`` tells apart."""
+        """Return other spans of the same arrays as a dataset of its own, with ``name`` in its digest."""
         return replace(self, spans=spans, digest=digest(f"{self.digest} {name}", spans))
 
     def ordered(self, permutation: np.ndarray | None) -> Documents:
-        """Lay the documents out in another order, int (documents,); None: as they are."""
+        """Return the documents in another order, int (documents,); None: unchanged."""
         if permutation is None:
             return self
         return replace(self, spans=self.spans[permutation])
 
     def locate(self, position: int) -> tuple[int, int]:
-        """Locate the document at a position of all laid end to end, and the offset within it."""
+        """Return the document at a position when laid end to end, and the offset within it."""
         document = int(np.searchsorted(self.offsets, position, side="right")) - 1
         return document, position - int(self.offsets[document])
 
     def read(self, position: int, columns: Columns, starts: np.ndarray) -> int:
-        """Copy tokens from ``position`` on, as many as fit and exist; returns how many.
+        """Copy tokens from ``position`` on, as many as fit and exist; return their number.
 
         Args:
             position: of the first token, 0 <= position <= tokens.
-            columns: as :meth:`room` makes them, (n,) each, written.
+            columns: from :meth:`room`, (n,) each; written.
             starts: bool (n,), written: True where a document begins.
 
         Raises:
-            DataError: as of :meth:`gather`.
+            DataError: as :meth:`gather`.
         """
         count = min(len(starts), self.tokens - position)
         if count <= 0:
@@ -230,18 +230,18 @@ class Documents:
         columns: Columns,
         starts: np.ndarray,
     ) -> None:
-        """Copy stretches of tokens of all documents laid end to end, one after the other.
+        """Copy stretches of tokens of the documents laid end to end.
 
         Args:
             first: int64 (stretches,), positions of their first tokens.
             last: int64 (stretches,), one past their last tokens; first < last <= tokens.
-            at: int64 (stretches,), where in the columns they go, each to a place of its own.
-            columns: (n,) each, written; ids elsewhere are valid, as :meth:`room` makes them.
+            at: int64 (stretches,), their offsets in the columns, without overlap.
+            columns: (n,) each, written; ids elsewhere must be valid, as from :meth:`room`.
             starts: bool (n,), set where a document begins.
 
         Raises:
-            DataError: a file changed since it was opened: it is too short, or holds an id that the
-                model has no row for, which a framework would read out of bounds.
+            DataError: a file changed since it was opened: it is too short, or holds an id outside the
+                embedding, which a framework would read out of bounds.
         """
         begin = np.searchsorted(self.offsets, first, side="right") - 1
         counts = np.searchsorted(self.offsets, last) - begin  # documents of each stretch
@@ -273,7 +273,7 @@ class Documents:
             )
 
     def check_unchanged(self) -> None:
-        """Check that the files behind the documents are still those that were opened.
+        """Check that the files behind the documents have not changed since they were opened.
 
         Raises:
             DataError: one was written to.
@@ -283,32 +283,32 @@ class Documents:
 
 
 Blocked: TypeAlias = "Documents | Blocks"
-"""Documents that are read block by block: those of a text as a whole are one block."""
+"""Documents that are read block by block; a text that is not in blocks is one block."""
 
 RULE = "default_rng(seed + epoch).permutation(documents)"
-"""Part of every fingerprint: another rule is another dataset."""
+"""Part of every fingerprint: a change of the rule changes the dataset."""
 
 
 def order(documents: int, seed: int, epoch: int = 0, block: int = 0) -> np.ndarray:
-    """Shuffle the documents of an epoch, or of a block of it.
+    """Return the shuffled order of the documents of an epoch, or of a block of it.
 
     Returns:
-        Their indices in the order of training, int64 (documents,).
+        Their indices in training order, int64 (documents,).
     """
     key = (seed + epoch, block) if block else seed + epoch
     return np.random.default_rng(key).permutation(documents)
 
 
 Arrangement = Mapping[str, Function]
-"""What plugins claim of the way from documents to rows: "order", "packer", "windows"."""
+"""The plugins' claims between documents and rows: "order", "packer", "windows"."""
 
 PLAIN: Arrangement = {}
 
 
 def fingerprint(documents: Blocked, seed: int, by: Arrangement = PLAIN) -> str:
-    """Digest the dataset and its order: 32 hex digits that change with any id, boundary, seed or rule.
+    """Return the digest of dataset and order: 32 hex digits that change with any id, boundary, seed or rule.
 
-    Where plugins arrange the documents, that is part of the rule.
+    Plugins that arrange the documents are part of the rule.
     """
     rule = f"{RULE}, {dict(by)}" if by else RULE
     return digest(f"{rule}\n{seed}\n{documents.digest}")
@@ -317,10 +317,10 @@ def fingerprint(documents: Blocked, seed: int, by: Arrangement = PLAIN) -> str:
 def permutation(
     lengths: np.ndarray, seed: int, epoch: int, by: Arrangement, block: int = 0
 ) -> np.ndarray:
-    """Order the documents of an epoch, or of a block of it, as a plugin says or by :func:`order`.
+    """Return the order of the documents of an epoch, or of a block of it, by a plugin or by :func:`order`.
 
     Raises:
-        PluginCodeError: what the plugin gave is no permutation.
+        PluginCodeError: the plugin returned no permutation.
     """
     if (claimed := by.get("order")) is None:
         return order(len(lengths), seed, epoch, block)
@@ -330,10 +330,10 @@ def permutation(
 def claimed_order(
     claimed: Function, given: object, count: int, seed: int, epoch: int, what: str
 ) -> np.ndarray:
-    """Ask a plugin for an order of ``count`` things, which it knows by ``given``: int64 (count,).
+    """Call a plugin for an order of ``count`` items, described to it by ``given``: int64 (count,).
 
     Raises:
-        PluginCodeError: what it gave is no permutation.
+        PluginCodeError: it returned no permutation.
     """
     found = np.asarray(claimed.call(given, seed, epoch))
     if found.dtype.kind != "i" or not np.array_equal(np.sort(found), np.arange(count)):
@@ -343,7 +343,7 @@ def claimed_order(
 
 
 def check_cursor(data: Mapping[str, Any], expected: str) -> None:
-    """Compare the fingerprint that a cursor carries with the one of the data that there are.
+    """Compare a cursor's fingerprint with that of the current data.
 
     Raises:
         DataError: they differ.
@@ -358,7 +358,7 @@ def check_cursor(data: Mapping[str, Any], expected: str) -> None:
 
 @dataclass(frozen=True)
 class Cursor:
-    """A place in the shuffled documents: the next token to be read.
+    """A place in the shuffled documents: that of the next token to read.
 
     Attributes:
         fingerprint: of the dataset and its order.
@@ -378,10 +378,10 @@ class Cursor:
 
     @classmethod
     def resume(cls, data: Mapping[str, Any], expected: str) -> Cursor:
-        """Make a cursor of its :meth:`data`, checked against the fingerprint of the data that there are.
+        """Return the cursor of a :meth:`data` object, checked against the fingerprint of the current data.
 
         Raises:
-            DataError: the data changed since, or this is no cursor.
+            DataError: the data changed since, or the object is no cursor.
         """
         names = ("epoch", "document", "offset")
         if not isinstance(data.get("fingerprint"), str) or not all(

@@ -1,7 +1,7 @@
-"""Source files: opened through their compression, and read as text, JSON lines or token shards.
+"""Source files: decompressed, and parsed as text, JSON lines or token shards.
 
-A reader yields documents: a ``str``, or an int array of ids that skips the tokenizer. Everything
-it cannot read is a DataError with file, line and byte.
+A reader yields documents: a ``str``, or an int array of ids, which skips the tokenizer. Content that it
+cannot read raises a DataError with file, line and byte.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from minillm_core.install import pip_line
 from minillm_core.plugins.discover import entry_points
 
 Progress = Callable[[str, int, int], None]
-"""``progress(what, done, total)``, in bytes; total 0: unknown. Called when a phase begins, with
-nothing done, then several times a second, from one thread."""
+"""``progress(what, done, total)``, in bytes; total 0: unknown. Called at the start of a phase with
+done 0, then several times a second, from one thread."""
 
 
 def _zstd() -> Any:
@@ -52,7 +52,7 @@ def _zstd() -> Any:
 
 
 def _damage() -> tuple[type[Exception], ...]:
-    """List what unpackers raise where a file is damaged or cut short."""
+    """Return the exceptions that decompressors raise for damaged or truncated files."""
     zstd = sys.modules.get("compression.zstd") or sys.modules.get(_BACKPORT)
     known = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
     return (*known, zstd.ZstdError) if zstd else known
@@ -63,7 +63,7 @@ PACKINGS: dict[str, Callable[[Any], io.BufferedIOBase]] = {
     ".xz": lzma.open,
     ".zst": lambda file: _zstd().open(file),
 }
-"""Suffix -> what unpacks it."""
+"""Suffix -> function that opens the decompressed file."""
 
 _BUFFER = 1 << 18
 _NOT_JSON = "not a line of JSON"
@@ -71,7 +71,7 @@ _BACKPORT = "backports.zstd"
 
 
 def ticker(progress: Progress | None, what: str, total: int) -> Callable[[int], None]:
-    """Begin a phase: the function to call with each number of bytes that is done, or with 0."""
+    """Begin a phase; return the function to call with each number of bytes done, or with 0."""
     if progress is None:
         return lambda count: None
     done = 0
@@ -86,7 +86,7 @@ def ticker(progress: Progress | None, what: str, total: int) -> Callable[[int], 
 
 
 class MalformedError(DataError):
-    """A document that cannot be read, where those after it could be; ``reason`` is its kind."""
+    """A document that cannot be read, in a file that can be read further; ``reason`` is the kind of error."""
 
     def __init__(self, what: str, *, where: str, fix: str, reason: str | None = None) -> None:
         super().__init__(what, where=where, fix=fix)
@@ -99,14 +99,14 @@ def _stop(error: MalformedError) -> None:
 
 @dataclass
 class Reading:
-    """The state of reading files: the bound of ids, the progress, and the notes taken.
+    """The state of reading files: the bound of ids, progress, and notes.
 
     Attributes:
-        vocab: ids must be smaller.
+        vocab: upper bound of ids.
         tick: called with the number of bytes just read from a file.
-        notes: "left out: blank lines", "cut: ..." -> how often.
-        malformed: called with each document that cannot be read; it raises the error, or returns
-            to leave the document out.
+        notes: "left out: blank lines", "cut: ..." -> count.
+        malformed: called with the error of each unreadable document; it raises it, or returns to
+            leave the document out.
     """
 
     vocab: int
@@ -116,7 +116,7 @@ class Reading:
 
 
 class _Counted(io.FileIO):
-    """A file that reports how much of it was read."""
+    """A file that reports the bytes that were read."""
 
     def __init__(self, path: Path, tick: Callable[[int], None]) -> None:
         super().__init__(path, "rb")
@@ -130,15 +130,15 @@ class _Counted(io.FileIO):
 
 @contextmanager
 def opened(path: Path, packing: str, reading: Reading) -> Iterator[io.BufferedReader]:
-    """Open a source file for its unpacked bytes.
+    """Open a source file for its decompressed bytes.
 
     Args:
         path: a regular file.
-        packing: a key of PACKINGS, or nothing for a file that is not packed.
-        reading: whose ``tick`` counts the file's own bytes.
+        packing: a key of PACKINGS, or empty for an uncompressed file.
+        reading: its ``tick`` counts the bytes of the file itself.
 
     Raises:
-        DataError: it cannot be opened, read or unpacked.
+        DataError: it cannot be opened, read or decompressed.
     """
     try:
         with io.BufferedReader(_Counted(path, reading.tick), _BUFFER) as raw:
@@ -163,12 +163,12 @@ def opened(path: Path, packing: str, reading: Reading) -> Iterator[io.BufferedRe
 
 Document = str | np.ndarray
 Record = tuple["Place", bytes, dict[str, Any]]
-"""Where a document stands, its line as it stands, and the object."""
+"""A document's place, its raw line, and the parsed object."""
 
 Reader = Callable[[Path, str, Reading], Iterator[Document]]
 
 EMPTY = "left out: empty documents"
-"""A note that asks nothing of a person."""
+"""A note that needs no action."""
 
 MAX_LINE_BYTES = 16 << 20
 """A longer line of JSON is refused before it fills the memory."""
@@ -176,14 +176,14 @@ MAX_LINE_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of file.
+    """A file format.
 
     Attributes:
-        name: as people say it.
-        suffixes: of the files that are taken from a folder.
-        read: path, packing and reading to documents; None where files are mapped instead.
-        records: the same to places, lines and objects, where documents are objects.
-        text: path to bytes of text, about; None: those of the file, once it is unpacked.
+        name: for messages.
+        suffixes: of the files to read from a folder.
+        read: path, packing and reading -> documents; None where files are mapped instead.
+        records: the same -> places, lines and objects, for formats whose documents are objects.
+        text: path -> approximate bytes of text; None: the size of the decompressed file.
     """
 
     name: str
@@ -194,9 +194,9 @@ class Format:
 
 
 def read_text(path: Path, packing: str, reading: Reading) -> Iterator[str]:
-    """Read one document: the whole file, without a byte order mark, line ends as they are.
+    """Read the whole file as one document, without a byte order mark, with its own line ends.
 
-    A file of more than PIECE bytes comes in pieces, so that its size is not bounded by the memory.
+    A file of more than PIECE bytes is read in pieces, so that its size is not bounded by the memory.
     """
     kind: type[str] = str
     text, undecoded, first, place, lines = "", b"", b"", 0, 0
@@ -229,7 +229,7 @@ def read_text(path: Path, packing: str, reading: Reading) -> Iterator[str]:
 
 
 def read_records(path: Path, packing: str, reading: Reading) -> Iterator[Record]:
-    """Read a JSON object a line: its place, the line as it stands, and the object."""
+    """Read one JSON object a line; yield its place, its raw line, and the object."""
     with opened(path, packing, reading) as file:
         number, start = 0, 0
         while line := file.readline(MAX_LINE_BYTES + 1):  # only LF ends a line
@@ -254,12 +254,12 @@ def read_records(path: Path, packing: str, reading: Reading) -> Iterator[Record]
 
 
 def read_jsonl(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
-    """Read one document a line: {"text": str} or {"ids": [int, ...]}; other keys are left alone."""
+    """Read one document a line: {"text": str} or {"ids": [int, ...]}; other keys are ignored."""
     return documents_of(read_records(path, packing, reading), reading)
 
 
 def documents_of(records: Iterable[Record], reading: Reading) -> Iterator[Document]:
-    """Take the document out of each record: its "text", or its "ids"."""
+    """Yield the document of each record: its "text", or its "ids"."""
     for place, _, record in records:
         try:
             document = _document(record, place, reading)
@@ -284,27 +284,27 @@ SHARD = Format("token shard", (".bin",), None)
 FORMATS: dict[str, Format] = {
     suffix: format for format in (TEXT, JSONL, SHARD) for suffix in format.suffixes
 }
-"""Suffix -> format; any other suffix is skipped in a folder, and text where it is named."""
+"""Suffix -> format; files of other suffixes are skipped in a folder, and read as text where named."""
 
 GROUP = "minillm.formats"
-"""Entry points of further formats: the name is the end of a file's name, ``.parquet``; the value
-names a :class:`Format`, which is imported when such a file is read."""
+"""Entry points of further formats: the name is a suffix of file names, ``.parquet``; the value names a
+:class:`Format`, which is imported when such a file is read."""
 
 
 class Formats:
-    """The formats of files: the core's, and those that installed distributions offer."""
+    """The file formats of the core and of installed distributions."""
 
     @cached_property
     def offers(self) -> list[EntryPoint]:
-        """The entry points of further formats; their distributions are listed once."""
+        """The entry points of further formats, listed once."""
         return list(entry_points(group=GROUP))
 
     def of(self, name: str) -> Format | None:
-        """Find the format of a file by the end of its name, packing apart; None: there is none.
+        """Find the format of a file by its name's suffix, before that of the packing; None: there is none.
 
         Raises:
             DataError: several distributions offer it.
-            PluginError: what is offered is no format.
+            PluginError: the offered object is no format.
         """
         own = FORMATS.get(Path(name).suffix.lower())
         if own in (TEXT, JSONL):
@@ -338,17 +338,17 @@ class Place:
     path: Path
     packing: str
     line: int  # from 1
-    start: int  # byte in the unpacked file
+    start: int  # byte offset in the decompressed file
 
     def name(self, byte: int = 0) -> str:
-        """Word the place of a byte of the line."""
+        """Return the place of a byte of the line, for messages."""
         unpacked = " of the unpacked file" if self.packing else ""
         return f"{self.path}, line {self.line}, byte {self.start + byte}{unpacked}"
 
     def error(
         self, what: str, fix: str, byte: int = 0, reason: str | None = None
     ) -> MalformedError:
-        """Make an error about a byte of the line; ``reason`` is its kind, by default ``what``."""
+        """Build the error for a byte of the line; ``reason`` is its kind, by default ``what``."""
         return MalformedError(what, where=self.name(byte), fix=fix, reason=reason)
 
 

@@ -1,9 +1,9 @@
-"""Which files the data are: found, sorted, and named by their content.
+"""The files of the data: discovered, sorted, and identified by their content.
 
-A folder is read recursively, its files in the order of their relative paths; hidden files and
-folders and files of other suffixes are left out, and counted aloud. A file that is named itself is
-read whatever its suffix: as text, where the suffix says nothing else. Without any path, the data
-are the sources of the running Python's standard library, without its tests and its tables.
+A folder is read recursively, its files in the order of their relative paths; hidden files and folders and
+files of other suffixes are left out, with a note of their number. A file that is named itself is read
+whatever its suffix: as text, unless the suffix is known. Without any path, the data are the sources of
+the running Python's standard library, without its tests and its tables.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from minillm_core.install import pip_line
 _FOREIGN = {".bz2", ".zip", ".7z", ".tar", ".tgz", ".parquet", ".arrow", ".pdf", ".docx"}
 _ARROW = {".parquet", ".arrow"}
 UNPACKED = {".gz": 3, ".xz": 4, ".zst": 3.5}
-"""Bytes of text for a byte of a packed file, about."""
+"""Approximate bytes of text per byte of a compressed file."""
 
-# Tests, what others installed, and tables of characters and help texts: a model that reads those
-# writes tables (docs/experiments.md).
+# Tests, installed packages, and tables of characters and help texts: a model trained on those writes
+# tables (docs/experiments.md).
 _NOT_LIBRARY = {
     "encodings",
     "pydoc_data",
@@ -44,15 +44,15 @@ _NOT_LIBRARY = {
 
 @dataclass(frozen=True)
 class Source:
-    """A file of the data.
+    """A source file.
 
     Attributes:
-        path: of the file.
-        format: how it is read.
-        packing: ".gz", ".xz" or nothing.
+        path: the file.
+        format: its format.
+        packing: ".gz", ".xz" or empty.
         size: bytes on disk.
-        modified: its time stamp, in nanoseconds.
-        given: number of the path that it was found under, from 0.
+        modified: its modification time, in nanoseconds.
+        given: index of the path that it was found under.
     """
 
     path: Path
@@ -64,16 +64,16 @@ class Source:
 
     @property
     def unpacked(self) -> int:
-        """Estimate the bytes of the unpacked file."""
+        """Estimate the size of the decompressed file in bytes."""
         if self.format.text is not None:
             return self.format.text(self.path)
         return int(self.size * UNPACKED.get(self.packing, 1))
 
     def digest(self, tick: Callable[[int], None] = lambda count: None) -> str:
-        """Digest the file's bytes and how they are read; neither its name nor its time.
+        """Return the digest of the file's bytes and its format; it does not depend on its name or time.
 
         Args:
-            tick: called with each number of bytes.
+            tick: called with each number of bytes read.
 
         Raises:
             DataError: it cannot be read.
@@ -89,10 +89,10 @@ class Source:
         return content.hexdigest()
 
     def check_unchanged(self) -> None:
-        """Compare size and time with what they were when the file was found.
+        """Compare size and time with those when the file was found.
 
         Raises:
-            DataError: they differ: what was read may be half of the one and half of the other.
+            DataError: they differ: the content read may mix two versions.
         """
         now = _regular(self.path)
         if (now.st_size, now.st_mtime_ns) != (self.size, self.modified):
@@ -104,18 +104,18 @@ class Source:
 
 
 def find(paths: Sequence[str], say: Callable[[str], None]) -> list[Source]:
-    """Find the files behind ``paths``, in the order given, folders sorted; none for the library.
+    """Find the files of ``paths``, in the order given, folders sorted; no paths: the standard library.
 
     Args:
         paths: files or folders.
-        say: is given a line about what a folder holds that is not read.
+        say: prints a line about the files of a folder that are left out.
 
     Raises:
         DataError: a path is empty, does not exist, is no file or folder, or a folder holds no data.
     """
     if not paths:
         return _library()
-    if not all(paths):  # an unset variable of a shell would be the current folder
+    if not all(paths):  # an empty path, from an unset shell variable, would be the current folder
         raise DataError("a path of the data is empty", where="--data ''", fix="name a file, or .")
     for path in paths:
         try:
@@ -197,7 +197,7 @@ def _kind(path: Path, known: formats.Formats) -> tuple[formats.Format | None, st
     packing = path.suffix.lower() if path.suffix.lower() in formats.PACKINGS else ""
     format = known.of((path.with_suffix("") if packing else path).name)
     if packing and format is formats.SHARD:
-        return None, packing  # shards are mapped, so they cannot be packed
+        return None, packing  # shards are mapped, so they cannot be compressed
     return format, packing
 
 
@@ -222,7 +222,7 @@ def _regular(path: Path) -> os.stat_result:
 
 def _unreadable(path: Path, error: OSError) -> DataError:
     missing = isinstance(error, FileNotFoundError)
-    # a run that is resumed may have been started elsewhere
+    # a resumed run may have been started in another folder
     place = str(path) if path.is_absolute() or not missing else f"{path}, seen from {Path.cwd()}"
     return DataError(
         "there is no such file or folder" if missing else f"cannot be read: {error.strerror}",
@@ -238,26 +238,25 @@ def _listed(skipped: Counter[str]) -> str:
 
 
 TEXT_PER_ENTRY = 800
-"""Bytes of text for each entry, at least: on 1.1 MB of Shakespeare 1,024 entries reach 2.21
-bits/byte and 4,096 reach 2.38 in the same minutes; on 8 MB of Python 4,096 beat 2,048
-(docs/experiments.md)."""
+"""Fewest bytes of text per vocabulary entry: on 1.1 MB of Shakespeare 1,024 entries reach 2.21 bits/byte
+and 4,096 reach 2.38 in the same minutes; on 8 MB of Python 4,096 beat 2,048 (docs/experiments.md)."""
 
 SMALLEST = 512
-"""The rule never asks for fewer entries than this."""
+"""Smallest vocabulary that the rule chooses."""
 
 
 def fitting_entries(sources: Sequence[Source], entries: int) -> int:
-    """Return ``entries``, or for a small text a power of two: 800 bytes of text for each entry.
+    """Return ``entries``, or for a small text a power of two: one entry for each 800 bytes of text.
 
-    Sizes are those on the disk, so nothing is read but the first line of JSON lines.
+    It uses file sizes, so nothing is read but the first line of JSON lines.
 
     Args:
-        sources: as :func:`find` gives them.
-        entries: of the preset.
+        sources: from :func:`find`.
+        entries: the preset's vocabulary size.
 
     Returns:
-        ``entries`` as well where the data are token ids, whose tokenizer is another's; else at
-        least 512.
+        The vocabulary size, at least 512; ``entries`` also where the data are token ids, which have
+        their own tokenizer.
     """
     if any(_holds_ids(source) for source in sources):
         return entries
@@ -277,5 +276,5 @@ def _holds_ids(source: Source) -> bool:
     try:
         with formats.opened(source.path, source.packing, formats.Reading(vocab=2)) as file:
             return b'"ids"' in file.readline(1 << 16)
-    except DataError:  # the reading that follows says what is wrong with it
+    except DataError:  # the read that follows raises it with its details
         return False

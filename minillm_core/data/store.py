@@ -1,13 +1,13 @@
-"""Token ids on disk: written once, in a folder named by what they were made from, then mapped.
+"""Token ids on disk: written once, in a folder named by the digest of their inputs, then mapped.
 
 An entry of the cache holds ``ids.bin`` (uint16 or uint32, little-endian), ``spans.npy`` (see
-:class:`~minillm_core.data.documents.Documents`) and ``meta.json`` with a digest of both; a tokenizer
-trained for it lies beside them. Digest, ids and spans are checked every time it is opened: a
-framework would read out of bounds what an id leads it to. The digest tells damage, not malice, so
-that only folders of this account (or root's) are opened.
+:class:`~minillm_core.data.documents.Documents`) and ``meta.json`` with a digest of both; and a tokenizer,
+if one was trained for it. Digest, ids and spans are checked at every opening: a framework would read out
+of bounds for a bad id. The digest detects damage, not malice, so only folders of this account (or root's)
+are opened.
 
-While an entry is written its process holds a lock on it; a folder without one was left by a
-process that died, and goes at the next start.
+While an entry is written its process holds a lock on it; a folder without one was left by a dead process,
+and is removed at the next start.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ from minillm_core.errors import DataError
 from minillm_core.plugins.sourcing import Field
 
 Values = Mapping[str, float | np.ndarray]
-"""Field -> its value, of some tokens."""
+"""Field -> its values for some tokens."""
 
 Bookmark = tuple[int, int]
-"""Where reading goes on among documents: the number of a file, or of a path whose files a plugin reads together, and
-documents before it there."""
+"""A place to resume reading documents: the index of a file, or of a path whose files a plugin reads together,
+and the number of documents before it there."""
 
 BEGIN: Bookmark = 0, 0
 
 _IDS, _SPANS, _META, _TOKENIZER = "ids.bin", "spans.npy", "meta.json", "tokenizer.json"
 _NAME = re.compile(r"[0-9a-f]{32}(\.tmp-[0-9a-f]+)?")
-_ABANDONED_SECONDS = 24 * 3600  # where the file system knows no locks
+_ABANDONED_SECONDS = 24 * 3600  # age limit where the file system has no locks
 _LARGEST_META = 1 << 20  # bytes
 _DIGESTS = "digests.json"
 _HEX = re.compile("[0-9a-f]{32}")
 _LARGEST_DIGESTS = 32 << 20  # bytes
 _MOST_DIGESTS = 400_000
-_SETTLED = 3.0  # seconds after which another write must show in a file's times
-_ROOT = 0  # may write anywhere, so that its folders are no worse than one's own
-_CHUNK = 1 << 22  # ids looked at together
+_SETTLED = 3.0  # seconds after which a further write must change a file's times
+_ROOT = 0  # it may write anywhere, so its folders are as safe as one's own
+_CHUNK = 1 << 22  # ids checked at once
 
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry of the cache, opened.
+    """An open entry of the cache.
 
     Attributes:
-        documents: mapped.
-        end_of_text: the id that they begin with.
-        notes: "left out: ..." or "cut: ..." -> how often.
-        tokenizer: the tokenizer.json that was trained for them; None where one was given, or none
-            was needed.
-        sample: bytes of text that it was trained on, and bytes of text in all.
-        paths: int64 (documents,): the number of the path that each is from.
-        place: of the documents behind these, which another entry holds; None: there are none.
+        documents: mapped documents.
+        end_of_text: the id that begins each.
+        notes: "left out: ..." or "cut: ..." -> count.
+        tokenizer: the tokenizer.json trained for them; None where one was given, or none was
+            needed.
+        sample: bytes of text that it was trained on, and of the whole text.
+        paths: int64 (documents,): index of each document's path.
+        place: place of the next documents, which another entry holds; None: there are none.
     """
 
     documents: Documents
@@ -82,15 +82,15 @@ class Entry:
 
 
 class Writer:
-    """A writer of documents into a temporary folder, which :meth:`commit` renames into place.
+    """A writer of documents to a temporary folder, which :meth:`commit` renames to its final name.
 
-    A context manager: what was not committed is gone when it ends.
+    A context manager: it removes the folder at its end unless it was committed.
 
     Args:
-        entry: the folder to be.
-        vocab: ids are smaller; up to 65,536 they take two bytes each.
-        origin: what the documents come from, to be shown.
-        fields: of each token, kept beside its id.
+        entry: the final folder.
+        vocab: upper bound of ids; up to 65,536 they take two bytes each.
+        origin: description of the documents' source.
+        fields: further fields of each token, stored with its id.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Writer:
             with suppress(OSError):
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._content = xxhash.xxh3_128()
-        self.tokens = 0  # so far, without those of mapped shards
+        self.tokens = 0  # so far, without tokens of mapped shards
         self._lengths: list[int] = []
         self._mapped: list[np.ndarray] = []
 
@@ -115,24 +115,24 @@ class Writer:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Leave nothing behind but what was committed."""
+        """Remove the temporary folder unless it was committed."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._file.close()  # and its lock
 
     @property
     def documents(self) -> int:
-        """Count the documents so far."""
+        """The number of documents so far."""
         return len(self._lengths) + sum(map(len, self._mapped))
 
     def document(self, end_of_text: int, ids: np.ndarray, values: Values | None = None) -> None:
-        """Add a document; it gets its end-of-text id, with zeros as values, unless it begins with one."""
+        """Add a document; prepend an end-of-text id, with zeros as values, unless it begins with one."""
         self._lengths.append(0)
         if not (len(ids) > 0 and int(ids[0]) == end_of_text):
             self.more(np.array([end_of_text]))
         self.more(ids, values)
 
     def more(self, ids: np.ndarray, values: Values | None = None) -> None:
-        """Add further ids to the last document, and the values of their fields, 0 where not given."""
+        """Append further ids to the last document, with the values of their fields, default 0."""
         data = ids.astype(self._ids)
         if self._dtype.names:
             ids, data = data, np.zeros(len(data), self._dtype)
@@ -145,20 +145,19 @@ class Writer:
         self.tokens += len(data)
 
     def shard(self, starts: np.ndarray, tokens: int) -> None:
-        """Add the documents of a mapped shard, which stays where it is."""
+        """Add the documents of a mapped shard, whose file stays in place."""
         ends = np.append(starts[1:], tokens)
         number = np.full_like(starts, len(self._mapped) + 1)
         self._mapped.append(np.stack([number, starts, ends], axis=1))
 
     def commit(self, tokenizer: Tokenizer | None, **facts: Any) -> None:
-        """Finish the entry; where another process was faster, keep that one's.
+        """Finish the entry; if another process has committed one meanwhile, keep that.
 
         Args:
-            tokenizer: one that was trained for the documents.
-            facts: of them, as JSON: end_of_text, the id that they begin with; notes of the reading;
-                sample, the bytes of text that the tokenizer was trained on, and in all; paths, (number
-                of a path, documents from it) in their order; place, that of the documents behind
-                these, None where there are none.
+            tokenizer: the tokenizer trained for the documents, if any.
+            facts: JSON about them: end_of_text, the id that begins each; notes of the reading; sample,
+                the bytes of text that the tokenizer was trained on, and in all; paths, (index of a path,
+                documents from it) in order; place, that of the next documents, None where there are none.
 
         Raises:
             OSError, DataError: it cannot be written.
@@ -192,14 +191,14 @@ class Writer:
 
 
 class Digests:
-    """Digests of files by the time and place of their content, so that a later start reads no file again.
+    """A cache of file digests by their device, inode, size and times, so that a later start reads no file again.
 
-    A file's key is its device, inode, size, modification time and change time: a write sets the
-    last one, and no program can set it back. A file that changed within the clock's last seconds gets no entry,
-    since another change might leave the same times.
+    A file's key is its device, inode, size, modification time and change time: a write sets the change time,
+    and no program can set it back. A file that changed within the last seconds gets no entry, since another
+    change might leave the same times.
 
     Args:
-        folder: keeps them, in digests.json; what is not understood there is read anew.
+        folder: the folder of digests.json; invalid entries there are ignored.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -211,11 +210,11 @@ class Digests:
                 self._known = {str(key): str(value) for key, value in held.items()}
 
     def of(self, source: Source, tick: Callable[[int], None]) -> str:
-        """Look a file's digest up, or read the file.
+        """Return a file's digest from the cache, or by reading the file.
 
         Args:
             source: the file.
-            tick: called with the bytes that are done.
+            tick: called with the number of bytes done.
 
         Raises:
             DataError: it cannot be read.
@@ -235,7 +234,7 @@ class Digests:
         return source.digest(tick)
 
     def keep(self) -> None:
-        """Write those of this start first, then earlier ones, up to a bound.
+        """Write this start's digests first, then earlier ones, up to a limit.
 
         Raises:
             OSError: they cannot be written.
@@ -257,11 +256,11 @@ def sweep(cache: Path) -> None:
 
 
 def open_entry(folder: Path, say: Callable[[str], None], **given: Any) -> Entry | None:
-    """Map an entry and check all of it.
+    """Map an entry and validate all of it.
 
     Args:
         folder: of the entry.
-        say: is given a line about a damaged entry.
+        say: prints a line about a damaged entry.
         given: shards, vocab, content, progress and fields, see :func:`_checked`.
 
     Returns:
@@ -282,7 +281,7 @@ def open_entry(folder: Path, say: Callable[[str], None], **given: Any) -> Entry 
         disk.remove(folder)
         return None
     with suppress(OSError):
-        os.utime(folder)  # when it was last used
+        os.utime(folder)  # time of last use
     return entry
 
 
@@ -294,18 +293,18 @@ def _checked(
     progress: Progress | None,
     fields: Sequence[Field],
 ) -> Entry:
-    """Check and map an entry.
+    """Validate and map an entry.
 
     Args:
         folder: of the entry.
         shards: the arrays that its spans number from 1, and their files.
-        vocab: ids are smaller.
+        vocab: upper bound of ids.
         content: digest of the shards, for the documents' digest.
         progress: of the check.
-        fields: that it was written with.
+        fields: the fields that it was written with.
 
     Raises:
-        ValueError and its like: it is damaged.
+        ValueError and similar: it is damaged.
     """
     if folder.is_symlink():
         raise ValueError("a link")
@@ -314,7 +313,7 @@ def _checked(
         raise ValueError("meta.json")
     dtype = _record(np.dtype({"<u2": "<u2", "<u4": "<u4"}[meta["dtype"]]), fields)
     place = place_of(meta)
-    shards = () if place else shards  # they are behind all that is read
+    shards = () if place else shards  # mapped shards follow all other documents
     ids = np.zeros(0, dtype)
     found, largest = xxhash.xxh3_128(), 0
     with open(disk.regular(_IDS, folder / _IDS), "rb") as file:
@@ -354,7 +353,7 @@ def _checked(
 
 
 def _record(ids: np.dtype, fields: Sequence[Field]) -> np.dtype:
-    """Return what one token takes: an id, or a record of it and its fields."""
+    """Return the dtype of a token: an id, or a record of it and its fields."""
     return np.dtype([(IDS, ids), *((one.name, one.dtype) for one in fields)]) if fields else ids
 
 
@@ -370,15 +369,15 @@ def _check_spans(spans: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
 
 
 def entry_folders(cache: Path) -> Iterator[Path]:
-    """Yield what is in the cache under a name that entries have."""
+    """Yield the paths in the cache that have names of entries."""
     return (cache / name for name in sorted(os.listdir(cache)) if _NAME.fullmatch(name))
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """Read what an entry says of itself, unchecked.
+    """Read an entry's meta.json, without validation.
 
     Raises:
-        OSError, ValueError: it says nothing that can be read.
+        OSError, ValueError: it cannot be read or parsed.
     """
     meta = json.loads(disk.read_file(folder / _META, _LARGEST_META).decode("utf-8"))
     if not isinstance(meta, dict):
@@ -387,10 +386,10 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def place_of(meta: Mapping[str, Any]) -> Bookmark | None:
-    """Take the place of the documents behind an entry's out of what it says of itself.
+    """Return the place of the next documents from an entry's meta.json.
 
     Raises:
-        KeyError, TypeError, ValueError: it says nothing of that.
+        KeyError, TypeError, ValueError: it holds no valid place.
     """
     held = meta["place"]
     return None if held is None else (int(held[0]), int(held[1]))
@@ -408,7 +407,7 @@ def _check_owner(folder: Path) -> None:
 
 @contextmanager
 def alone(cache: Path) -> Iterator[None]:
-    """Hold the cache for a moment, so that a new entry is not swept before it is locked."""
+    """Lock the cache briefly, so that a new entry is not swept before it is locked."""
     handle = os.open(cache, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with suppress(OSError):  # a file system without locks
@@ -419,7 +418,7 @@ def alone(cache: Path) -> Iterator[None]:
 
 
 def abandoned(folder: Path) -> bool:
-    """Return whether no process is writing an entry any more."""
+    """Return whether the process that was writing an entry is gone."""
     try:
         handle = os.open(folder / _IDS, os.O_RDWR | os.O_NOFOLLOW | disk.FLAGS)
     except FileNotFoundError:

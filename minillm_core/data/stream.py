@@ -1,4 +1,4 @@
-"""The endless stream of a dataset's tokens, and the rows that are cut from it or laid out by a packer."""
+"""The endless token stream of a dataset, and the rows that are cut from it or laid out by a packer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from minillm_core.plugins.watch import running
 from minillm_core.text import plain
 
 Batch = dict[str, np.ndarray]
-"""ids, labels, documents, positions: int32 (rows, T), C-contiguous; and what on_batch adds."""
+"""ids, labels, documents, positions: int32 (rows, T), C-contiguous; and fields added by on_batch."""
 
 
 class Laid(NamedTuple):
@@ -42,10 +42,10 @@ class Laid(NamedTuple):
 
     Attributes:
         epoch: from 0.
-        number: of the block in it, from 0; documents that are not in blocks are one.
+        number: index of the block in the epoch; documents without blocks are one block.
         first: position of its first token in the stream.
-        end: position behind its last one.
-        before: documents of the epoch before it.
+        end: one past its last token.
+        before: number of documents of the epoch before it.
         documents: in order.
     """
 
@@ -60,18 +60,17 @@ class Laid(NamedTuple):
 class Stream:
     """An endless stream of a dataset's tokens, read forward from a cursor.
 
-    It is every epoch's documents, end to end, without a gap between epochs. Where they come in
-    blocks, each block's are shuffled, and it follows the one before; those that are not tokenised yet
-    are waited for.
+    It joins the documents of every epoch end to end, without a gap between epochs. Documents in blocks are
+    shuffled within each block, and the blocks stay in order; a block that is not tokenised yet is waited for.
 
     Args:
         documents: at least one token in all.
         seed: of the order.
-        cursor: where to begin.
-        by: gives each epoch's order.
+        cursor: the place to begin.
+        by: sets each epoch's order.
 
     Raises:
-        DataError: the cursor is no place in these documents.
+        DataError: the cursor is not valid for these documents.
     """
 
     def __init__(
@@ -80,11 +79,11 @@ class Stream:
         self.documents, self._seed, self._by = documents, seed, by
         self._fingerprint = cursor.fingerprint
         self._tokens: int | None = None  # of an epoch, once its last block is known
-        self._firsts, self._before = [0], [0]  # tokens and documents before each block, and behind
+        self._firsts, self._before = [0], [0]  # tokens and documents before each block, and in all
         self._laid: dict[tuple[int, int], Laid] = {}
-        self._last: Laid | None = None  # the block that was read last
-        self._ends: list[int] = []  # of the documents that come next, the next one's last
-        self._taken = -1  # where the document before them ends
+        self._last: Laid | None = None  # the block of the last read
+        self._ends: list[int] = []  # of the next documents, in reverse order
+        self._taken = -1  # the end of the document before them
         self.position = self._place(cursor)  # of the next token
 
     @property
@@ -95,7 +94,7 @@ class Stream:
         return Cursor(self._fingerprint, laid.epoch, laid.before + document, offset)
 
     def read(self, count: int) -> tuple[Columns, np.ndarray]:
-        """Read the next ``count`` tokens and one more, which stays to be read.
+        """Read the next ``count`` tokens, and one more without advancing past it.
 
         Returns:
             columns, (count + 1,) each; and starts bool (count + 1,): True where a document begins.
@@ -130,7 +129,7 @@ class Stream:
             position = laid.end
 
     def begins(self, positions: np.ndarray) -> np.ndarray:
-        """Look up where a document begins: bool, of the positions' shape, (n,)."""
+        """Return whether a document begins at each position: bool, of the positions' shape, (n,)."""
         found, left = np.zeros(positions.shape, bool), np.arange(len(positions))
         while len(left):
             laid = self.laid(int(positions[left].min()))
@@ -141,7 +140,7 @@ class Stream:
         return found
 
     def take(self) -> Piece:
-        """Take the document that begins here, whole."""
+        """Take the whole document that begins here."""
         first = self.position
         if not self._ends or self._taken != first:
             laid = self.laid(first)
@@ -151,13 +150,13 @@ class Stream:
         return Piece(first, self.position)
 
     def forget(self, position: int | None = None) -> None:
-        """Drop the orders of blocks that were over at a position; None: where the next token is."""
+        """Drop the orders of blocks that end before a position; None: the next token's."""
         at = self.position if position is None else position
         if any(one.end <= at for one in self._laid.values()):
             self._laid = {key: one for key, one in self._laid.items() if one.end > at}
 
     def laid(self, position: int) -> Laid:
-        """Find the block that holds a position."""
+        """Return the block that holds a position."""
         if self._last and self._last.first <= position < self._last.end:
             return self._last
         while self._tokens is None and position >= self._firsts[-1]:
@@ -177,7 +176,7 @@ class Stream:
         return self._last
 
     def _look_further(self) -> None:
-        """Look for one more block, or find that the last one known was the last of all."""
+        """Find one more block, or that the last known one was the last of all."""
         block = self.documents.block(len(self._firsts) - 1)
         if block is not None:
             self._firsts.append(self._firsts[-1] + block.tokens)
@@ -188,7 +187,7 @@ class Stream:
             raise ValueError("a stream of no tokens")
 
     def _place(self, cursor: Cursor) -> int:
-        """Find the position of a cursor."""
+        """Return the position of a cursor."""
         while self._tokens is None and (cursor.epoch or cursor.document >= self._before[-1]):
             self._look_further()
         number = bisect_right(self._before, cursor.document) - 1
@@ -205,7 +204,7 @@ class Stream:
 
 
 def overlapping(array: np.ndarray, rows: int) -> np.ndarray:
-    """View (rows * T + 1,) as rows of T + 1, of which each begins with the last of the one before."""
+    """View (rows * T + 1,) as rows of T + 1, each beginning with the last element of the one before."""
     (step,) = array.strides
     length = (len(array) - 1) // rows
     return as_strided(array, (rows, length + 1), (length * step, step), writeable=False)
@@ -221,10 +220,10 @@ def pack(columns: Columns, starts: np.ndarray, follows: np.ndarray | None = None
 
     Returns:
         ids, labels, documents, positions, each int32 (rows, T) and contiguous. documents numbers
-        the documents within a row: 0 for the one that the row begins in, then 1, 2, ...
-        positions is 0..T-1 in every row. Of a further column, ``role``: ``role``, of the token, and
-        ``target_role``, of the token after it, 0 where ``follows`` is False. ``weights`` are of the
-        latter alone; the label of a token of weight 0 is -1.
+        the documents within a row: 0 for the first, then 1, 2, ... positions is 0..T-1 in every row.
+        Each further column, such as ``role``, gives ``role``, of the token, and ``target_role``, of the token
+        after it, 0 where ``follows`` is False. ``weights`` gives only the latter; the label of a
+        token of weight 0 is -1.
     """
     rows, length = len(starts), starts.shape[1] - 1
     begins = starts[:, :-1].copy()
@@ -245,29 +244,29 @@ def pack(columns: Columns, starts: np.ndarray, follows: np.ndarray | None = None
 
 
 def joined(parts: Sequence[Batch]) -> Batch:
-    """Put the rows of several batches below each other."""
+    """Stack the rows of several batches."""
     return {name: np.concatenate([one[name] for one in parts]) for name in parts[0]}
 
 
 AHEAD = 1 << 12
-"""Documents whose ends are looked up together."""
+"""Number of documents whose ends are looked up together."""
 
 MOST = 1 << 20
-"""Documents that a packer may take for one row."""
+"""Most documents that a packer may take for one row."""
 
 COUNTS = ("room", "taken", "used", "cut", "split")
-"""Of a run so far: tokens that its rows have room for; those taken, laid out, and cut; pieces that
+"""Counts of a run so far: tokens that its rows have room for; tokens taken, laid out, and cut; pieces that
 begin inside a document."""
 
 
 class PlainRows:
-    """The rows of a stream whose documents lie end to end, each beginning where the one before ends."""
+    """Rows of a stream whose documents are joined end to end, each row beginning where the one before ends."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
     def read(self, rows: int, seq_len: int) -> Batch:
-        """Make a micro-batch of the next rows, of ``seq_len`` tokens each.
+        """Return a micro-batch of the next rows, of ``seq_len`` tokens each.
 
         Raises:
             DataError: a file changed since it was opened.
@@ -284,14 +283,13 @@ class PlainRows:
 class WindowRows(PlainRows):
     """Rows that read the windows of a stream in an order that a plugin claims.
 
-    The stream is cut at each multiple of ``size`` tokens. Windows that lie in one epoch, and in one
-    block of it, are permuted among themselves; one that lies in two stays, so that an epoch is every
-    token once. Rows of other
+    The stream is cut at each multiple of ``size`` tokens. The windows within one block of an epoch are
+    permuted; a window across a boundary stays, so that an epoch reads every token once. Rows of other
     lengths read the windows one after the other; where one ends within a row, its last label is -1.
 
     Args:
-        stream: from a cursor on, whose place is counted in tokens that were read.
-        claimed: gives the order of an epoch's windows.
+        stream: the stream, whose position counts the tokens read.
+        claimed: returns the order of an epoch's windows.
         size: tokens of a window.
         seed: of the order.
     """
@@ -302,14 +300,14 @@ class WindowRows(PlainRows):
         self._orders: dict[tuple[int, int], np.ndarray] = {}  # epoch and block -> order
 
     def read(self, rows: int, seq_len: int) -> Batch:
-        """Make a micro-batch of the next rows, of ``seq_len`` tokens each.
+        """Return a micro-batch of the next rows, of ``seq_len`` tokens each.
 
         Raises:
-            PluginCodeError: the plugin gave no permutation.
+            PluginCodeError: the plugin returned no permutation.
             DataError: a file changed since it was opened.
         """
         stream, size, length = self._stream, self._size, seq_len + 1
-        # from where in the stream, up to where, and to where
+        # (first token in the stream, one past the last, offset in the rows)
         pieces: list[tuple[int, int, int]] = []
         for row in range(rows):
             filled = 0
@@ -330,7 +328,7 @@ class WindowRows(PlainRows):
         return pack(laid, starts.reshape(rows, length), follows.reshape(rows, length))
 
     def _place(self, window: int) -> int:
-        """Return the window of the stream that is read as this one."""
+        """Return the index of the stream's window that is read at index ``window``."""
         size = self._size
         laid = self._stream.laid(window * size)
         first, end = -(-laid.first // size), laid.end // size
@@ -344,12 +342,12 @@ class WindowRows(PlainRows):
 
 
 class PackedRows:
-    """The rows of a packer, one after the other, each checked.
+    """The rows of a packer, one after the other, each validated.
 
     Args:
-        stream: where documents are taken from.
+        stream: the source of the documents.
         claimed: the packer.
-        cursor: as :meth:`cursor` gave it; None: from the start.
+        cursor: from :meth:`cursor`; None: from the start.
     """
 
     def __init__(self, stream: Stream, claimed: Function, cursor: Mapping[str, Any] | None) -> None:
@@ -362,14 +360,14 @@ class PackedRows:
             self._packer.pending = [Piece(*one) for one in packed["pending"]]
 
     def read(self, rows: int, seq_len: int) -> Batch:
-        """Make a micro-batch of the next rows, of ``seq_len`` tokens each.
+        """Return a micro-batch of the next rows, of ``seq_len`` tokens each.
 
-        A label is the token that follows in the text: -1 before a piece that begins inside a
-        document, after one that ends inside it, and in padding, where ids are 0 and documents -1.
-        A row of ``seq_len`` tokens, all but one of the packer's capacity, has its last label too.
+        A label is the token that follows in the text: -1 before a piece that begins inside a document, after one
+        that ends inside it, and in padding, where ids are 0 and documents -1. A row filled with ``seq_len``
+        tokens, one less than the packer's capacity, has its last label too.
 
         Raises:
-            PluginCodeError: the packer returned no row.
+            PluginCodeError: the packer returned no valid row.
             DataError: a file changed since it was opened.
         """
         self._length = self._packer.capacity = seq_len + 1
@@ -381,7 +379,7 @@ class PackedRows:
         """Return the place after the last row as JSON: the stream's, the packer's, and the counts.
 
         Raises:
-            PluginCodeError: the packer's state is not JSON, or it used tokens that it did not have.
+            PluginCodeError: the packer's state is not JSON, or it used tokens that were not offered.
         """
         packer, counts, broken = self._packer, self._counts, self._claimed.broken
         try:
@@ -393,7 +391,7 @@ class PackedRows:
         except (TypeError, ValueError) as error:
             what = f"pending and state cannot be kept: {error}"
             raise broken(what, "pieces in pending, JSON in state") from error
-        packer.state = copy.deepcopy(state)  # as a resumed run will find it
+        packer.state = copy.deepcopy(state)  # equal to the state after a resume
         cut = counts["taken"] - counts["used"] - held
         if cut < counts["cut"]:
             what = f"{counts['cut'] - cut} tokens were laid out twice, or after they were cut"
@@ -405,7 +403,7 @@ class PackedRows:
         return {**self._stream.cursor.data(), "packed": packed}
 
     def _laid(self, laid: Sequence[Sequence[Piece]]) -> Batch:
-        """Lay the pieces of rows out, all rows together."""
+        """Lay out the pieces of all rows."""
         rows, length, stream = len(laid), self._length, self._stream
         counts = np.array([len(row) for row in laid])
         places = np.fromiter(chain.from_iterable(chain.from_iterable(laid)), np.int64)
@@ -418,7 +416,7 @@ class PackedRows:
         columns, starts = stream.documents.room(rows * length), np.zeros(rows * length, bool)
         stream.gather(first, last, at, columns, starts)
 
-        # follows: from the token before it, in the text
+        # follows: whether a token follows the one before it in the text
         continues, whole = np.zeros((2, len(first)), bool)
         continues[1:], whole[1:] = first[1:] == last[:-1], stream.begins(last[:-1])
         continues[opening], whole[opening] = False, True
@@ -427,7 +425,7 @@ class PackedRows:
         follows = np.arange(length) < used[:, None]
         follows.reshape(-1)[at] = continues | (whole & begins)
         starts[at] |= ~continues
-        full = np.flatnonzero(used == length - 1)  # their last label: whatever follows in the text
+        full = np.flatnonzero(used == length - 1)  # their last label is the next token of the text
         if len(full):
             after = last[opening + counts - 1][full]
             stream.gather(after, after + 1, full * length + length - 1, columns, starts)
@@ -441,7 +439,7 @@ class PackedRows:
         return made
 
     def _checked(self) -> Sequence[Piece]:
-        """Ask the packer for a row, and check it."""
+        """Call the packer for a row, and validate it."""
         self._documents, broken, stream = 0, self._claimed.broken, self._stream
         row = self._packer.row(self._take)
         if not isinstance(row, (list, tuple)) or not row:
@@ -470,7 +468,7 @@ class PackedRows:
 
 
 def _as_json(value: Any) -> Any:
-    """Give a value as it is read back from JSON.
+    """Return a value as JSON would return it.
 
     Raises:
         TypeError, ValueError: JSON cannot hold it.
@@ -487,7 +485,7 @@ class MixedRows:
         sources: the rows of each.
         weights: of each, above 0.
         fingerprint: of the mixture.
-        given: rows that each has given before.
+        given: rows of each source so far.
     """
 
     def __init__(
@@ -502,11 +500,11 @@ class MixedRows:
         self._given = list(given or [0] * len(sources))
 
     def read(self, rows: int, seq_len: int) -> Batch:
-        """Make a micro-batch of the next rows; its field ``source``, int32 (rows, T), numbers theirs."""
+        """Return a micro-batch of the next rows; its field ``source``, int32 (rows, T), is their source index."""
         turns = [self._next() for _ in range(rows)]
         chosen = [number for number in range(len(self._sources)) if number in turns]
         parts = [self._sources[number].read(turns.count(number), seq_len) for number in chosen]
-        place = np.argsort(np.argsort(turns, kind="stable"))  # where each turn's row lies in parts
+        place = np.argsort(np.argsort(turns, kind="stable"))  # place of each turn's row in parts
         batch = {name: array[place] for name, array in joined(parts).items()}
         batch["source"] = np.repeat(np.array(turns, np.int32)[:, None], seq_len, axis=1)
         return batch
@@ -517,7 +515,7 @@ class MixedRows:
         return number
 
     def cursor(self) -> dict[str, Any]:
-        """Return the place after the last row as JSON: that of each source, and their counts added up."""
+        """Return the place after the last row as JSON: that of each source, and the sums of their counts."""
         sources = [one.cursor() for one in self._sources]
         place: dict[str, Any] = {"fingerprint": self._fingerprint, "sources": sources}
         place["given"] = list(self._given)
@@ -528,7 +526,7 @@ class MixedRows:
 
 
 Rows = PlainRows | PackedRows | MixedRows
-"""Rows one after the other, from a cursor on."""
+"""A reader of rows, from a cursor on."""
 
 
 def open_rows(
@@ -540,18 +538,18 @@ def open_rows(
     *,
     size: int = 1,
 ) -> Rows:
-    """Open the rows of documents: end to end, or as plugins lay them out, or those of a mixture.
+    """Open the rows of documents: end to end, or arranged by plugins, or of a mixture.
 
     Args:
         documents: at least one token in all.
         seed: of their order.
-        by: what plugins claim of order and packer.
+        by: the order and packer that plugins claim.
         cursor: where an earlier reading stopped; None: from the start.
-        parts: weight and documents of each source of a mixture, which are ``documents`` together.
-        size: tokens of a window, where a plugin claims their order.
+        parts: weight and documents of each source of a mixture; ``documents`` joins them.
+        size: tokens of a window, if a plugin claims their order.
 
     Raises:
-        DataError: the cursor is not of these documents in this order.
+        DataError: the cursor does not match these documents in this order.
     """
     known = fingerprint(documents, seed, by)
     if not parts:

@@ -1,10 +1,9 @@
-"""From source files to token ids: streamed, so that no corpus has to fit into memory, and kept.
+"""Tokenise source files to cached ids, streaming, so that no corpus has to fit into memory.
 
-The files are read once to check every document, and to draw a sample for a tokenizer, where none
-is given; and once to encode. The next batch is read while the last one is encoded on all cores.
-Tokens are kept in blocks of whole documents, each committed when it is full: what was made from the
-same files under the same tokenizer is mapped from the cache, and a start that was killed is followed
-by one that continues behind the last block.
+The files are read once to check every document, and to draw a sample for training a tokenizer, if none is
+given; and once to encode. The next batch is read while the last one is encoded on all cores. Tokens are
+stored in blocks of whole documents, each committed when it is full: the tokens of the same files and
+tokenizer are mapped from the cache, and a start after a kill continues after the last block.
 """
 
 from __future__ import annotations
@@ -42,32 +41,32 @@ from minillm_core.text import plain
 _PLURAL = re.compile(r"(?<=document)s|(?<=line)s|(?<=word)s|(?<=time)s")  # in a note
 
 _VERSION = 5
-"""Of everything that turns files into ids; another one makes the cache anew."""
+"""Version of the conversion from files to ids; a change invalidates the cache."""
 
 SAMPLE = 64 << 20
-"""Bytes of text, at the most, that a tokenizer is trained on."""
+"""Most bytes of text that a tokenizer is trained on."""
 
-_RUN = 1 << 14  # bytes; shorter documents are drawn with their neighbours
-_SEED = 0  # of the sample: one text, one tokenizer, whatever data.seed is
+_RUN = 1 << 14  # bytes; shorter documents are sampled together with their neighbours
+_SEED = 0  # of the sample: the tokenizer depends on the text, not on data.seed
 _BATCH = 1 << 19  # characters and ids encoded together
-_BLOCK = 1 << 26  # tokens of a block where ``data.block`` does not say
-_TEXT = 4  # bytes of a token, about: a tokenizer of blocks is trained on text of the first one
-_SECONDS = 0.25  # between two reports while a batch is waited for
+_BLOCK = 1 << 26  # tokens of a block where ``data.block`` is not set
+_TEXT = 4  # approximate bytes of a token: a tokenizer of blocks is trained on the first one
+_SECONDS = 0.25  # between two reports during encoding
 
 
 class _Begins(NamedTuple):
-    """The beginning of a document: the number of its path, and the place behind it."""
+    """The start of a document: the index of its path, and the place after it."""
 
     path: int
     after: store.Bookmark
 
 
 class Encoding(NamedTuple):
-    """How documents become ids."""
+    """The parameters that turn documents into ids."""
 
     tokenizer: Tokenizer | None  # None: they are ids
-    end_of_text: int  # that each begins with
-    sample: tuple[int, int] = (0, 0)  # bytes of text that it was trained on here, and in all
+    end_of_text: int  # the id that begins each document
+    sample: tuple[int, int] = (0, 0)  # bytes of text to train the tokenizer on, and in all
 
 
 @dataclass
@@ -76,16 +75,16 @@ class TokenCache:
 
     Attributes:
         paths: files or folders; none for the standard library.
-        vocab: ids are smaller.
-        folder: the folder that keeps tokens and tokenizers.
-        say: prints notes that a person should read, line by line.
+        vocab: upper bound of ids.
+        folder: the folder of tokens and tokenizers.
+        say: prints notes for the user, line by line.
         detail: prints notes that need no action: the tokenizer's choice, empty documents.
-        progress: called with how far each phase has come.
-        asked: what plugins ask of the documents.
+        progress: takes the progress of each phase.
+        asked: what plugins require of the documents.
         sources: the files that were found.
         where: their name in messages.
-        block: tokens that a block has at least, where blocks are read one by one; 0: all are joined.
-        path_of: int64 (documents,): which of ``paths`` each document is from; None before there are any.
+        block: fewest tokens of a block, where blocks are read one by one; 0: all are joined.
+        path_of: int64 (documents,): index in ``paths`` of each document; None before there are any.
     """
 
     paths: Sequence[str]
@@ -118,22 +117,22 @@ class TokenCache:
         Those of the first block, where blocks are read one by one.
 
         Raises:
-            DataError: something about the files or the cache.
+            DataError: an error of the files or the cache.
         """
         key = self._key([tokenizer.digest if tokenizer else None, end_of_text])
         return self._joined([*self._entries(key, lambda: Encoding(tokenizer, end_of_text))])
 
     def documents_and_tokenizer(self) -> tuple[Documents, Tokenizer | None, int]:
-        """Return the documents under a tokenizer trained on them, it, and the id that begins each.
+        """Return the documents under a tokenizer trained on them, the tokenizer, and the id that begins each.
 
-        Neither depends on the validation part: losses of runs with another data.val or data.seed
-        are in the same units.
+        Neither depends on the held-out part: losses of runs with another data.val or data.seed are in the same
+        units.
 
         Returns:
             No tokenizer where there is no text.
 
         Raises:
-            DataError: something about the files or the cache.
+            DataError: an error of the files or the cache.
         """
         reserved = sorted({one.text for one in self.asked.specials})
         key = self._key(["trained", SAMPLE, tokenizers.__version__, *reserved])
@@ -191,20 +190,20 @@ class TokenCache:
 
     def _key(self, rule: list[object]) -> str:
         digests = [self._digests[source] for source in self.sources]
-        files = [*Counter(source.given for source in self.sources).values()]  # of each path
+        files = [*Counter(source.given for source in self.sources).values()]  # number, by path
         key = [_VERSION, self.vocab, digests, files, rule, self.block, *self.asked.key]
         return digest(json.dumps(key))
 
     def folder_of(self, key: str, number: int) -> Path:
-        """Return the folder of a block, from 0."""
+        """Return the folder of a block, by its index."""
         return self.folder / "tokens" / (digest(f"{key} {number}") if number else key)
 
     def _entries(self, key: str, encoding: Callable[[], Encoding]) -> Iterator[store.Entry]:
-        """Open each block, or make it and those that follow; the first alone, where blocks are read one by one.
+        """Open or make each block in turn; the first alone, where blocks are read one by one.
 
         Args:
-            key: of what they are made from.
-            encoding: gives what they are made with.
+            key: digest of their inputs.
+            encoding: returns the parameters to make them with.
         """
         self.key, number, making = key, 0, None
         with self._writing():
@@ -232,7 +231,7 @@ class TokenCache:
             tell(f"{what}: {count:,} {which}")
 
     def _joined(self, entries: Sequence[store.Entry]) -> Documents:
-        """Join the documents of blocks that follow each other."""
+        """Join the documents of consecutive blocks."""
         self.path_of = np.concatenate([one.paths for one in entries])
         self.first = entries[0]
         parts = [one.documents for one in entries]
@@ -251,7 +250,7 @@ class TokenCache:
         )
 
     def opened(self, number: int) -> store.Entry | None:
-        """Open a block of those that were opened before; None: it is not made yet."""
+        """Open a block of the same tokens as the last opened ones; None: it is not made yet."""
         folder = self.folder_of(self.key, number)
         return self._open(folder, None) if folder.exists() else None
 
@@ -266,13 +265,13 @@ class TokenCache:
         return opened
 
     def made(self, key: str, number: int, place: store.Bookmark, by: Encoding) -> Iterator[None]:
-        """Make the blocks from ``number`` on, whose first document stands at ``place``.
+        """Make the blocks from ``number`` on, starting with the document at ``place``.
 
         Yields:
-            When one was committed.
+            At each commit of a block.
 
         Raises:
-            DataError: something about the files or the cache.
+            DataError: an error of the files or the cache.
         """
         tokenizer, end_of_text, sample = by
         if tokenizer and self.detail is not self.say:  # not worth a line of its own elsewhere
@@ -281,7 +280,7 @@ class TokenCache:
         if tokenizer:
             specials = tokenizer.reserve(self.asked.specials, self.vocab)
         reading, size = self._reading("tokenising"), self.block or _BLOCK
-        ahead = deque[tuple[_Begins | None, store.Values]]()  # of parts that are being encoded
+        ahead = deque[tuple[_Begins | None, store.Values]]()  # parts being encoded
         noted, after, paths = Counter[str](), place, Counter[int]()
 
         def parts() -> Iterator[Document]:
@@ -308,7 +307,7 @@ class TokenCache:
         with self._writing(), ExitStack() as open_one:
 
             def begin() -> store.Writer:
-                open_one.close()  # the one before is committed
+                open_one.close()  # commits the block before
                 return open_one.enter_context(
                     store.Writer(self.folder_of(key, number), self.vocab, origin, fields)
                 )
@@ -333,7 +332,7 @@ class TokenCache:
     def _train(self) -> tuple[Tokenizer | None, tuple[int, int]]:
         """Read and check every document, and train a tokenizer on a sample; None: there is no text.
 
-        Where blocks are read one by one, only text of about the first one is read.
+        Where blocks are read one by one, only about the first block's text is read.
         """
         sample, most = Sample(), self.block * _TEXT or None
         for _, part, _ in self._parts(self._reading("reading", most), None):
@@ -355,7 +354,7 @@ class TokenCache:
         return tokenizer, (sample.drawn, sample.total)
 
     def _map(self, writer: store.Writer, end_of_text: int) -> list[tuple[int, int]]:
-        """Add the documents of mapped shards, which stay where they are; count those of each path."""
+        """Add the documents of mapped shards, whose files stay in place; return their number for each path."""
         total = sum(ids.nbytes for ids, _ in self._shards)
         tick = ticker(self.progress if self._shards else None, "checking the files", total)
         found = []
@@ -376,14 +375,14 @@ class TokenCache:
         """Read the documents of all files that are not mapped, part by part.
 
         Args:
-            reading: bounds, progress and notes.
-            specials: the ids of special tokens; None: they are not known yet, and left out.
-            text: it is expected; else it is refused.
-            place: of the first document; those before it are passed over.
+            reading: the bound of ids, progress and notes.
+            specials: the ids of special tokens; None: they are not known yet, and are left out.
+            text: whether text is allowed; else it is refused.
+            place: of the first document; earlier ones are skipped.
 
         Yields:
-            Where a document begins, None for a further part of one; the part, text or ids; and the
-            values of its fields.
+            The start of a document, None for a further part of one; the part, text or ids; and the values
+            of its fields.
         """
         for where, begins, found in self._documents(reading, specials, place):
             for part, values in found:
@@ -403,7 +402,7 @@ class TokenCache:
     def _documents(
         self, reading: Reading, specials: Mapping[str, int] | None, place: store.Bookmark
     ) -> Iterator[tuple[str, _Begins | None, Iterable[tuple[Document, store.Values]]]]:
-        """Yield the file of each document, where it begins, and its parts."""
+        """Yield the file of each document, its start, and its parts."""
         source = self.asked.source
         for number, group in enumerate(self._groups()):
             if number < place[0]:
@@ -425,7 +424,7 @@ class TokenCache:
                     yield str(file.path), begins, [(document, {})]
 
     def _groups(self) -> list[tuple[Source, ...]]:
-        """Return the files that are read together: those of a path by a plugin's source, else each alone."""
+        """Return the groups of files to read together: a path's, for a plugin's source, else each file alone."""
         if self.asked.source is None:
             return [(file,) for file in self.sources if file.format.read is not None]
         return [
@@ -453,10 +452,10 @@ class TokenCache:
 def _checked(
     document: Any, asked: Sourcing, source: Function, specials: Mapping[str, int] | None, vocab: int
 ) -> Iterator[tuple[Document, store.Values]]:
-    """Yield the parts of a source's document that hold something: text or ids, and their values.
+    """Yield the non-empty parts of a source's document: text or ids, and their values.
 
     Raises:
-        PluginCodeError: it is no document, or its values are not those of the source's fields.
+        PluginCodeError: it is no document, or its values do not match the source's fields.
     """
     whole = isinstance(document, (str, np.ndarray))
     try:
@@ -491,9 +490,9 @@ def encode_documents(
     """Encode documents in order: the next ones are read while the last ones are encoded on all cores.
 
     Args:
-        documents: text, or ids, which come as they are.
+        documents: text, or ids, which are passed through.
         tokenizer: None where all are ids.
-        reading: whose notes count what was cut, and whose ``tick`` is called while it encodes.
+        reading: its notes count cuts, and its ``tick`` is called while it encodes.
 
     Yields:
         Each document and its ids, int (tokens,), without an end-of-text id.
@@ -529,11 +528,11 @@ def encode_documents(
 class Sample:
     """A sample of a corpus's text: all of it up to SAMPLE bytes, else whole documents drawn evenly.
 
-    Each document, or piece of a long text file, or run of short documents gets a random number;
-    those with the lowest are the sample, in their order in the files.
+    Each document, or piece of a long text file, or run of short documents gets a random number; those with the
+    lowest form the sample, in file order.
 
     Attributes:
-        ids: documents that are ids already.
+        ids: number of documents that are already ids.
         drawn: bytes of text in the sample.
         total: bytes of text in all.
     """
@@ -547,7 +546,7 @@ class Sample:
         self._size = self._count = 0
 
     def add(self, document: Document) -> None:
-        """Look at the next document."""
+        """Add the next document."""
         if not isinstance(document, str):
             self.ids += 1
             return
@@ -563,7 +562,7 @@ class Sample:
             yield from frames(data)
 
     def draw(self) -> None:
-        """Draw, or leave out, the documents since the last time."""
+        """Sample, or leave out, the documents added since the last call."""
         number, size, self._count = self._random.random(), self._size, self._count + 1
         self.total += size
         if size and number < self._lowest_left_out:

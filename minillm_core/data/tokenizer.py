@@ -1,7 +1,7 @@
-"""Text to ids and back: a wrapper around ``tokenizers`` that takes all text as text.
+"""Tokenizer: text to ids and back, by ``tokenizers``, with special tokens in the text encoded as text.
 
-The end-of-text id marks where a document begins and nothing else: ``<|endoftext|>`` written out in
-a document is encoded as the thirteen characters that it is.
+The end-of-text id only marks where a document begins: ``<|endoftext|>`` spelt out in a document is encoded
+as its thirteen characters.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from minillm_core.plugins.sourcing import Reserved
 
 T = TypeVar("T")
 
-_TOGETHER = 1 << 17  # characters encoded in one call, which hears no signal
-_LONG = 1 << 20  # characters of words that are cut which a tokenizer is trained on
+_TOGETHER = 1 << 17  # characters encoded in one call, during which Python handles no signal
+_LONG = 1 << 20  # characters of cut words that a tokenizer is trained on
 LARGEST_TOKENIZER = 1 << 27  # bytes of a tokenizer.json; the largest in use have a quarter
 _CUT = f"cut: words longer than {WORD:,} characters"
 _DIVIDED = "cut: times, between lines, texts longer than 1 MiB"
@@ -43,7 +43,7 @@ _GROWTH = 64  # times that a tokenizer may lengthen a text; NFKC makes 18 charac
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterator[list[T]]:
-    """Group items, in order, into lists that end when their sizes reach a limit."""
+    """Group items, in order, into lists that end when the sum of sizes reaches a limit."""
     group, total = [], 0
     for item in items:
         group.append(item)
@@ -56,10 +56,10 @@ def grouped(items: Iterable[T], size: Callable[[T], int], limit: int) -> Iterato
 
 
 class Tokenizer:
-    """A tokenizer with an end-of-text id; make one with :meth:`train` or :meth:`load`."""
+    """A tokenizer with an end-of-text id; from :meth:`train` or :meth:`load`."""
 
     def __init__(self, native: tokenizers.Tokenizer, token: str = END_OF_TEXT) -> None:
-        native.encode_special_tokens = True  # encode them as text: never match them
+        native.encode_special_tokens = True  # encode special tokens as text: never match them
         self._native = native
         self.size: int = max(native.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         end_of_text = native.token_to_id(token)
@@ -79,19 +79,19 @@ class Tokenizer:
     ) -> Tokenizer:
         """Train a byte-level BPE of at most ``vocab`` entries, the end-of-text id being 0.
 
-        The same texts give the same tokenizer. Little text gives fewer entries: a pair of tokens
-        becomes an entry when it is met twice. Of words that are too long for one (see
-        :mod:`minillm_core.data.cutting`) a bounded amount is trained on.
+        The same texts give the same tokenizer. Little text gives fewer entries: a pair of tokens becomes an entry
+        if it occurs twice. Of words that are too long (see :mod:`minillm_core.data.cutting`) a bounded amount is
+        trained on.
 
         Args:
             texts: without lone surrogates.
-            vocab: entries.
+            vocab: most entries.
             beat: called several times a second.
-            specials: reserved tokens, whose ids begin with 1.
+            specials: reserved tokens, with ids from 1 on.
 
         Raises:
-            DataError: vocab has no room for the 256 bytes and the end-of-text id, or the process
-                that trains cannot be started or has ended.
+            DataError: vocab has no room for the 256 bytes and the end-of-text id, or the training
+                process cannot be started or was killed.
         """
         reserved = sorted({one.text for one in specials} - {END_OF_TEXT})
         least = len(pre_tokenizers.ByteLevel.alphabet()) + 1 + len(reserved)
@@ -114,15 +114,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path, vocab: int, end_of_text: str | None = None) -> Tokenizer:
-        """Read a tokenizer.json.
+        """Load a tokenizer.json.
 
         Args:
             path: of the file.
             vocab: rows of the embedding; the tokenizer may have fewer entries, not more.
             end_of_text: the special token that begins documents; None: <|endoftext|>.
 
-        Raises:
-            DataError: it cannot be read, is too large, has no such special token, drops a
+        DataError: it cannot be read, is too large, has no such special token, drops merges at
+            random (BPE dropout), or can lengthen a text too much.
                 part of its merges at random, or can make a text many times as long.
         """
         token = end_of_text or END_OF_TEXT
@@ -146,7 +146,7 @@ class Tokenizer:
             )
         native.no_truncation()
         native.no_padding()
-        native.post_processor = None  # type: ignore[assignment]  # what it adds plays no part here
+        native.post_processor = None  # the tokens that it adds are not used
         special = {t.content for t in native.get_added_tokens_decoder().values() if t.special}
         if token not in special:
             instead = (
@@ -173,7 +173,7 @@ class Tokenizer:
         return tokenizer
 
     def beginning(self, token: str, where: str) -> Tokenizer:
-        """Let texts begin with another special token than that which ends one.
+        """Set another special token to begin texts than the end-of-text token.
 
         Raises:
             DataError: it has no such token.
@@ -188,16 +188,16 @@ class Tokenizer:
         return self
 
     def reserve(self, specials: Sequence[Reserved], vocab: int) -> dict[str, int]:
-        """Find the ids of special tokens by their names; add those that may be added.
+        """Return the ids of special tokens by name; add those that allow it.
 
-        It goes before anything is encoded. ``end_of_text`` is among them.
+        Call it before anything is encoded. ``end_of_text`` is included.
 
         Args:
             specials: the tokens.
-            vocab: rows of the embedding; ids are below it.
+            vocab: rows of the embedding, the upper bound of ids.
 
         Raises:
-            DataError: the tokenizer has no such special token, or the embedding no row for it.
+            DataError: the tokenizer lacks a special token, or the embedding a row for it.
         """
         known = {t.content for t in self._native.get_added_tokens_decoder().values() if t.special}
         for one in (one for one in specials if one.text not in known):
@@ -225,8 +225,8 @@ class Tokenizer:
 
         Args:
             texts: without lone surrogates.
-            notes: counts what was cut.
-            stop: called several times a second; True ends it with an InterruptedError.
+            notes: counts cuts.
+            stop: polled several times a second; True raises an InterruptedError.
         """
         notes = Counter() if notes is None else notes
         pieces = ((i, part) for i, text in enumerate(texts) for part in self._parts(text, notes))
@@ -241,7 +241,7 @@ class Tokenizer:
 
     @property
     def encoder(self) -> str:
-        """Name the library that encodes, and the way to a faster one where it would serve."""
+        """The name of the encoding library, with the way to a faster one where that would apply."""
         if self._quick is not None:
             return f"fastokens {installed_version('fastokens')}, with the ids of tokenizers"
         here = f"tokenizers {tokenizers.__version__}"
@@ -259,7 +259,7 @@ class Tokenizer:
 
     @cached_property
     def _quick(self) -> Any | None:
-        """The same tokenizer in fastokens; None: not installed, or of a kind that it may read otherwise."""
+        """The same tokenizer in fastokens; None: not installed, or of a kind that it may encode differently."""
         model = self._data["model"]
         if not self._divides or model["type"] != "BPE" or any(map(model.get, _UNUSUAL)):
             return None
@@ -271,20 +271,20 @@ class Tokenizer:
             return None
 
     def decode(self, ids: Iterable[int], *, specials: bool = False) -> str:
-        """Decode ids to text; bytes that are no UTF-8 become U+FFFD, unused ids nothing.
+        """Decode ids to text; invalid UTF-8 becomes U+FFFD, unused ids are dropped.
 
         Args:
             ids: each >= 0.
-            specials: write special tokens out too.
+            specials: include the text of special tokens.
         """
         return self._native.decode([int(i) for i in ids], skip_special_tokens=not specials)
 
     def stream(self) -> Callable[[int], str]:
         """Return a decoder that takes ids one by one and returns the text that each completes.
 
-        A character is given once all its bytes are there; bytes that are no UTF-8 become U+FFFD
-        and special and unused ids nothing, as in :meth:`decode`. What a decoder does to the
-        beginning of a text is left out: it is another text that is being continued.
+        A character is returned once all its bytes are there; invalid UTF-8 becomes U+FFFD, and special and unused
+        ids are dropped, as in :meth:`decode`. A decoder's change at the beginning of a text is not applied: the
+        ids continue another text.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return lambda index: decoder.decode(self._bytes.get(int(index), b""))
@@ -294,13 +294,13 @@ class Tokenizer:
         return np.array(sorted(self._bytes), np.int32)
 
     def text(self) -> str:
-        """Return its tokenizer.json."""
+        """Return the content of its tokenizer.json."""
         return self._native.to_str(pretty=True)
 
     def save(self, path: Path) -> None:
-        """Write a tokenizer.json; readers see all of it or nothing.
+        """Write a tokenizer.json atomically.
 
-        What killed processes left beside it is removed: no other process may write there.
+        Leftovers of killed processes beside it are removed: no other process may write there.
 
         Raises:
             OSError: it cannot be written.
@@ -312,7 +312,7 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """Digest everything that decides how it encodes, by sha256."""
+        """Return the sha256 digest of everything that affects its encoding."""
         return hashlib.sha256(self._native.to_str().encode("utf-8")).hexdigest()
 
     @cached_property
@@ -321,7 +321,7 @@ class Tokenizer:
 
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
-        """Id -> the UTF-8 bytes that it stands for, none for specials; ids in use only.
+        """Id -> its UTF-8 bytes, empty for special tokens; ids in use only.
 
         The tokenizer is byte-level, or of the SentencePiece kind.
         """
@@ -359,7 +359,7 @@ class Tokenizer:
 
 
 def _trained_on(texts: Iterable[str], beat: Callable[[], None]) -> Iterator[str]:
-    """Yield the parts of some texts; of words that were cut, the first _LONG characters alone."""
+    """Yield the parts of some texts; of cut words only the first _LONG characters."""
     left = _LONG
     for text in texts:
         beat()
@@ -370,14 +370,14 @@ def _trained_on(texts: Iterable[str], beat: Callable[[], None]) -> Iterator[str]
 
 
 def _growth(data: dict[str, Any]) -> int:
-    """Bound how many times as long a text can become, before, in or after the model."""
+    """Return an upper bound of a text's growth before, in or after the model."""
     return max(_factor(data[key]) for key in ("normalizer", "pre_tokenizer", "model", "decoder"))
 
 
 def _factor(step: Any) -> int:
     if not isinstance(step, dict):
         return 1
-    if step.get("type") == "Precompiled":  # a table of texts, behind a tree of so many bytes
+    if step.get("type") == "Precompiled":  # a table of texts, after a tree and its size
         table = base64.b64decode(step["precompiled_charsmap"])
         texts = table[4 + int.from_bytes(table[:4], "little") :]
         return max(1, *(len(text.decode("utf-8", "replace")) for text in texts.split(b"\0")))
@@ -392,7 +392,7 @@ def _factor(step: Any) -> int:
 
 
 def bytes_per_token(tokenizer: Tokenizer, vocab: int | None = None) -> np.ndarray:
-    """Count the UTF-8 bytes that each id stands for: int32 (vocab,), 0 for special and unused ids.
+    """Count the UTF-8 bytes of each id: int32 (vocab,), 0 for special and unused ids.
 
     Args:
         tokenizer: byte-level, or of the SentencePiece kind.
@@ -402,14 +402,14 @@ def bytes_per_token(tokenizer: Tokenizer, vocab: int | None = None) -> np.ndarra
 
 
 def bytes_by_id(tokenizer: Tokenizer, vocab: int) -> tuple[bytes, ...]:
-    """Return the UTF-8 bytes that each id below ``vocab`` stands for, none for special and unused ids."""
+    """Return the UTF-8 bytes of each id below ``vocab``, empty for special and unused ids."""
     return tuple(tokenizer._bytes.get(index, b"") for index in range(vocab))
 
 
 def _byte_level() -> Callable[[str], bytes]:
-    """Make the map from a byte-level token to its bytes.
+    """Return the function from a byte-level token to its bytes.
 
-    A printable character stands for its own byte, the characters from U+0100 on for the others.
+    A printable character is its own byte, the characters from U+0100 on are the others.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     own = [character for character in alphabet if ord(character) < 256]

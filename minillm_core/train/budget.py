@@ -1,4 +1,4 @@
-"""How long a run lasts, how far it has come, and when it evaluates and saves on the way."""
+"""The budget of a run: when it ends, its progress, and when it evaluates and saves on the way."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from minillm_core.config.schema import TrainConfig
 from minillm_core.errors import ConfigError
 
 EVALUATIONS = 6
-"""Parts of a run with an evaluation after each, where no number of steps is given."""
+"""Evaluations of a run, evenly spaced, where eval.every is not set."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """So many steps, or so many minutes; with both, whichever is over first."""
+    """A budget of steps, of minutes, or of both, where the first to be spent ends the run."""
 
     steps: int | None = None
     minutes: float | None = None
@@ -30,23 +30,23 @@ class Budget:
 
     @classmethod
     def of(cls, train: TrainConfig) -> Self:
-        """Give the budget of the settings.
+        """Return the budget that the settings declare.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: they declare none.
         """
         return cls(train.steps, train.minutes)
 
     def progress(self, step: int, elapsed: float) -> float:
-        """Give the schedules' progress, 0..1, at a step (from 1) that begins after ``elapsed`` seconds."""
+        """Return the schedules' progress, 0..1, at a step (from 1) that begins after ``elapsed`` seconds."""
         return min(1.0, max(self._shares(step, elapsed)))
 
     def spent(self, step: int, elapsed: float) -> bool:
-        """Tell whether the run is over after ``step`` steps and ``elapsed`` seconds."""
+        """Return whether the budget is spent after ``step`` steps and ``elapsed`` seconds."""
         return max(self._shares(step, elapsed)) >= 1.0
 
     def part(self, parts: int, step: int, elapsed: float) -> int:
-        """Find which of so many equal parts of the run is over after ``step`` steps, 0..parts."""
+        """Return how many of ``parts`` equal parts of the run are over after ``step`` steps, 0..parts."""
         found = [0]
         if self.steps is not None:
             found.append(parts * step // self.steps)
@@ -64,33 +64,33 @@ class Budget:
 
 
 SAVES = 20
-"""Checkpoints of a whole run, where no number of steps is given.
+"""Checkpoints of a whole run where checkpoint.every is not set.
 
 Training waits for the save before the last one, so a kill costs two of these parts at most: a tenth.
 """
 
 SETTLE = 1.0
-"""Seconds between two of them at least, unless a whole tenth of the run lies between them."""
+"""Fewest seconds between two checkpoints, unless a tenth of the run lies between them."""
 
 
 @dataclass(frozen=True)
 class Last:
-    """The last save, as far as the next one depends on it."""
+    """The last save, as far as the time of the next one depends on it."""
 
-    share: float = 0.0  # of the run that was done
+    share: float = 0.0  # share of the run that was done then
     since: float = 0.0  # seconds ago
-    ahead: float = 0.0  # seconds that the next step and a save will take, by the last ones
+    ahead: float = 0.0  # expected seconds of the next step and a save, from the last ones
 
 
 @dataclass(frozen=True)
 class Cadence:
-    """The times at which a run evaluates and saves on the way; with zeros only at its end.
+    """The schedule of evaluations and checkpoints during a run; with zeros only at its end.
 
     Args:
         evaluate: steps between evaluations; None: a sixth of the run.
         save: steps between checkpoints; None: a twentieth of the run.
-        minutes: most minutes between two checkpoints beside that; 0: not by the clock.
-        settle: seconds between two that a share of the run asks for.
+        minutes: most minutes between two checkpoints, beside ``save``; 0: no limit by the clock.
+        settle: fewest seconds between two checkpoints that a share of the run triggers.
     """
 
     evaluate: int | None = 0
@@ -99,15 +99,13 @@ class Cadence:
     settle: float = SETTLE
 
     def evaluates(self, step: int, *, sixth: bool = False) -> bool:
-        """Tell whether an evaluation follows ``step``, with which a sixth of the run may be over."""
+        """Return whether the run evaluates after ``step``; ``sixth``: a sixth of the run ends there."""
         if self.evaluate is None:
             return sixth
         return self.evaluate > 0 and step % self.evaluate == 0
 
     def saves(self, step: int, share: float, last: Last) -> bool:
-        """Tell whether a checkpoint follows ``step``, where ``share`` of the run is done; at all of it
-        the run ends with one anyway.
-        """
+        """Return whether the run saves after ``step``, with ``share`` of it done; its end saves anyway."""
         if self.minutes and last.since + last.ahead >= 60.0 * self.minutes:
             return True
         if self.save is not None:
@@ -118,20 +116,20 @@ class Cadence:
 
 @dataclass
 class Position:
-    """A place between two optimizer steps."""
+    """The state of a run between two optimizer steps."""
 
     step: int = 0  # optimizer steps taken
-    tokens: int = 0  # real ones so far
+    tokens: int = 0  # real tokens so far, without padding
     elapsed: float = 0.0  # seconds of the budget
     skipped: int = 0  # batches without a supervised token
     cursor: Mapping[str, Any] = field(default_factory=dict)  # the data after ``step``
-    guarded: tuple[int, ...] = ()  # of the last hundred steps those that were not finite
-    losses: tuple[float, ...] = ()  # the last ones, where spikes are looked for
+    guarded: tuple[int, ...] = ()  # steps among the last hundred that were not finite
+    losses: tuple[float, ...] = ()  # of the last steps, to detect spikes
     rewinds: int = 0
-    saved: int | None = None  # step of the newest checkpoint; no part of one
+    saved: int | None = None  # step of the newest checkpoint; not written into one
 
     def data(self) -> dict[str, Any]:
-        """Give it as JSON."""
+        """Return the position as a JSON object."""
         return {
             "step": self.step,
             "tokens": self.tokens,
@@ -145,10 +143,10 @@ class Position:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Self:
-        """Read it from a checkpoint's scalars: the inverse of :meth:`data`.
+        """Read a position from a checkpoint's scalars: the inverse of :meth:`data`.
 
         Raises:
-            KeyError, TypeError, ValueError: they are not those of a position.
+            KeyError, TypeError, ValueError: the scalars do not describe a position.
         """
         return cls(
             step=int(data["step"]),

@@ -1,4 +1,4 @@
-"""A run's checkpoints: written in the background, the best of them kept, and gone back to at a spike."""
+"""A run's checkpoints: written in the background, the best one kept, and rewound to at a spike."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from minillm_core.train.resume import load
 
 
 class Best:
-    """The checkpoint with the lowest held-out loss of those that are there.
+    """The checkpoint with the lowest held-out loss among those on the disk.
 
-    Its step is in ``OUT/checkpoints/best.json``, written once it is on the disk; ``Writer`` spares it.
+    Its step is in ``OUT/checkpoints/best.json``, written after the checkpoint; ``Writer`` never removes it.
 
     Args:
         out: the run's folder.
@@ -46,12 +46,12 @@ class Best:
         self.mark()
 
     def spared(self) -> set[int]:
-        """Give the steps that must stay, also while the best one is still being written."""
+        """Return the steps whose checkpoints must stay, also while the best one is still being written."""
         self.mark()
         return {one.step for one in (self._marked, self._best) if one is not None}
 
     def beaten_by(self, evaluated: Evaluated) -> bool:
-        """Take an evaluation's step as the best, if it is; step 0 has no checkpoint."""
+        """Set an evaluation's step as the best, if it is; step 0 has no checkpoint."""
         if math.isnan(evaluated.val_loss) or evaluated.step == 0:
             return False
         if self._best is not None and evaluated.val_loss >= self._best.loss:
@@ -60,14 +60,14 @@ class Best:
         return True
 
     def mark(self) -> None:
-        """Write down the best one, if its checkpoint is on the disk and that is news."""
+        """Write the marker of the best checkpoint, if it is on the disk and was not marked before."""
         found = self._best
         if found and found != self._marked and layout.folder(self._out, found.step).is_dir():
             best.mark(self._out, *found)
             self._marked = found
 
     def forget(self, *, after: int) -> None:
-        """Begin anew where the run went back to a step, and the best was later."""
+        """Reset the best where the run was rewound to a step before it."""
         if any(one and one.step > after for one in (self._marked, self._best)):
             best.clear(self._out)
             self._marked = self._best = None
@@ -75,32 +75,32 @@ class Best:
 
 @dataclass(eq=False)
 class CheckpointManager:
-    """The checkpoints of a run while it trains; without a folder there are none.
+    """The manager of a training run's checkpoints; without a folder it writes none.
 
     Attributes:
-        seconds: the time of the last save, until it was on the disk.
+        seconds: the duration of the last save, until it was on the disk.
     """
 
     emit: Callable[[Event], None] = lambda event: None  # takes an event for each save that ended
     say: Callable[[str], None] = lambda line: None
-    check: Callable[[], None] = lambda: None  # raises where a save would hold what it should not
-    ranks: Ranks = ALONE  # those that train together
-    trainer: Trainer | None = None  # is saved, and put back
+    check: Callable[[], None] = lambda: None  # raises where a save must not be written
+    ranks: Ranks = ALONE  # the processes that train together
+    trainer: Trainer | None = None  # its state is saved and restored
     writer: Writer | None = None  # None: nothing is ever saved
     constants: Mapping[str, Any] = field(default_factory=dict)  # scalars of every checkpoint
-    on_error: str = "stop"  # "continue": one that cannot be written does not end the run
+    on_error: str = "stop"  # "continue": a checkpoint that cannot be written does not end the run
     best: Best | None = None  # None: only the newest checkpoints are kept
     begun: int | None = None  # the step of the last save
-    back: int = 0  # steps at least between a spike and the checkpoint that the run goes back to
-    skip: int = 0  # steps' batches to pass over, for each time that it goes back to a checkpoint
+    back: int = 0  # fewest steps between a spike and the checkpoint that the run is rewound to
+    skip: int = 0  # steps whose batches are skipped, for each rewind to a checkpoint
     out: Path | None = None  # the run's folder
-    feed: Feed | None = None  # the batches, put back at a spike
+    feed: Feed | None = None  # the dataloader, set back at a spike
     seconds: float = 0.0
 
     def open(
         self, out: Path, config: Config, constants: Mapping[str, Any], before: Iterable[Evaluated]
     ) -> None:
-        """Keep checkpoints in a folder from here on, as the settings ask.
+        """Write checkpoints to a folder from here on, as the settings declare.
 
         Args:
             out: the run's folder, locked.
@@ -116,14 +116,14 @@ class CheckpointManager:
             self.writer = Writer(out, keep=config.checkpoint.keep, spare=spare)
 
     def close(self, *, now: bool = False) -> None:
-        """Wait for the save under way; ``now``: make it give up."""
+        """Wait for the save under way; ``now``: cancel it."""
         if self.writer:
             self.writer.close(now=now)
 
     def save(self, position: Position, *, due: bool = True) -> None:
-        """Begin a save if it is due, unless there is one of this step, or no step was finite yet.
+        """Begin a save if it is due, unless this step has a checkpoint, or no step was finite yet.
 
-        It takes a snapshot and has it written; the save before it is waited for.
+        It takes a snapshot and queues it for writing, after waiting for the save before it.
         """
         if due:
             self.check()
@@ -141,19 +141,19 @@ class CheckpointManager:
         self.writer.submit(position.step, snapshot, scalars, snapshot.beside)
 
     def evaluated(self, position: Position, evaluated: Evaluated) -> None:
-        """Save the step of an evaluation that is the best so far, where the best is kept."""
+        """Save the step of an evaluation with the lowest loss so far, where the best is kept."""
         better = bool(self.best and self.best.beaten_by(evaluated))
         self.save(position, due=better)
         if self.best and better:
             self.best.mark()
 
     def report(self, position: Position, *, wait: bool = False, last: bool = False) -> None:
-        """Emit an event for each save that ended, and note the newest.
+        """Emit an event for each save that ended, and record the newest.
 
         Args:
-            position: the run's, where the newest is noted.
-            wait: for those that are under way.
-            last: no later save will write what these lack.
+            position: the run's, where the step of the newest is set.
+            wait: wait for the saves that are under way.
+            last: no later save will write the state that a failed one lacks.
 
         Raises:
             Exception: a checkpoint could not be written, and checkpoint.on_error ends the run.
@@ -172,24 +172,24 @@ class CheckpointManager:
                 raise unsaved(event.reason, position)
 
     def settle(self, position: Position, *, wait: bool = True) -> None:
-        """Report where something else failed, which stays the error to raise."""
+        """Report saves after another failure, which stays the error to raise."""
         try:  # a save that is under way is worth waiting for, unless a second signal came
             self.report(position, wait=wait)
         except Exception as another:
             self.say(f"warning: {another}")
 
     def rewind(self, step: int, rewinds: int) -> tuple[Position, int] | None:
-        """Go back to a checkpoint before a spike, past the batches that led to it.
+        """Rewind to a checkpoint before a spike, and skip the batches that led to it.
 
-        Later checkpoints are removed: they lead to the spike again. Going back to the same one
-        again passes over as many batches more, since the same batches would lead there too.
+        Later checkpoints are removed: they lead to the spike again. Each further rewind to the same
+        checkpoint skips as many batches more, since the same batches would lead there too.
 
         Args:
             step: of the spike.
-            rewinds: how often the run went back before.
+            rewinds: number of rewinds before.
 
         Returns:
-            Where the run is now and how many steps' batches it passed over; None, and nothing has
+            The run's new position and the number of steps whose batches are skipped; None, with nothing
             changed, where no checkpoint that verifies is old enough.
         """
         if self.feed is None or self.trainer is None:
@@ -211,11 +211,11 @@ class CheckpointManager:
 
     def _event(self, result: Result) -> Event:
         if result.path is not None:
-            if result.error is not None:  # it is saved; an old one that is left costs room alone
+            if result.error is not None:  # the new one is saved; an old one costs only disk space
                 self.say(f"warning: {result.error}")
             path = result.path.relative_to(self.out) if self.out else result.path
             return Saved(result.step, str(path), result.seconds)
-        self.check()  # of a folder that is gone, the disk's error says too little
+        self.check()  # for a folder that is gone, the disk's own error is too vague
         error = result.error or MinillmError(f"the checkpoint of step {result.step} is lost")
         if self.on_error == "continue" and not isinstance(error, NonFinite):
             return Unsaved(result.step, str(error))
@@ -223,54 +223,52 @@ class CheckpointManager:
 
 
 WINDOW = 100
-"""Steps that are looked back on."""
+"""Steps in which those that were not finite are counted."""
 
 LIMIT = 10
-"""Of these many that were not finite end the run."""
+"""Number of non-finite steps among these that ends the run."""
 
 MEMORY = 64
 """Losses whose median a spike is measured against."""
 
-FEWEST = 16  # losses that a median is worth something of
+FEWEST = 16  # losses that a meaningful median needs
 
 REWINDS = 10
-"""Spikes after which the settings are at fault, and not the batches."""
+"""Number of spikes after which the settings are at fault, and not the batches."""
 
 
 def recent(guarded: Sequence[int], step: int) -> tuple[int, ...]:
-    """Keep those of the steps ``guarded`` that are among the hundred up to ``step``."""
+    """Return the steps of ``guarded`` that are among the hundred up to ``step``."""
     return tuple(one for one in guarded if one > step - WINDOW)
 
 
 def is_spike(loss: float, losses: Sequence[float], nats: float) -> bool:
-    """Tell whether a loss is more than ``nats`` over the median of those before it."""
+    """Return whether a loss is more than ``nats`` above the median of the losses before it."""
     return len(losses) >= FEWEST and loss > median(losses) + nats
 
 
 @dataclass(frozen=True)
 class Guard:
-    """A guard that counts the steps that were not finite, and goes back where the loss has a spike.
+    """A guard that counts non-finite steps and rewinds the run at a spike of the loss.
 
-    The device leaves an update out by itself where the loss or a gradient is not finite; here it is
-    counted, one step late.
+    The device skips an update by itself where the loss or a gradient is not finite; here such a step
+    is counted, one step late.
     """
 
-    checkpoints: CheckpointManager  # their events come before a run ends or goes back to one
+    checkpoints: CheckpointManager  # their events are emitted before a run ends or is rewound
     emit: Callable[[Event], None]  # takes every event, in order
     say: Callable[[str], None]
-    spike: (
-        float  # nats over the median of the last losses from which on the run goes back; 0: never
-    )
+    spike: float  # nats above the median of the last losses at which the run is rewound; 0: never
 
     def take(
         self, position: Position, step: int, result: StepResult
     ) -> tuple[Position, Rewound] | None:
-        """Take note of a step that was read.
+        """Check a step whose results were read.
 
         Args:
-            position: the run's, one step ahead perhaps; its counts are kept there.
-            step: which.
-            result: how it went.
+            position: the run's, perhaps one step ahead; its counts are updated.
+            step: the number of the step.
+            result: its loss and gradient norm.
 
         Returns:
             The earlier position and the event to emit; None: the run was not rewound.
@@ -284,10 +282,10 @@ class Guard:
         return self._look(position, step, result.loss) if self.spike else None
 
     def end(self, position: Position) -> None:
-        """Check, after the last step, that the run learnt anything.
+        """Check, after the last step, that at least one step was finite.
 
         Raises:
-            NonFinite: not one of them was finite.
+            NonFinite: none was.
         """
         if 0 < position.step == len(position.guarded):
             raise self._failed(
@@ -295,7 +293,7 @@ class Guard:
             )
 
     def _count(self, position: Position, step: int, result: StepResult) -> None:
-        """Count a step that was not finite; float16's own overflows, which halve a scale, apart."""
+        """Count a non-finite step; float16 overflows that only halve the loss scale are counted apart."""
         if result.overflow:
             return
         guarded = (*recent(position.guarded, step), step)
@@ -309,7 +307,7 @@ class Guard:
             )
 
     def _look(self, position: Position, step: int, loss: float) -> tuple[Position, Rewound] | None:
-        """Go back where the loss has a spike."""
+        """Rewind the run where the loss has a spike."""
         if is_spike(loss, position.losses, self.spike):
             if position.rewinds >= REWINDS:
                 raise self._failed(

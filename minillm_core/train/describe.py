@@ -1,4 +1,4 @@
-"""A run in words: what it is before it starts, and what came of it."""
+"""The console's description of a run: its start, its result and the next commands."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from minillm_core.train.progress import by_source, duration, losses
 from minillm_core.train.validation import Trend
 
 EPOCHS = 4
-"""Readings of a text that are nearly as good as new text (arXiv:2305.16264)."""
+"""Epochs over a text that are nearly as good as new text (arXiv:2305.16264)."""
 
 
 def start(job: Job, *, verbose: bool = False) -> Iterator[str]:
-    """Write data, model and budget in two lines; then notes to act on; with ``verbose`` everything."""
+    """Yield two lines of data, model and budget; then notes to act on; with ``verbose`` every note."""
     plan, model = job.plan, job.config.model
     size = f"{parameters_of(plan)} ({model.layers} layers, {model.dim} wide)"
     plugins = ", plugins " + ", ".join(one.name for one in plan.plugins) if plan.plugins else ""
@@ -60,7 +60,7 @@ def _details(job: Job) -> Iterator[str]:
 
 
 def _mixture(job: Job) -> Iterator[str]:
-    """Write the share of each source of a mixture, and how often the run reads it."""
+    """Yield the share of each source of a mixture, and its number of epochs."""
     parts, train = job.corpus.parts, job.config.train
     total = sum(one.weight for one in parts)
     for one in parts:
@@ -72,11 +72,11 @@ def _mixture(job: Job) -> Iterator[str]:
 
 
 LOOKED_AT = 1000
-"""Documents, the first of the data, whose weights tell how much of it is learnt."""
+"""First documents of the data, whose loss weights give the share of supervised tokens."""
 
 
 def _unlearnt(job: Job) -> Iterator[str]:
-    """Say how much of the data is learnt, where the loss is computed for the rest of it as well."""
+    """Yield the share of supervised tokens, where the loss is computed at the other tokens as well."""
     loss, block = job.plan.spec.loss, job.corpus.train.block(0)
     weighed = any(one.name == WEIGHTS for one in job.plan.sourcing.fields)
     if loss.gather or loss.rows or not weighed or block is None:
@@ -92,14 +92,14 @@ def _unlearnt(job: Job) -> Iterator[str]:
 
 
 SPARSE = 0.9
-"""Share of learnt tokens from which on there is little to leave out."""
+"""Share of supervised tokens above which there is little to leave out."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a run, or of one of its lives."""
+    """The result of a run, or of one process of it."""
 
-    steps: int  # in all
+    steps: int  # in the whole run
     evaluated: Evaluated | None  # the last evaluation
     trend: Trend
     speed: Throughput | None
@@ -111,7 +111,7 @@ class Outcome:
 
 
 def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
-    """Write how long the run took, its result, and where its files are."""
+    """Yield how long the run took, its result, and the paths of its files."""
     parts = {"training": made.training, "preparing": made.preparing, "evaluating": made.evaluating}
     total = duration(sum(parts.values()))
     spent = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items())
@@ -144,7 +144,7 @@ def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
 
 
 def _best(made: Outcome) -> str:
-    """Name the step with the lowest held-out loss, where that is not the last one."""
+    """Return the step with the lowest held-out loss as text, empty where it is the last one."""
     best, last = made.trend.best, made.trend.newest
     if best is None or last is None or best.step == last.step:
         return ""
@@ -152,7 +152,7 @@ def _best(made: Outcome) -> str:
 
 
 def next_steps(job: Job, out: Path, made: Outcome) -> Iterator[str]:
-    """Write commands that may come next, as they can be typed."""
+    """Yield commands to run next, ready to be typed."""
     plan, plugins, kept = job.plan, job.plugins, job.config.checkpoint.every != 0
     lines = [command(["report", str(out)])]
     if kept and made.evaluated is not None and made.evaluated.stop:
@@ -174,7 +174,7 @@ def next_steps(job: Job, out: Path, made: Outcome) -> Iterator[str]:
 
 
 def _more(train: TrainConfig, steps: int) -> list[str]:
-    """Give the budget of a run that is twice as long."""
+    """Return the options that double the run's budget."""
     if train.steps is not None and train.minutes is None:
         return ["--steps", str(2 * steps)]
     assert train.minutes is not None

@@ -1,4 +1,4 @@
-"""What a run writes down of itself: run.json, and run.toml, whose settings repeat it."""
+"""The documents of a run: run.json, and run.toml, whose settings repeat it."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from minillm_core.train.run_folder import RunFolder
 from minillm_core.train.settings import settings
 
 MOMENTS = ("command", "started", "ended", "seconds", "git")
-"""Entries of run.json that are of one of the run's lives; those of earlier ones are in resumed."""
+"""Entries of run.json that describe one process of the run; ``resumed`` has those of earlier ones."""
 
 
 def document(
     job: Job, earlier: RunFolder | None, position: Position, tokenizer: str | None
 ) -> dict[str, Any]:
-    """Make the record at the start of one of the run's lives.
+    """Build run.json at the start of one process of the run.
 
     Args:
-        job: what is run.
-        earlier: the life before this one.
-        position: where this one begins.
+        job: the run.
+        earlier: the run folder as the process before left it.
+        position: where this process begins.
         tokenizer: sha256 of the run's tokenizer.json; None: it is trained on ids.
     """
     binding = job.trainer.binding
@@ -69,7 +69,7 @@ def document(
 
 
 def taking_part(job: Job, evidence: Evidence) -> list[dict[str, Any]]:
-    """List the plugins, with what shows that they took part."""
+    """List the plugins, with the evidence that they took part."""
     shown = evidence.records()
     return [one.data() | {"evidence": shown.get(one.name)} for one in job.plugins]
 
@@ -77,14 +77,14 @@ def taking_part(job: Job, evidence: Evidence) -> list[dict[str, Any]]:
 def _inherited(
     key: str, source: Initial | Branch | None, earlier: RunFolder | None
 ) -> dict[str, Any] | None:
-    """Describe where the weights came from, in whichever of the run's lives; None: new ones."""
+    """Describe the origin of the initial weights, in whichever process of the run; None: new ones."""
     if source is not None:
         return source.data()
     return earlier.record.get(key) if earlier else None
 
 
 def _lives(earlier: RunFolder | None, position: Position) -> list[dict[str, Any]]:
-    """List each resume of the run: at which step, and what is known of the life before it."""
+    """List each resume of the run: its step, and the record of the process before it."""
     if earlier is None:
         return []
     return [
@@ -100,7 +100,7 @@ def _lives(earlier: RunFolder | None, position: Position) -> list[dict[str, Any]
 
 
 def ended(job: Job, last: Evaluated | None = None) -> dict[str, Any]:
-    """Give the entries of the record that are known once a life of the run is over."""
+    """Return the entries of run.json that are known once a process of the run ends."""
     now = datetime.now(UTC)
     seconds = (now - job.started).total_seconds()
     found: dict[str, Any] = {
@@ -115,9 +115,9 @@ def ended(job: Job, last: Evaluated | None = None) -> dict[str, Any]:
 
 
 def git(folder: Path) -> dict[str, Any] | None:
-    """Find the commit that a folder is at, and whether it changed since; None outside a repository.
+    """Find a folder's Git commit, and whether files changed since; None outside a repository.
 
-    No hook and no monitor of the repository's is run.
+    No hook and no file-system monitor of the repository runs.
     """
     quiet = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null")
 
@@ -145,11 +145,11 @@ def git(folder: Path) -> dict[str, Any] | None:
 
 
 def settings_file(config: Config, remarks: Iterable[str]) -> str:
-    """Write all settings as TOML that ``-c`` reads; those without a value are left out.
+    """Format all settings as TOML for ``-c``; settings without a value are left out.
 
     Args:
         config: the settings.
-        remarks: lines of comment at the top.
+        remarks: lines of comment for the top.
     """
     settings = config.model_dump(mode="json")
     plugins = settings.pop("plugins")
@@ -172,7 +172,7 @@ def settings_file(config: Config, remarks: Iterable[str]) -> str:
 
 
 def remarks(job: Job, earlier: RunFolder | None) -> Iterator[str]:
-    """Say how to repeat the run, and what it ran with."""
+    """Yield how to repeat the run, and its versions and hardware."""
     files = [one for one in job.plugins if one.distribution is None]
     specs = ",".join(str(Path(one.origin.source).absolute()) for one in files)
     branched = _inherited(BRANCHED_FROM, job.branch, earlier)
@@ -199,11 +199,11 @@ def _key(name: str) -> str:
 
 
 def _toml(value: Any) -> str:
-    """Write a value of JSON's kinds as TOML."""
+    """Format a JSON value as TOML."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(_pairs(value)) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    if isinstance(value, str):  # JSON's escapes are TOML's as well, but for one character
+    if isinstance(value, str):  # TOML shares JSON's escapes, but for one character
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     return json.dumps(value)

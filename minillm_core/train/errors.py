@@ -1,4 +1,4 @@
-"""How a run ends early: the error to report, with its cause, and what to type."""
+"""Errors that end a run early: the cause, and the command to type."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 def exit_code(error: BaseException) -> int:
-    """Give the exit code of the program that an error ends."""
+    """Return the program's exit code for an error."""
     if isinstance(error, MinillmError):
         return error.exit_code
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
 def kept(position: Position) -> str:
-    """Name the newest checkpoint."""
+    """Name the newest checkpoint, for a message."""
     last = position.saved
     return "no checkpoint was written" if last is None else f"the last good one: step {last}"
 
 
 def stopped(stop: StopRequest, position: Position) -> MinillmError:
-    """Make the error of a run that a signal ended."""
+    """Build the error for a run that a signal ended."""
     name = stop.signal.name if stop.signal else "a signal"
     return _ended(f"{name} after step {position.step}", position.saved, "nothing was saved")
 
@@ -43,13 +43,13 @@ def stopped(stop: StopRequest, position: Position) -> MinillmError:
 def interrupted(
     out: Path | None, stop: StopRequest, plugins: Sequence[LoadedPlugin], doing: str | None = None
 ) -> MinillmError:
-    """Make the error of an interrupt outside the loop, which has its own.
+    """Build the error for an interrupt outside the loop, which builds its own.
 
     Args:
         out: the run's folder, where there is one.
-        stop: knows the signal.
-        plugins: of the run.
-        doing: the work that it came in: ``tokenising``.
+        stop: holds the signal.
+        plugins: those of the run.
+        doing: the work that was interrupted: ``tokenising``.
     """
     name = stop.signal.name if stop.signal else "an interrupt"
     kept = layout.folders(out) if out is not None else []
@@ -68,14 +68,14 @@ def _ended(by: str, saved: int | None, nothing: str) -> MinillmError:
 
 
 def resume_line(out: Path, plugins: Iterable[LoadedPlugin]) -> str:
-    """Give the command that resumes a run; it names single-file plugins again, as it must."""
+    """Return the command that resumes a run; single-file plugins must be named again."""
     return f"{command(['train', '--resume', '--out', str(out)], plugins)} resumes it"
 
 
 def command(
     words: Sequence[str], plugins: Iterable[LoadedPlugin] = (), last: Sequence[str] = ()
 ) -> str:
-    """Spell a command of this program as it can be typed.
+    """Format a command of this program, ready to be typed.
 
     Args:
         words: after ``minillm``.
@@ -89,7 +89,7 @@ def command(
 
 
 def unsaved(reason: str, position: Position) -> MinillmError:
-    """Make the error of a run whose last step could not be saved."""
+    """Build the error for a run whose last step could not be saved."""
     return MinillmError(
         "the run is over, and its last checkpoint could not be written: "
         + reason.partition("\n")[0],
@@ -99,18 +99,18 @@ def unsaved(reason: str, position: Position) -> MinillmError:
 
 
 BYTES = 16
-"""Of a token of a batch on the host: ids, labels, documents and positions, int32 each."""
+"""Bytes of a token of a batch on the host: ids, labels, documents and positions, int32 each."""
 
 CLIP = 1.0
-"""A bound of the gradients' norm that is worth a try where there is none, or a larger one."""
+"""A bound of the gradient norm to try where there is none, or a larger one."""
 
 
 def remedies(train: TrainConfig, plugins: Sequence[str]) -> str:
-    """Say what to try in a new run, since ``--resume`` takes no other settings.
+    """Return settings to try in a new run, since ``--resume`` accepts no changed ones.
 
     Args:
         train: the run's settings.
-        plugins: in whose code it may have happened.
+        plugins: those whose code may be the cause.
     """
     plugin = "plugin" if len(plugins) == 1 else "plugins"
     without = [f"try without {plugin} {', '.join(plugins)}"] if plugins else []
@@ -122,7 +122,7 @@ def remedies(train: TrainConfig, plugins: Sequence[str]) -> str:
 def out_of_memory(
     error: BaseException, train: TrainConfig, peak_bytes: int | None, step: int
 ) -> OutOfMemory:
-    """Make the error of a lack of memory: the peak, and rows and accumulate for the same tokens a step."""
+    """Build the error for lack of memory: the peak, and rows and accumulate for the same tokens a step."""
     text = error.what if isinstance(error, OutOfMemory) else str(error)
     detail = text.splitlines()[0][:200] if text else ""
     if not step:
@@ -141,10 +141,10 @@ def out_of_memory(
 
 
 def check_step(train: TrainConfig) -> None:
-    """Refuse a step whose tokens alone, as the loader's arrays, need more memory than there is.
+    """Refuse a step whose token arrays alone, in the dataloader, need more memory than there is.
 
     Raises:
-        ConfigError: with what they need.
+        ConfigError: with the memory that they need.
     """
     needed, here = BYTES * _tokens(train), memory()
     if needed > here:
@@ -162,7 +162,7 @@ def _tokens(train: TrainConfig) -> int:
 
 
 def _fix(train: TrainConfig) -> str:
-    if (needed := BYTES * _tokens(train)) > memory() / 16:  # the loader has several steps' ready
+    if (needed := BYTES * _tokens(train)) > memory() / 16:  # it holds several steps ahead
         return (
             "a smaller train.accumulate or train.rows: the tokens of one step alone take "
             f"{needed / 2**30:,.1f} GiB as arrays"
@@ -183,17 +183,17 @@ def _fix(train: TrainConfig) -> str:
 
 
 SHOWN = 4
-"""Plugins that are named."""
+"""Plugins that a message names."""
 
 
 def suspects(job: Job) -> tuple[list[str], str]:
     """Find the plugins whose code may have produced the NaN or infinity.
 
-    Where weights themselves are not finite, the stages of their updates; else whatever takes part
-    in the loss.
+    Where weights themselves are not finite: those that own stages of their updates; else all plugins
+    that take part in the loss.
 
     Returns:
-        Their names; and a sentence with their functions. Both are empty where only the core's code ran.
+        Their names, and a sentence with their functions; both empty where only the core's code ran.
     """
     found: dict[str, dict[str, None]] = {}
     spoilt = {
@@ -214,7 +214,7 @@ def suspects(job: Job) -> tuple[list[str], str]:
 
 
 def _stages(job: Job, spoilt: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield (owner, function) of plugins' stages that update any of these parameters."""
+    """Yield (owner, function) of plugins' stages that update any of the parameters ``spoilt``."""
     for group in job.plan.groups:
         if spoilt & {member.name for member in group.members}:
             for _, owner, stage in group.rule.stages:
@@ -223,7 +223,7 @@ def _stages(job: Job, spoilt: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _parts(job: Job) -> Iterator[tuple[str, str]]:
-    """Yield (owner, function) of plugins' nodes, and of their kernels that serve."""
+    """Yield (owner, function) of plugins' nodes, and of their kernels in use."""
     for node, _ in job.plan.table.nodes():
         yield node.owner, f"{_function(node.reference)}.forward"
     serving = {(choice.op, choice.kernel) for choice in job.trainer.binding.kernels}

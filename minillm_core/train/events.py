@@ -12,10 +12,10 @@ class Event:
     """Base of all events; ``event`` is the name in metrics.jsonl."""
 
     event: ClassVar[str] = ""
-    seldom: ClassVar[tuple[str, ...]] = ()  # fields that are left out of JSON where they are empty
+    seldom: ClassVar[tuple[str, ...]] = ()  # fields that JSON leaves out where they are empty
 
     def data(self) -> dict[str, Any]:
-        """Give the event as one JSON object, its name first."""
+        """Return the event as one JSON object, its name first."""
         shown = {"event": self.event, **asdict(self)}
         return {name: value for name, value in shown.items() if value or name not in self.seldom}
 
@@ -41,7 +41,7 @@ class Started(Event):
     settings: Mapping[str, Any] = field(default_factory=dict)  # all of the config, as JSON
 
     def data(self) -> dict[str, Any]:
-        """Give it as one JSON object; run.json, beside it, has the settings."""
+        """Return the event as one JSON object; run.json, beside it, has the settings."""
         shown = super().data()
         return {key: value for key, value in shown.items() if key not in ("out", "settings")}
 
@@ -54,13 +54,13 @@ class Stepped(Event):
     step: int  # from 1
     loss: float  # main target, nats, before the update
     lr: float  # train.lr after its schedule
-    tokens: int  # real ones so far
+    tokens: int  # real tokens so far
     tokens_per_second: Throughput  # its .real, .padded and .supervised
     step_seconds: float
-    mfu: float | None  # share of the device's peak; None where that is not known
-    peak_bytes: int | None  # None where the device does not say
+    mfu: float | None  # share of the device's peak FLOP/s; None where that is unknown
+    peak_bytes: int | None  # None where the device does not report it
     grad_norm: float  # before clipping
-    terms: Mapping[str, float] = field(default_factory=dict)  # of the loss, by name
+    terms: Mapping[str, float] = field(default_factory=dict)  # terms of the loss, by name
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ class Evaluated(Event):
     bits_per_byte: float | None  # None without a tokenizer
     tokens: int = 0  # predictions made
     sources: Mapping[str, Any] = field(default_factory=dict)  # of a mixture: path -> its figures
-    verdicts: Mapping[str, float] = field(default_factory=dict)  # of plugins: by "plugin.name"
+    verdicts: Mapping[str, float] = field(default_factory=dict)  # of plugins, by "plugin.name"
     stop: str = ""  # why a plugin ends the run here; empty: it does not
 
     def figures(self) -> dict[str, Any]:
-        """Give its figures without the step."""
+        """Return the event's figures without the step."""
         shown = asdict(self)
         return {key: shown[key] for key in ("val_loss", "bits_per_byte", "tokens")}
 
@@ -100,7 +100,7 @@ class Sampled(Event):
     seldom = ("answers",)
     step: int
     prompt: str  # empty: the beginning of a document
-    text: str  # what the model wrote after it
+    text: str  # the model's continuation
     answers: bool = False  # the prompt is a user's question, and the text an answer
 
 

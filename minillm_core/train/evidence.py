@@ -1,6 +1,6 @@
-"""Proof that a plugin took part: what its part of the plan must leave behind, and what is there.
+"""Evidence that a plugin took part: the traces that its part of the plan must leave, and those found.
 
-The plan says what to expect of each plugin, as witness keys:
+The plan lists the expected traces of each plugin, as witness keys:
 
     node:<path>         its forward ran while the step was traced, or in the first eager step
     stage:<rule>.<name> updates of parameters went through it
@@ -39,15 +39,15 @@ SHOWN = 8  # keys that a record lists
 
 @dataclass(eq=False)
 class Evidence:
-    """A core observer that looks after ten steps, and again for the record.
+    """A core observer that checks for traces after ten steps, and again for the record.
 
     Args:
         expected: plugin -> the keys that its part of the plan must leave.
-        trainer: gives witnesses, and parameters where any is expected to move.
+        trainer: holds witnesses, and parameters where any is expected to move.
         seen: live counts of ``batch:`` and ``event:`` keys.
         say: prints a line about missing evidence.
-        raised: live; plugin -> what its observer raised.
-        ranks: those that train together; all of them observe.
+        raised: live; plugin -> the errors of its observer.
+        ranks: the processes that train together; all of them observe.
     """
 
     expected: Mapping[str, Sequence[str]]
@@ -64,21 +64,21 @@ class Evidence:
         keys = {key for keys in self.expected.values() for key in keys}
         self._initial: dict[str, np.ndarray] = {}
         if names := [key.partition(":")[2] for key in keys if key.startswith("parameter:")]:
-            arrays = self.trainer.own()  # the only question that costs a copy from the device
+            arrays = self.trainer.own()  # the only check that copies from the device
             held = {name: arrays.get(f"model.{name}") for name in names}
             self._initial = {name: np.array(one) for name, one in held.items() if one is not None}
         self._records: dict[str, dict[str, Any]] | None = None
-        self._steps = 0  # of this process: a resumed run is looked at again
+        self._steps = 0  # of this process: a resumed run is checked again
 
     @classmethod
     def of(cls, job: Job, say: Callable[[str], None]) -> Self:
-        """Make the evidence that a job's plan expects of its plugins; ``say`` prints a line."""
+        """Build the evidence for a job's plan; ``say`` prints a line."""
         expected = {planned.name: planned.expected for planned in job.plan.plugins}
         more = {"seen": job.seen, "say": say, "raised": job.raised, "ranks": job.ranks}
         return cls(expected, job.trainer, **more)
 
     def __call__(self, event: Event) -> None:
-        """Look once, after ten steps.
+        """Check the traces once, after ten steps.
 
         Raises:
             NoEvidence: a plugin left nothing at all.
@@ -93,13 +93,13 @@ class Evidence:
         for name, record in self._records.items() if self.ranks.leads else ():
             if not record["shown"]:
                 raise self._nothing_of(name)
-            # a plugin may offer kernels for many devices; one that serves here is enough
+            # a plugin may offer kernels for many devices; one in use here is enough
             missing = [key for key in record.get("missing", ()) if not key.startswith("kernel:")]
             if missing:
                 self.say(f"warning: plugin '{name}' did not show everywhere: {_few(missing)}")
 
     def gather(self) -> None:
-        """Take what the other ranks saw of their shares; once, and all at the same step."""
+        """Gather the traces of the other ranks; once, and at the same step on all of them."""
         if self.ranks.size > 1 and not self._elsewhere and self.expected:
             keys = sorted({key for keys in self.expected.values() for key in keys})
             here = Counter(self.trainer.witnesses()) + self._moved()
@@ -109,10 +109,10 @@ class Evidence:
             self._elsewhere.update({"": 1} | found)
 
     def records(self) -> dict[str, dict[str, Any]]:
-        """Map each plugin to ``{"shown": bool, "what": [...]}``, with ``missing`` where something is.
+        """Map each plugin to ``{"shown": bool, "what": [...]}``, with ``missing`` where a trace is.
 
-        As after ten steps; a shorter run is looked at now. ``switched_off`` says of an observer
-        that raised too often what it was.
+        The result of the check after ten steps; a shorter run is checked now. ``switched_off`` holds the
+        last error of an observer that raised too often.
         """
         records = self._look() if self._records is None else self._records
         off = self._switched_off()
@@ -122,7 +122,7 @@ class Evidence:
         }
 
     def warn(self) -> None:
-        """Say at the end who was switched off, and what a run too short to judge did not show."""
+        """Warn at the end of observers that were switched off, and of traces that a short run lacks."""
         for name, raised in self._switched_off().items():
             self.say(
                 f"warning: plugin '{name}' was switched off on the way, "
@@ -141,7 +141,7 @@ class Evidence:
         return {name: raised for name, raised in sorted(self.raised.items()) if raised.off}
 
     def _nothing_of(self, name: str) -> NoEvidence:
-        """Make the error for a plugin that left no trace: what it raised, where it did."""
+        """Build the error for a plugin that left no trace, with the error that its observer raised, if any."""
         raised = self.raised.get(name)
         if raised is not None:
             off = " and was switched off" if raised.off else ""
@@ -179,10 +179,10 @@ class Evidence:
         return records
 
     def _moved(self) -> Counter[str]:
-        """Count the ``parameter:`` keys of those that a gradient reached.
+        """Count the ``parameter:`` keys whose parameters a gradient reached.
 
-        An optimizer's state of the parameter's own shape shows it (a moment, a momentum); a change
-        alone may be weight decay. Where there is no such state the change must do.
+        Optimizer state of the parameter's own shape proves it (a moment, a momentum); a change of the
+        weights alone may be weight decay. Without such state the change must be enough.
         """
         if not self._initial:
             return Counter()

@@ -1,4 +1,4 @@
-"""The batches of a run: a loader that can be put back to where a checkpoint was."""
+"""The batches of a run: a dataloader that can be set back to a checkpoint's place."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ _GRACE = 2.0
 
 
 class Place:
-    """The step whose batch is being made: in the loader's thread, ahead of training.
+    """The step whose batch is being made, in the dataloader's thread, ahead of training.
 
     Args:
         plan: the run's.
-        step: steps of training before it.
+        step: training steps before it.
     """
 
     def __init__(self, plan: Plan, step: int) -> None:
         self._plan, self._step = plan, step + 1
 
     def shape_at(self, step: int) -> Shape:
-        """Note that a step's batch begins, from 1, and return its sizes."""
+        """Set the step whose batch begins, from 1, and return its shape."""
         self._step = step
         return self._plan.shape_at(step)
 
     def progress(self) -> float:
-        """Return the place of the step in the run, 0..1."""
+        """Return the progress of the run at the step, 0..1."""
         steps = self._plan.config.train.steps
         return min(1.0, self._step / steps) if steps else 1.0
 
 
 class Feed(Iterator[StepBatch]):
-    """One step's batch after the other, from a cursor on; a context manager.
+    """An iterator of the batches of the steps, from a cursor on; a context manager.
 
     Args:
         job: data, plugins and sizes.
-        cursor: of a checkpoint; None: from the start.
+        cursor: a checkpoint's; None: from the start.
         cancelled: polled while the next batch is awaited.
-        step: of the checkpoint.
+        step: the checkpoint's.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class Feed(Iterator[StepBatch]):
         return next(self._loader)
 
     def rewind(self, cursor: Mapping[str, Any], skip: int, step: int) -> dict[str, Any]:
-        """Go back to ``cursor``, after ``step``, and pass over ``skip`` steps' batches; the cursor after them."""
+        """Set the dataloader to ``cursor``, after ``step``, and skip ``skip`` steps; return the new cursor."""
         self._loader.close()
         self._loader = self._open(cursor, step)
         for _ in range(skip):
             cursor = next(self._loader).cursor
-        if skip:  # the batches to come are those of the steps that follow ``step`` all the same
+        if skip:  # the batches after them are still made for the steps that follow ``step``
             self._loader.close()
             self._loader = self._open(cursor, step)
         return dict(cursor)
@@ -115,16 +115,16 @@ EMPTY_IN_A_ROW = 100
 def next_supervised_batch(
     batches: Iterator[StepBatch], step: int, skipped: int, emit: Callable[[Event], None]
 ) -> tuple[StepBatch, int]:
-    """Take the next batch with a supervised token; gives it and the batches skipped so far.
+    """Return the next batch with a supervised token, and the number of batches skipped so far.
 
     Args:
-        batches: one a step, without end.
+        batches: one a step, endless.
         step: the step that the batch is for.
         skipped: batches skipped before this call.
-        emit: takes an event for each batch that is skipped.
+        emit: takes an event for each skipped batch.
 
     Raises:
-        DataError: too many batches in a row have none.
+        DataError: too many batches in a row have no supervised token.
     """
     for _ in range(EMPTY_IN_A_ROW):
         with running(f"step {step} waits for its batch", waits=True):

@@ -1,4 +1,4 @@
-"""A frozen model beside the one that is trained: a run's folder, read when a run starts."""
+"""A frozen model beside the trained one: a run's folder, read when a run starts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from minillm_core.train.run_folder import TOKENIZER
 
 
 class FrozenModel:
-    """The newest checkpoint of a run, as a reference of another run: ``loss.reference(name, model)``.
+    """The newest checkpoint of a run, as a reference model of another run: ``loss.reference(name, model)``.
 
-    Making one reads nothing: a trained model whose reference is gone can still be read.
+    Constructing it reads nothing: a trained model whose reference is gone can still be read.
 
     Args:
         path: the run's folder.
@@ -28,14 +28,14 @@ class FrozenModel:
 
     def __init__(self, path: str | Path) -> None:
         self.path = str(path)
-        self.notes: list[str] = []  # what a user should know of it, once it is read
+        self.notes: list[str] = []  # to show to the user once it is read
 
     @cached_property
     def saved(self) -> SavedModel:
-        """The folder, read.
+        """The saved model in the folder.
 
         Raises:
-            Refusal: it holds no run, or plugins make its batches.
+            Refusal: the folder holds no run, or plugins make its batches.
         """
         saved = open_run(Path(self.path), say=self.notes.append)
         if saved.plan.on_batch:
@@ -49,16 +49,16 @@ class FrozenModel:
 
     @property
     def plan(self) -> Plan:
-        """Its plan."""
+        """The plan of the frozen model."""
         return self.saved.plan
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Read its parameters and state, float32, by the names of a checkpoint."""
+        """Read the model's parameters and state, float32, by their names in a checkpoint."""
         return self.saved.arrays()
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """What tells it from others: its plan's hash, and sha256 of its arrays."""
+        """The model's identity: its plan's hash, and sha256 of its arrays."""
         digest = hashlib.sha256()
         for name, array in sorted(self.arrays().items()):
             digest.update(f"{name} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
@@ -73,16 +73,16 @@ def described(plan: Plan) -> dict[str, Any]:
 def check_references(
     plan: Plan, tokenizer: Tokenizer | None, recorded: Mapping[str, Any] | None
 ) -> Iterator[str]:
-    """Check the references of a plan; yields what a user should know of them.
+    """Check the reference models of a plan; yields notes for the user.
 
     Args:
         plan: the plan.
         tokenizer: of the run's text.
-        recorded: :func:`described` of the run that is resumed; None: it is new.
+        recorded: :func:`described` of the resumed run; None: the run is new.
 
     Raises:
-        Refusal: one cannot be read, or it is another than the run began with.
-        DataError: it has another vocabulary or tokenizer.
+        Refusal: a reference cannot be read, or differs from the one that the run began with.
+        DataError: a reference has another vocabulary or tokenizer.
     """
     for one in plan.references:
         model, vocab, before = one.model, plan.config.model.vocab, (recorded or {}).get(one.name)

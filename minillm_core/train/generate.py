@@ -1,4 +1,4 @@
-"""Generation: a trained model continues a text, id by id; and the samples that a run writes."""
+"""Generation: continue a text token by token, and write the samples of a run."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ Say = Callable[[str], None]
 
 @dataclass(eq=False)
 class Window:
-    """The part of a growing sequence that a model is shown: its newest ids, ``context`` at most.
+    """The context window of a growing sequence: its newest ids, ``context`` at most.
 
     When there are more, the oldest are dropped so that context // 2 remain, which start again from
-    position 0: with a KV cache it is filled anew. So both modes show the model the same.
+    position 0; a KV cache is filled anew. The model so sees the same ids with and without a KV cache.
     """
 
     model: Model
-    context: int  # columns at most
+    context: int  # most columns of a pass
     _: KW_ONLY
-    cached: bool = True  # feed only what is new, and let the model keep the rest
-    on_batch: OnBatch | None = None  # the plugins'; is given all ids that the model is shown
+    cached: bool = True  # use a KV cache: feed only the new ids
+    on_batch: OnBatch | None = None  # the plugins'; takes all ids in the window
     say: Say = lambda line: None  # prints a line, once, when ids are dropped
     _ids: list[int] = field(default_factory=list)
     _decoding: Decoding | None = None
-    _past: int = 0  # columns that it was fed
+    _past: int = 0  # columns in the KV cache
 
     def next_logits(self, new: Sequence[int]) -> np.ndarray:
-        """Feed some more ids; waits for the logits after them, float32 (V,)."""
+        """Feed further ids; return the logits after them, float32 (V,)."""
         self._ids += new
         if len(self._ids) > self.context:
             self._forget()
@@ -73,12 +73,12 @@ class Generation:
     """A continuation: iterate over it once to draw its ids."""
 
     window: Window
-    new: Sequence[int]  # what the window is to be shown first
+    new: Sequence[int]  # ids to feed first
     choose: Callable[[np.ndarray], int]  # float32 (V,) -> id
     ends: frozenset[int]  # ids that end the text
     tokens: int
     ids: list[int] = field(default_factory=list)  # drawn so far
-    ended: bool = False  # one that ends the text was drawn
+    ended: bool = False  # an id that ends the text was drawn
 
     def __iter__(self) -> Iterator[int]:
         new = self.new
@@ -94,11 +94,11 @@ class Generation:
 
 @dataclass(frozen=True)
 class Stream:
-    """A text that is being drawn: iterate over it once for its pieces.
+    """A text that is being generated: iterate over it once for its pieces.
 
     Attributes:
         generation: its ``ids`` so far, and whether it ``ended``.
-        pieces: of text that can be printed as they come.
+        pieces: printable pieces of the text.
     """
 
     generation: Generation
@@ -118,13 +118,13 @@ class Stream:
 
 @dataclass(frozen=True)
 class Writer:
-    """A model with what it takes to write text."""
+    """A model with its tokenizer, ready to continue texts."""
 
     model: Model
     vocabulary: Tokenizer
-    context: int  # columns that the model is shown at most
+    context: int  # most columns that the model sees
     on_batch: OnBatch | None = None
-    plugins: tuple[LoadedPlugin, ...] = ()  # to be blamed for what their nodes raise
+    plugins: tuple[LoadedPlugin, ...] = ()  # errors of their nodes are raised under their names
 
     def go_on(
         self,
@@ -139,16 +139,16 @@ class Writer:
     ) -> Generation:
         """Prepare the continuation of a prompt, which begins a document.
 
-        Ids that the vocabulary does not know, rows of padding in the embedding, are never drawn.
+        Ids outside the tokenizer's vocabulary (padding rows of the embedding) are never drawn.
 
         Args:
-            prompt: without lone surrogates; or ids, which begin as documents do.
+            prompt: text without lone surrogates; or ids, which begin as documents do.
             sampling: how ids are drawn.
-            tokens: how many at most; the end of the text ends it earlier.
+            tokens: most ids to draw; the end of the text ends it earlier.
             ends: further ids that end it.
-            seed: of the draws, which move no other randomness.
-            cached: let the model keep what it computed for earlier ids.
-            say: prints a line when the beginning is dropped.
+            seed: of the draws, which use no other random state.
+            cached: use a KV cache.
+            say: prints a line when the beginning of the text is dropped.
         """
         known, random = self.vocabulary.known(), np.random.default_rng(seed)
 
@@ -162,7 +162,7 @@ class Writer:
         return Generation(window, prompt, choose, frozenset({end_of_text, *ends}), tokens)
 
     def text(self, generation: Generation, prompt: str = "") -> Iterator[str]:
-        """Yield the prompt and its continuation, in pieces that can be printed as they come.
+        """Yield the prompt and its continuation, in printable pieces, as they are drawn.
 
         Raises:
             PluginCodeError: a plugin's node raised.
@@ -173,12 +173,12 @@ class Writer:
 
 @dataclass(frozen=True)
 class Sampling:
-    """The rule by which an id is drawn.
+    """The sampling parameters of generation.
 
     Args:
-        temperature: logits are divided by it; 0: the likeliest is taken, nothing is drawn.
-        top_k: only so many of the likeliest may be drawn; None: all.
-        top_p: of those, only the fewest likeliest that have this probability together.
+        temperature: logits are divided by it; 0: greedy decoding, nothing is drawn.
+        top_k: draw from the k likeliest ids; None: all.
+        top_p: of those, draw from the fewest likeliest whose probabilities sum to top_p.
 
     Raises:
         Refusal: one of them is out of range.
@@ -221,18 +221,18 @@ class Sampling:
         return int(kept[np.searchsorted(edges, random.random() * edges[-1], side="right")])
 
     def weights(self, logits: np.ndarray) -> np.ndarray:
-        """Compute weights proportional to the probability of being drawn, float64 (n,); 0: never.
+        """Compute weights proportional to the sampling probabilities, float64 (n,); 0: never drawn.
 
         Args:
             logits: float (n,), finite; the temperature is above 0.
         """
         exact = logits.astype(np.float64)
-        with np.errstate(over="ignore"):  # -inf: at this temperature it is never drawn
+        with np.errstate(over="ignore"):  # -inf: never drawn at this temperature
             weights = np.exp((exact - exact.max()) / self.temperature)
         if self.top_k is None and self.top_p == 1:
             return weights
         order = np.argsort(-exact, kind="stable")[: self.top_k]  # the likeliest first
-        if self.top_p < 1:  # at 1 the rounding of sums must not take the least likely away
+        if self.top_p < 1:  # at 1 the rounding of sums must not drop the least likely id
             before = np.cumsum(weights[order]) - weights[order]
             order = order[before < self.top_p * weights[order].sum()]
         kept = np.zeros_like(weights)
@@ -241,10 +241,10 @@ class Sampling:
 
 
 def pieces(ids: Iterable[int], decode: Callable[[int], str], before: str = "") -> Iterator[str]:
-    """Yield the text of ids, piece by piece as they come; joined it is ``printable`` of the whole.
+    """Yield the text of ids in pieces, as they are drawn; joined they are ``printable`` of the whole.
 
-    A control sequence that is not over yet is held back, also where it begins in ``before``; half
-    a character at the end is left out.
+    An unfinished control sequence is held back, also where it begins in ``before``; half a character
+    at the end is left out.
 
     Args:
         ids: of the text.
@@ -263,14 +263,14 @@ def pieces(ids: Iterable[int], decode: Callable[[int], str], before: str = "") -
 
 
 TOKENS = 96
-"""Of a sample, at most."""
+"""Most tokens of a sample."""
 
 SECONDS = 15.0
-"""After which a sample ends where it is: a large model on a slow machine."""
+"""Seconds after which a sample ends: a large model on a slow machine."""
 
-_LOOKED_AT = 64  # documents in which beginnings are looked for
-_PARTS = 8  # places in a long document where they are looked for as well
-_READ = 64  # tokens that are read of each
+_LOOKED_AT = 64  # documents that are searched for prompts
+_PARTS = 8  # places in a long document that are searched as well
+_READ = 64  # tokens that are read at each place
 _WORDS, _LONGEST = 8, 60  # most words and characters of a prompt
 
 
@@ -292,12 +292,12 @@ def sample(
         writer: the model and its tokenizer.
         prompt: without lone surrogates; empty: the beginning of a document; or ids.
         ends: further ids that end it.
-        tokens: how many at most; the end of the document ends it earlier.
+        tokens: most tokens to draw; the end of the document ends it earlier.
         temperature: lower is safer.
-        seed: of the draws, which move no other randomness.
+        seed: of the draws, which use no other random state.
         stopped: polled before every token; the sample ends where it returns true.
-        seconds: after which it ends as well.
-        clock: seconds that never go back.
+        seconds: time limit of the sample.
+        clock: a monotonic clock, in seconds.
 
     Returns:
         The text after the prompt, without terminal control sequences and without half a character
@@ -316,16 +316,16 @@ def sample(
 def questions_of(
     asked: Sourcing, tokenizer: Tokenizer | None, specials: Mapping[str, int], say: Say
 ) -> Any | None:
-    """Make what asks questions in the place of prompts, where a plan's source writes them; None: none does.
+    """Build the question source that replaces prompts, where the plan's source has one; else None.
 
-    It is of an entry point of the group ``minillm.questions``: its class is made of the same, and has
-    ``held_out(documents, count)``, ``ids(question)``, up to where the answer begins, and ``ends``.
+    An entry point of the group ``minillm.questions`` names its class, which takes these arguments and has
+    ``held_out(documents, count)``, ``ids(question)`` up to where the answer begins, and ``ends``.
 
     Args:
-        asked: the plan's, of its source.
+        asked: the sourcing of the plan.
         tokenizer: of the run's text; None: it is trained on ids.
         specials: the ids of special tokens, by name.
-        say: prints a note where no installed distribution asks questions.
+        say: prints a note where no installed distribution has the entry point.
     """
     if asked.prompt is None or tokenizer is None:
         return None
@@ -338,7 +338,7 @@ def questions_of(
 
 
 def prompts(documents: Documents, tokenizer: Tokenizer, count: int) -> list[str]:
-    """Take beginnings of documents as prompts: of the first line as many as eight words; fewer where few do."""
+    """Return at most ``count`` prompts: up to eight words of the first line of documents."""
     found: list[str] = []
     for text in _texts(documents, tokenizer, count):
         if len(found) == count:
@@ -350,7 +350,7 @@ def prompts(documents: Documents, tokenizer: Tokenizer, count: int) -> list[str]
 
 
 def _texts(documents: Documents, tokenizer: Tokenizer, count: int) -> Iterator[str]:
-    """Yield texts to find prompts in: beginnings of documents, then lines within long ones."""
+    """Yield texts to find prompts in: beginnings of documents, then lines inside long ones."""
     for index in range(min(len(documents), _LOOKED_AT)):
         yield tokenizer.decode(documents[index][:_READ].tolist())
     for index in range(min(len(documents), count)):
@@ -361,7 +361,7 @@ def _texts(documents: Documents, tokenizer: Tokenizer, count: int) -> Iterator[s
 
 
 def _beginning(text: str) -> str | None:
-    """Take the first words of a text, where they are worth continuing."""
+    """Return the first words of a text, where they are long enough to continue."""
     line = next((line for line in text.splitlines() if line.strip()), "").strip()
     words = re.findall(r"\S+", line)
     short = " ".join(words[:_WORDS])[:_LONGEST].rstrip("\ufffd ")

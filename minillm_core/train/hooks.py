@@ -1,4 +1,4 @@
-"""The hooks that run during training, each plugin's contained under its own name."""
+"""The plugin hooks that run during training; an error is raised or contained under its plugin's name."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ def plan_hook(
     specials: Mapping[str, int] | None = None,
     pieces: tuple[bytes, ...] = (),
 ) -> OnBatch | None:
-    """Join the plugins' ``on_batch`` into one function of (batch, phase), as a run of the plan does.
+    """Compose the plugins' ``on_batch`` into one function of (batch, phase), as a run of the plan does.
 
     Args:
-        plan: says in which order they are called, what they add to a batch, and the vocabulary, below
-            which ids and labels are.
+        plan: sets the order of the calls, the fields that they add to a batch, and the vocabulary
+            size, the upper bound of ids and labels.
         plugins: those of the plan, in any order; default: the ones that the plan holds.
-        seen: ``batch:<plugin>`` is counted there, and ``unlabelled:<plugin>`` for each batch of an
-            evaluation whose last label it took.
-        streams: the random numbers that they draw from; default: new ones, for other phases than
-            train, where they begin anew every batch.
-        progress: called once for each batch of phase train: its place in the run.
-        specials: the ids of the special tokens that plugins asked for, by name; default: as a
-            tokenizer has them that is trained here.
-        pieces: the bytes of each id, as many as the vocabulary has; none where no tokenizer is known.
+        seen: takes counts of ``batch:<plugin>``, and of ``unlabelled:<plugin>`` for each batch of an
+            evaluation whose last label the plugin removed.
+        streams: the plugins' random streams; default: new ones, for phases other than train, where
+            they restart at every batch.
+        progress: called once for each batch of phase train: the progress of the run, 0..1.
+        specials: the ids of the special tokens that plugins asked for, by name; default: those of a
+            tokenizer that is trained here.
+        pieces: the bytes of each id, as many as the vocabulary has; empty where no tokenizer is known.
 
     Returns:
         The function, which raises PluginCodeError where a plugin raises or returns no batch of the
-        shape that it was given; None where no plugin has the hook. Fields that a source gives are 0
-        where the batch is from none, as in phase decode.
+        input's shape; None where no plugin has the hook. Fields that a source declares are 0 where
+        the batch has none, as in phase decode.
     """
     counted, vocab, asked = (
         Counter() if seen is None else seen,
@@ -118,10 +118,10 @@ def _labelled(batch: Batch) -> bool:
 
 
 def _fields(batch: Batch, fields: Sequence[Field]) -> None:
-    """Check the fields that a plugin declared: there, as declared, and finite.
+    """Check the fields that a plugin declared: present, of the declared dtype, and finite.
 
     Raises:
-        DataError: it is not.
+        DataError: a field is not.
     """
     for one in fields:
         array, shape = batch.get(one.name), (*batch["ids"].shape, *one.shape)
@@ -142,10 +142,10 @@ def _fields(batch: Batch, fields: Sequence[Field]) -> None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A plugin's answer to an evaluation."""
+    """A plugin's result for an evaluation."""
 
     figures: Mapping[str, float] = field(default_factory=dict)  # name -> number, finite
-    stop: str = ""  # why the run ends here, as one that is done; empty: it continues
+    stop: str = ""  # why the run ends here, as a completed one; empty: it continues
 
 
 def judged(
@@ -157,13 +157,13 @@ def judged(
     """Add the verdicts of the plugins' ``on_evaluated`` to an evaluation.
 
     Args:
-        plugins: of the run.
+        plugins: those of the run.
         evaluated: the evaluation.
-        history: those before it, of earlier processes too.
-        model: as it is now.
+        history: the evaluations before it, of earlier processes too.
+        model: the model with its current weights.
 
     Raises:
-        PluginCodeError: a plugin's code raised, or returned what is no verdict.
+        PluginCodeError: a plugin's code raised, or returned an invalid verdict.
     """
     figures, stops = dict[str, float](), list[str]()
     for one in plugins:
@@ -183,7 +183,7 @@ def judged(
 
 
 def _no_verdict(found: object) -> str | None:
-    """Say why a value is no verdict; None: it is one."""
+    """Return the reason why a value is no valid verdict; None: it is one."""
     if not isinstance(found, Verdict):
         return f"{found!r}"[:160]
     wrong = [
@@ -195,10 +195,10 @@ def _no_verdict(found: object) -> str | None:
 
 
 def observers_of(job: Job, core: Sequence[Observer], *, say: Callable[[str], None]) -> Observers:
-    """Join the observers of a job's events: the core's own, and each plugin's ``on_event``.
+    """Compose the observers of a job's events: the core's own, and each plugin's ``on_event``.
 
     Args:
-        job: its plugins, and what is kept of them.
+        job: its plugins, with the counts and errors of their observers.
         core: called first, in order.
         say: prints a line about an error.
     """
@@ -218,13 +218,13 @@ def _observe(one: LoadedPlugin, event: Event) -> None:
 
 
 def _call(hook: Callable, **arguments: object):
-    """Call a hook, which may leave arguments out."""
+    """Call a hook, which may leave parameters out of its signature."""
     taken = hook.__code__.co_varnames[1 : hook.__code__.co_argcount]
     return hook(**{name: arguments[name] for name in taken})
 
 
 STRIKES = 3
-"""Errors after which an observer is switched off."""
+"""Number of errors after which an observer is switched off."""
 
 Observer = Callable[[Event], None]
 
@@ -234,19 +234,19 @@ class Raised:
     """The errors of an observer that raised."""
 
     times: int
-    last: str  # what it was, and in which line
+    last: str  # the last error, with its line
 
     @property
     def off(self) -> bool:
-        """Whether it gets no more events."""
+        """Whether the observer is switched off."""
         return self.times >= STRIKES
 
 
 @dataclass(eq=False)
 class Observers:
-    """A joint observer that hands every event to the core's observers, then to the plugins'.
+    """A composed observer that passes every event to the core's observers, then to the plugins'.
 
-    An error of the core's ends the run: metrics.jsonl that cannot be written is no detail.
+    An error of a core observer ends the run: a run must not lose its metrics.jsonl.
     """
 
     core: Sequence[Observer]  # called first, in order
@@ -258,10 +258,10 @@ class Observers:
     raised: dict[str, Raised] = field(default_factory=dict)
 
     def __call__(self, event: Event) -> None:
-        """Hand an event to every observer.
+        """Pass an event to every observer.
 
-        Whatever a plugin's raises is isolated, SystemExit too; and what it does to an event is seen
-        by no other observer.
+        Any exception of a plugin's observer is isolated, SystemExit too; each plugin's observer gets its
+        own copy of the event.
         """
         for observer in self.core:
             observer(event)
@@ -270,7 +270,7 @@ class Observers:
                 continue
             try:
                 observer(copy.deepcopy(event))
-            except Exception as error:  # contained: SystemExit and its like are causes
+            except Exception as error:  # contained: SystemExit and its like become the cause
                 self._strike(name, event, error)
             else:
                 self.seen[f"event:{name}"] += 1
@@ -289,7 +289,7 @@ class Observers:
 
 
 def _place(error: Exception) -> str:
-    """Find the plugin's innermost line, where it is known."""
+    """Return the plugin's innermost line, where it is known."""
     where = error.where if isinstance(error, PluginCodeError) else None
     frames = (where or "").splitlines()[:-1]  # the last line is the error itself
     return f", at {frames[-1].strip()}" if frames else ""

@@ -1,8 +1,8 @@
-"""The state that a new run begins with: of a model directory, or of another run's checkpoint.
+"""The initial state of a new run: a model directory's weights, or another run's checkpoint.
 
 ``minillm train --branch RUN[@STEP] --out NEW``: the new run takes the old one's settings, overlaid by
-those that are given, its weights, optimizer state, step and place in the data. Where its plan differs,
-arrays are taken by name and shape, and the others start anew. ``--init RUN[@STEP]`` takes settings and
+those given, its weights, optimizer state, step and place in the data. Where its plan differs, arrays
+are matched by name and shape, and the others start anew. ``--init RUN[@STEP]`` takes settings and
 weights alone, and begins at step 0, at the start of its data and its schedules.
 """
 
@@ -47,16 +47,16 @@ def initial_layer(
     """Read the shape and the tokenizer of a model directory as settings.
 
     Args:
-        directory: its path, or the name of a published model, which is fetched where no path is that.
-        say: prints what a person should know of it.
+        directory: its path; or, where no such path exists, the name of a published model, to be fetched.
+        say: prints notes for the user.
 
     Returns:
         The settings, and the path.
 
     Raises:
-        Refusal: it is no model directory, or one that cannot be started from.
+        Refusal: it is no model directory, or a run cannot start from it.
     """
-    if not isinstance(directory, str):  # init=5: settings are checked after this one is read
+    if not isinstance(directory, str):  # init=5: settings are validated after this
         raise ConfigError(
             f"init is the path of a model directory, not {directory!r}",
             where=f"init={directory!r}",
@@ -74,7 +74,7 @@ def read_initial(directory: str) -> ModelDirectory:
     """Read a model directory.
 
     Raises:
-        Refusal: it is none, or one that cannot be started from.
+        Refusal: it is no model directory, or a run cannot start from it.
     """
     path = Path(directory)
     if (found := read_directory(path)) is not None:
@@ -90,7 +90,7 @@ def read_initial(directory: str) -> ModelDirectory:
 
 @dataclass(frozen=True)
 class Initial:
-    """The weights that a run starts from."""
+    """The initial weights of a run."""
 
     directory: ModelDirectory
     fitted: Fitted
@@ -100,13 +100,13 @@ class Initial:
         """Read a directory for a plan.
 
         Raises:
-            Refusal: it is none, or its weights do not fit the plan.
+            Refusal: it is no model directory, or its weights do not fit the plan.
         """
         found = read_initial(directory)
         return cls(found, found.fit(plan))
 
     def load(self, trainer: Trainer) -> Iterator[str]:
-        """Give the trainer the weights; yields lines to print."""
+        """Load the weights into the trainer; yields lines to print."""
         arrays, lines = followed(trainer.plan, 0.0, self.fitted.arrays)
         trainer.load(trainer.like() | arrays)
         yield f"the weights are those of {self.directory.published or self.directory.path}"
@@ -116,7 +116,7 @@ class Initial:
             yield f"not in there, and as new: {few(own)}"
 
     def data(self) -> dict[str, Any]:
-        """Describe it for run.json."""
+        """Describe the weights' origin for run.json."""
         found = {"directory": str(self.directory.path), "digest": self.directory.digest}
         name = self.directory.published
         return found if name is None else found | {"published": name}
@@ -125,7 +125,7 @@ class Initial:
 def followed(
     plan: Plan, progress: float, arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Put weights and state of leaders into the places of parameters that still follow them.
+    """Copy weights and state of leaders to the parameters that still follow them.
 
     Args:
         plan: its ``follows``.
@@ -133,7 +133,7 @@ def followed(
         arrays: as a checkpoint names them.
 
     Returns:
-        The arrays, and lines to print of what is not taken.
+        The arrays, and lines to print about those that are left out.
     """
     found, lines = dict(arrays), []
     for name, leader in tied(plan.follows, plan.values(progress)).items():
@@ -151,15 +151,15 @@ def followed(
 def open_directory(
     directory: ModelDirectory, request: RunRequest, say: Callable[[str], None]
 ) -> SavedModel:
-    """Plan the model of a directory as it is there, with the plugins that it needs, and read its weights.
+    """Plan a directory's model unchanged, with the plugins that it needs, and read its weights.
 
     Args:
         directory: the directory.
-        request: the settings and plugins that are given besides.
-        say: prints what a person should know.
+        request: further settings and plugins.
+        say: prints notes for the user.
 
     Raises:
-        Refusal: a plugin that it needs is not installed, or the settings make another model.
+        Refusal: a needed plugin is not installed, or the settings change the model.
     """
     needed = directory.plugins
     named = ",".join((*needed, *filter(None, [request.plugins])))
@@ -171,7 +171,7 @@ def open_directory(
         replace(
             request,
             plugins=named or None,
-            preset="tiny",  # of its settings none shapes this model
+            preset="tiny",  # none of its settings shapes this model
             flags={**request.flags, "--init": str(directory.path)},
             settings={**options, **seq_len, **(request.settings or {})},
         ),
@@ -197,23 +197,21 @@ def open_directory(
 
 
 BRANCHED_FROM = "branched_from"
-"""The entry of run.json."""
+"""Key in run.json."""
 
 BEST = "best"
 
 
 @dataclass(frozen=True)
 class Branch(RunFolder):
-    """The checkpoint that a new run begins with, and the folder, absolute, of its run."""
+    """The checkpoint that a new run begins with, and the absolute path of its run."""
 
     checkpoint: Checkpoint
-    weights_only: (
-        bool  # --init: neither the optimizer's state nor the step and the place in the data
-    )
+    weights_only: bool  # --init: no optimizer state, step or place in the data
 
     @classmethod
     def of(cls, given: str, say: Callable[[str], None], *, weights_only: bool) -> Branch:
-        """Find what ``--branch`` or ``--init`` names: ``RUN``, ``RUN@STEP`` or ``RUN@best``.
+        """Find the checkpoint of ``--branch`` or ``--init``: ``RUN``, ``RUN@STEP`` or ``RUN@best``.
 
         Raises:
             Refusal: there is no such run or checkpoint.
@@ -234,7 +232,7 @@ class Branch(RunFolder):
         return cls(out, record, chosen, weights_only)
 
     def data(self) -> dict[str, Any]:
-        """Describe it for run.json."""
+        """Describe the checkpoint for run.json."""
         taken = {"weights_only": True} if self.weights_only else {}
         return {
             "out": str(self.out),
@@ -244,13 +242,13 @@ class Branch(RunFolder):
         }
 
     def below(self, *, other_text: bool) -> Layer:
-        """Give the old run's settings, as the lowest layer of the new one's.
+        """Return the old run's settings, as the lowest layer of the new run's.
 
         Args:
-            other_text: other text is given: ids keep their meaning by the old run's tokenizer alone.
+            other_text: the text is another: ids keep their meaning only with the old run's tokenizer.
         """
         layer = self.layer()
-        layer.settings.pop("init", None)  # the weights are the checkpoint's
+        layer.settings.pop("init", None)  # the weights are read from the checkpoint
         own = self.out / TOKENIZER
         if other_text and own.exists():
             flag = "--init" if self.weights_only else "--branch"
@@ -260,17 +258,17 @@ class Branch(RunFolder):
     def load(
         self, trainer: Trainer, corpus: Corpus, config: Config, budget: Budget
     ) -> tuple[Position, tuple[str, ...]]:
-        """Put a trainer where the checkpoint was, as far as it fits.
+        """Restore a trainer from the checkpoint, as far as the arrays fit.
 
         Returns:
-            Where the new run begins; and what a person should know of it.
+            The position where the new run begins; and notes for the user.
 
         Raises:
-            Refusal: no weight fits, or the new run's budget is spent there already.
-            DataError: the tokenizer is another one.
+            Refusal: no weight fits, or the checkpoint's step already spends the new run's budget.
+            DataError: the tokenizers differ.
         """
         self._check_tokenizer(corpus, config)
-        held = self.checkpoint.deferred()  # raw weights, and what is evaluated in their place
+        held = self.checkpoint.deferred()  # raw weights, and the evaluated ones in their place
         if self.weights_only:
             read = evaluated(held)
             weights = {n: array for n, array in read.items() if n.startswith(("model.", "state."))}
@@ -278,7 +276,7 @@ class Branch(RunFolder):
             how = (f"{len(seen)} weights are those that it evaluates (opt.view)",) if seen else ()
             return Position(), (*self._take(trainer, weights, budget.progress(1, 0.0)), *how)
         position = Position.of(self.checkpoint.scalars)
-        position.saved = None  # in the new folder nothing is saved yet
+        position.saved = None  # the new folder has no checkpoint yet
         if budget.spent(position.step, position.elapsed):
             raise Refusal(
                 f"step {position.step:,} of {self.out} is the end of this run already",
@@ -295,7 +293,7 @@ class Branch(RunFolder):
     def _take(
         self, trainer: Trainer, old: Mapping[str, np.ndarray], progress: float
     ) -> Iterator[str]:
-        """Give the trainer what fits by name and shape, and say what does not."""
+        """Load the arrays that match by name and shape into the trainer; yields notes on the others."""
         new, own = trainer.like(), old
         old, lines = followed(trainer.plan, progress, own)
         fits = {
@@ -324,7 +322,7 @@ class Branch(RunFolder):
             yield f"left behind, since this model has no place for it: {few(left)}"
 
     def _place(self, position: Position, corpus: Corpus, same_seed: bool) -> Iterator[str]:
-        """Keep the place in the data where they are the same, else begin them anew."""
+        """Keep the place in the data if data and order are the same, else read them from their start."""
         if self.checkpoint.scalars.get("fingerprint") != corpus.fingerprint:
             position.cursor = {}
             yield "the data or their order are others: they are read from their start"
@@ -337,7 +335,7 @@ class Branch(RunFolder):
             return
         vocab = config.model.vocab
         known = Tokenizer.load(own, vocab, self.config.data.end_of_text)
-        known.reserve(corpus.asked.specials, vocab)  # added to the run's as well
+        known.reserve(corpus.asked.specials, vocab)  # reserved in the run's tokenizer as well
         if known.digest != corpus.tokenizer.digest:
             raise DataError(
                 "the tokenizer is not the one that the branched run's weights were trained with",

@@ -28,7 +28,7 @@ from minillm_core.train.progress import Display
 
 @dataclass
 class Job:
-    """A plan with its data and its trainer, and the messages that came up on the way."""
+    """A plan with its data and its trainer, and the messages collected while binding it."""
 
     plan: Plan  # of loaded settings: see :func:`with_settings`
     corpus: Corpus
@@ -36,14 +36,14 @@ class Job:
     notes: Sequence[str] = ()  # shown once the run starts
     details: Sequence[str] = ()  # ... under --verbose alone
     warnings: Sequence[str] = ()  # ... and those to act on
-    initial: Initial | None = None  # the weights that it starts from at step 0
-    branch: Branch | None = None  # the checkpoint that it starts from
-    begins: Position = field(default_factory=Position)  # where that was
-    branched: tuple[str, ...] = ()  # lines: what it takes from there, and what starts anew
-    seen: Counter[str] = field(default_factory=Counter)  # batches and events that plugins took
+    initial: Initial | None = None  # the weights at step 0
+    branch: Branch | None = None  # the checkpoint that the run begins with
+    begins: Position = field(default_factory=Position)  # the position of that checkpoint
+    branched: tuple[str, ...] = ()  # lines: state taken from it, and state that starts anew
+    seen: Counter[str] = field(default_factory=Counter)  # batches and events seen by plugins
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
-    raised: dict[str, Raised] = field(default_factory=dict)  # by observers of plugins
-    ranks: Ranks = ALONE  # the processes that train it together
+    raised: dict[str, Raised] = field(default_factory=dict)  # errors of plugins' observers
+    ranks: Ranks = ALONE  # the processes that train together
 
     @property
     def config(self) -> Config:
@@ -57,13 +57,13 @@ class Job:
         return self.plan.settings
 
     def hook(self, **more: Any) -> OnBatch | None:
-        """Join the plugins' ``on_batch``: see :func:`~minillm_core.train.hooks.plan_hook`."""
+        """Compose the plugins' ``on_batch``: see :func:`~minillm_core.train.hooks.plan_hook`."""
         more |= {"seen": self.seen, "specials": self.corpus.specials, "pieces": self.pieces}
         return plan_hook(self.plan, **more)
 
     @cached_property
     def pieces(self) -> tuple[bytes, ...]:
-        """The bytes of each id, as ``on_batch`` is given them; none where no plugin has the hook."""
+        """The bytes of each id, for ``on_batch``; empty where no plugin has the hook."""
         tokenizer, vocab = self.corpus.tokenizer, self.config.model.vocab
         return bytes_by_id(tokenizer, vocab) if tokenizer and self.plan.on_batch else ()
 
@@ -74,15 +74,15 @@ class Job:
 
 
 def with_settings(plan: Plan, where: str, seed: int | None = None) -> Plan:
-    """Give a plan whose loaded settings are those that it is bound with.
+    """Return a plan that holds the loaded settings that it is bound with.
 
     Args:
         plan: the plan.
-        where: the call that needs them, for an error.
-        seed: another one than the plan's.
+        where: the call that needs them, for the error.
+        seed: replaces the plan's seed.
 
     Raises:
-        PlanError: the plan was not made of loaded settings.
+        PlanError: the plan was not built from loaded settings.
     """
     if plan.settings is None:
         raise PlanError(
@@ -103,15 +103,15 @@ def read_corpus(
     detail: Callable[[str], None] | None = None,
     asked: Sourcing = PLAIN,
 ) -> Corpus:
-    """Read the data that a config names, in view.
+    """Read the data of a config, with progress shown.
 
     Args:
-        config: names the data, the vocabulary's size and the rows' length.
-        cache: where tokens are kept.
-        shown: shows how far it is.
-        say: prints what a person should know of them.
-        detail: prints what asks nothing of a person; None: ``say``.
-        asked: what the plan's plugins ask of the documents.
+        config: sets the data, the vocabulary size and the row length.
+        cache: folder of the tokens.
+        shown: shows the progress.
+        say: prints notes for the user.
+        detail: prints notes that need no action; None: ``say``.
+        asked: the plan's requirements on the documents (special tokens, fields).
 
     Raises:
         DataError: anything about the data, their tokenizer or the cache folder.

@@ -1,10 +1,10 @@
-"""The only loop. It knows no framework: it queues steps, reads each one a step late, and emits events.
+"""The training loop. It is framework-independent: it queues steps, reads each one a step late, and emits events.
 
     queue step n -> read step n - 1 -> emit -> (after some steps: read step n, save, evaluate)
 
-Reading late keeps the device busy while the host looks at figures; it also bounds how far a run
-that is limited by the clock can run ahead of it. Checkpoints are written in the background: the
-loop hands over a snapshot, and emits an event when it is on the disk.
+Reading late keeps the device busy while the host handles results; it also bounds how far a run that
+is limited by the clock can run ahead of it. Checkpoints are written in the background: the loop hands
+over a snapshot, and emits an event when it is on the disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from minillm_core.train.progress import Display, LineDisplay
 from minillm_core.train.signals import StopRequest
 
 _SLOWER = 5
-"""Times the slowest step so far that one may last before a culprit is looked for."""
+"""Multiple of the slowest step so far after which a step's slow plugin code is looked for."""
 
 
 @dataclass(frozen=True)
@@ -53,26 +53,26 @@ class Loop:
     """A training loop: until the budget is spent or a signal stops it."""
 
     trainer: Trainer  # steps, reads and evaluates
-    batches: Iterator[StepBatch]  # one a step, without end
+    batches: Iterator[StepBatch]  # one a step, endless
     values: Callable[[float], Mapping[str, float]]  # progress in 0..1 -> schedules' values
     budget: Budget
     emit: Callable[[Event], None]  # takes every event, in order
     _: KW_ONLY
     cadence: Cadence = field(default_factory=Cadence)  # when to evaluate and save on the way
-    # evaluates after a step, or gives None where it was cut short; None: never
+    # evaluates after a step, returns None if cancelled; None: never
     evaluate: Callable[[int], Evaluated | None] | None = None
-    # after an evaluation, and last of all (True): what the model writes, as events
+    # yields samples as events, after an evaluation and at the end (True)
     samples: Callable[[int, bool], Iterable[Event]] = lambda step, last: ()
     checkpoints: CheckpointManager = field(default_factory=CheckpointManager)
-    spike: float = 0.0  # nats over the median of the last losses; 0: the run never goes back
+    spike: float = 0.0  # nats above the median of the last losses; 0: the run is never rewound
     stop: StopRequest = field(default_factory=StopRequest)  # polled before every micro-batch
-    meter: Meter = field(default_factory=lambda: Meter())  # is given this loop's clock readings
+    meter: Meter = field(default_factory=lambda: Meter())  # takes this loop's clock readings
     position: Position = field(default_factory=Position)  # where to start
-    evaluated: int | None = None  # the step of the last evaluation, which is not made again
-    stopped: str = ""  # why a plugin ends the run where it is; empty: it does not
-    # around everything: makes errors of what they are by nature
+    evaluated: int | None = None  # the step of the last evaluation, which is not repeated
+    stopped: str = ""  # why a plugin ends the run at this step; empty: it does not
+    # wraps the whole loop: turns exceptions into attributed errors
     contain: Callable[[], AbstractContextManager[None]] = nullcontext
-    # whose code a step (``at step 7``) is in, if it takes long; None: the core's
+    # owner of the code that a slow step (``at step 7``) runs; None: the core
     at_work: Callable[[str], str | None] = lambda when: None
     shown: Display = field(default_factory=lambda: LineDisplay(lambda line: None))  # has the clock
     ranks: Ranks = ALONE  # the processes that train together: all do the same at the same step
@@ -81,15 +81,15 @@ class Loop:
         self.clock, self.say = self.shown.clock, self.shown.say
         self.guard = Guard(self.checkpoints, self.emit, self.say, self.spike)
         self._spent_before = self.position.elapsed
-        self._clock_began: float | None = None  # set when the first step, which compiles, is over
-        # of several ranks: elapsed, whether to end, whether to save after the next step
+        self._clock_began: float | None = None  # set after the first step, which compiles
+        # agreed by several ranks: elapsed, whether to end, whether to save after the next step
         self._shared = (self._spent_before, False, False)
         self._pending: _Queued | None = None
         self._part = self.budget.part(EVALUATIONS, self.position.step, self.position.elapsed)
         self._at = f"at step {self.position.step + 1}"  # the work under way, for errors
         self._slowest = 0.0
         self._saved_share = self.progress
-        self._saved_at = self._looked = self.clock()  # when a save was begun, and last thought of
+        self._saved_at = self._looked = self.clock()  # time of the last save, and of the last check
 
     def run(self, *, evaluate_first: bool = False) -> Position:
         """Train to the end without a pause: see :meth:`steps`."""
@@ -103,7 +103,7 @@ class Loop:
         A caller that closes the iterator leaves the model after the last step that was queued.
 
         Args:
-            evaluate_first: the evaluation that was due at the start is still to be made.
+            evaluate_first: the evaluation that is due at the first step is still missing.
 
         Raises:
             Stopped: a signal ended the run, and there is a checkpoint.
@@ -123,8 +123,8 @@ class Loop:
             if isinstance(error, PluginCodeError):
                 error.happened(self._at)
             if isinstance(error, DataError) and self.position.step:
-                error.exit_code = 1  # 2 says that nothing was started
-            # the first error is the one to report, whatever observers make of the end
+                error.exit_code = 1  # 2 means that nothing was started
+            # the first error is the one to report, whatever errors the end raises
             ending, at_once = error, self._is_second_signal(error)
             self.checkpoints.settle(self.position, wait=not at_once)
             if at_once:
@@ -137,7 +137,7 @@ class Loop:
         self.emit(Ended(self.position.step, 0, self.clock() - began))
 
     def save(self) -> None:
-        """Save the model as it is between two steps, and wait until it is on the disk.
+        """Save the model between two steps, and wait until it is on the disk.
 
         Raises:
             MinillmError: it could not be written.
@@ -146,7 +146,7 @@ class Loop:
         self.checkpoints.report(self.position, wait=True)
 
     def spent(self, step: int) -> bool:
-        """Tell whether the run is over after ``step`` steps: its budget is spent, or a plugin ends it."""
+        """Return whether the run ends after ``step`` steps: its budget is spent, or a plugin ends it."""
         return bool(self.stopped) or self.budget.spent(step, self.elapsed)
 
     @property
@@ -161,11 +161,11 @@ class Loop:
 
     @property
     def ending(self) -> bool:
-        """A signal asks the run to end; of several ranks as they agreed before the step."""
+        """Whether a signal asks the run to end; with several ranks, as they agreed before the step."""
         return self._shared[1] if self.ranks.size > 1 else self.stop.requested
 
     def _agree(self) -> None:
-        """Let all ranks take the clock of the first, and the signal of any."""
+        """Synchronise the ranks: the clock of the first, and the signal of any."""
         if self.ranks.size > 1:
             save = self._is_to_be_saved(self.position.step + 1)
             found = self.ranks.gathered([self._elapsed_here, self.stop.requested, save])
@@ -178,7 +178,7 @@ class Loop:
         return self._spent_before + self._now() - self._clock_began
 
     def _now(self) -> float:
-        """Read the clock of training, which stands while a step's graph is compiled on the way."""
+        """Read the training clock, which stands still while a step's graph is compiled on the way."""
         return self.clock() - self.trainer.compile_seconds
 
     def _train(self, evaluate_first: bool) -> Iterator[None]:
@@ -195,9 +195,9 @@ class Loop:
                     self.batches, self.position.step + 1, self.position.skipped, self.emit
                 )
                 if not self._step(batch, skipped):
-                    continue  # a signal came between two micro-batches: the step is dropped
+                    continue  # a signal arrived between two micro-batches: the step is dropped
             except Cancelled:
-                continue  # or while its batch was waited for
+                continue  # a signal arrived while its batch was waited for
             step = self.position.step
             self.checkpoints.report(self.position)
             save = self._shared[2] if self.ranks.size > 1 else self._is_to_be_saved(step)
@@ -209,13 +209,13 @@ class Loop:
         self.guard.end(self.position)
         self._pause(save=True, evaluate=True)
         if self.ending and self.evaluate and self.evaluated != self.position.step:
-            self._end_early()  # all steps are done, and the last evaluation is not
+            self._end_early()  # all steps are done, but the last evaluation is missing
         with self.shown.phase("saving the last checkpoint"):
             self.checkpoints.report(self.position, wait=True, last=True)
         self._sample(last=True)
 
     def _evaluates(self, step: int) -> bool:
-        """Tell whether an evaluation on the way follows ``step``; the last one has its own place."""
+        """Return whether an evaluation on the way follows ``step``; the last one is made elsewhere."""
         elapsed = self.elapsed
         before, self._part = self._part, self.budget.part(EVALUATIONS, step, elapsed)
         due = self.cadence.evaluates(step, sixth=self._part > before)
@@ -232,7 +232,7 @@ class Loop:
         return self.cadence.saves(step, self.budget.progress(step, self.elapsed), last)
 
     def _is_over(self) -> bool:
-        """Tell whether the budget is spent, also once the last step, maybe a spike, is read."""
+        """Return whether the budget is spent after the last step is read too, which may be a spike."""
         if not self.spent(self.position.step):
             return False
         self._read_pending()
@@ -251,7 +251,7 @@ class Loop:
         raise stopped(self.stop, self.position)
 
     def _step(self, batch: StepBatch, skipped: int) -> bool:
-        """Queue a step and read the one before; False where a signal cut it short."""
+        """Queue a step and read the one before; False if a signal cut it short."""
         position = self.position
         step = position.step + 1
         values = self.values(self.budget.progress(step, self.elapsed))
@@ -314,7 +314,7 @@ class Loop:
             self.meter.restart(self._now())
 
     def _pause(self, *, save: bool = False, evaluate: bool = False) -> None:
-        """Read the step that is still open; then save first, since an evaluation may fail."""
+        """Read the pending step; then save before evaluating, since an evaluation may fail."""
         self._read_pending()
         step = self.position.step
         self.position.elapsed = self.elapsed
@@ -338,7 +338,7 @@ class Loop:
         return isinstance(error, KeyboardInterrupt) and self.stop.requested
 
 
-WAITED = 0.1  # share of the time since queueing above which a read counts as having waited
+WAITED = 0.1  # share of the time since queueing above which a read counts as blocking
 SHORTEST = 1e-9  # seconds; a clock may stand still between two steps
 
 
@@ -360,15 +360,15 @@ class Figures:
 
 
 class Meter:
-    """A meter of a run's speed over its last steps, and over all of it.
+    """A meter of a run's throughput over its last steps, and over all of them.
 
-    The first step compiles and allocates: its own figure is its own time, and no later one holds it.
+    The first step compiles and allocates: its time counts for itself alone, and in no later figure.
 
     Args:
         flops_per_token: forward and backward, from the plan.
-        flops_per_label: of those, what a token costs only where it is supervised.
+        flops_per_label: the part of these that a token costs only where it is supervised.
         peak_flops: the device's dense FLOP/s in the compute dtype, where known.
-        window: how many steps a figure covers.
+        window: number of steps that a figure covers.
     """
 
     def __init__(
@@ -386,17 +386,17 @@ class Meter:
         self._total = np.zeros(1 + len(Counts._fields))
 
     def restart(self, now: float) -> None:
-        """Begin to measure here: what happened before (an evaluation, a save) is no step's time."""
+        """Restart the clock here: time before it (an evaluation, a save) belongs to no step."""
         self._ended = now
 
     def add(self, counts: Counts, *, queued: float, asked: float, read: float) -> Figures:
-        """Add a step, and give its figures.
+        """Add a step, and return its figures.
 
         Args:
             counts: its tokens.
             queued: when the call that queued it returned.
             asked: when the read of its figures began.
-            read: when they were there.
+            read: when it ended.
         """
         waited = read - asked > WAITED * (read - queued)
         ended = max(read if waited else queued, self._ended + SHORTEST)
@@ -412,10 +412,10 @@ class Meter:
         return Figures(seconds, rate, mfu)
 
     def overall(self) -> Throughput | None:
-        """Give the rate of all steps but the first; None when there was no other."""
+        """Return the throughput of all steps but the first; None when there was no other."""
         return _rate(self._total) if self._total[0] else None
 
 
 def _rate(total: np.ndarray) -> Throughput:
-    """Divide the counts of some steps by their seconds, which come first."""
+    """Divide the token counts of some steps by their seconds, the first entry."""
     return Throughput(*(total[1:] / total[0]).tolist())

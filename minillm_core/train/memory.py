@@ -1,4 +1,4 @@
-"""``--memory``: as many rows a micro-batch as fit, and so many micro-batches that a step's tokens stay."""
+"""``--memory``: choose the rows of a micro-batch that fit, and gradient accumulation to match."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ UNITS |= {f"{u}iB": 2 ** (10 * i) for i, u in enumerate("KMGT", 1)}
 
 
 def bytes_of(size: str) -> float:
-    """Read a size: ``20GiB``, ``512 MB``, or a number of bytes.
+    """Parse a size: ``20GiB``, ``512 MB``, or a number of bytes.
 
     Raises:
-        Refusal: it is none.
+        Refusal: it is no size.
     """
     read = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", size.strip())
     if read is None or read[2] not in UNITS:
@@ -30,13 +30,13 @@ def bytes_of(size: str) -> float:
 
 
 def fit_memory(prepared: Prepared) -> Prepared:
-    """Choose train.rows and train.accumulate by ``--memory``, with a note; without it change nothing.
+    """Set train.rows and train.accumulate to fit ``--memory``, with a note; without it change nothing.
 
-    Of the splits of a step into equal micro-batches it is the one with the most rows whose memory, as
-    ``minillm plan`` counts it, is at most that size.
+    Among the splits of a step into equal micro-batches, choose the most rows whose memory, as estimated
+    by ``minillm plan``, is at most that size.
 
     Raises:
-        Refusal: not even one row fits, the sizes of batches change in the run, or it is resumed.
+        Refusal: not even one row fits, the batch shape changes during the run, or the run is resumed.
     """
     asked, loaded = prepared.request and prepared.request.memory, prepared.loaded
     if asked is None:

@@ -1,7 +1,7 @@
-"""metrics.jsonl: one event a line, on the disk as soon as it happened.
+"""metrics.jsonl: one event a line, written as it happens.
 
-A run that goes back to a checkpoint, in a new process or at a spike, takes back what it wrote of
-later steps, so that each step is there once.
+A run that returns to a checkpoint, on resume or at a spike, removes the lines of later steps, so that
+each step is there once.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from minillm_core.text import finite
 from minillm_core.train.events import Ended, Event, Rewound, Stepped
 
 METRICS = "metrics.jsonl"
-LONGEST = 1 << 20  # bytes of a line that is read; ours have a few hundred
-LARGEST = 1 << 32  # bytes of the file that are read: some ten million steps
-MOST = 50_000  # events of steps, and others, that are held in memory
+LONGEST = 1 << 20  # most bytes of a line to read; ours have a few hundred
+LARGEST = 1 << 32  # most bytes of the file to read: some ten million steps
+MOST = 50_000  # most events of steps, and of others, held in memory
 FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def line(event: Event) -> bytes:
-    """Write the event as a line of JSON; numbers that are not finite become null."""
+    """Encode the event as a line of JSON; numbers that are not finite become null."""
     return json.dumps(finite(event.data()), allow_nan=False).encode() + b"\n"
 
 
 def events(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Yield the lines and their events, one at a time; None for one that is cut short or no event.
+    """Yield the lines and their events, one at a time; None for a truncated line or no event.
 
     Raises:
         FileNotFoundError: there is no such file.
-        Refusal: it is a link, no file, or larger than any run writes it.
+        Refusal: it is a link, no file, or larger than a run can write.
     """
     try:
         for text in read_lines(path, longest=LONGEST, limit=LARGEST):
@@ -54,10 +54,10 @@ def events(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
 
 def read_events(out: Path) -> Iterator[Mapping[str, Any] | None]:
-    """Read the events of a run's metrics.jsonl one by one; None for a line that was cut short.
+    """Yield the events of a run's metrics.jsonl; None for a truncated line.
 
     Raises:
-        Refusal: the file is a link, no file, or larger than any run writes it.
+        Refusal: the file is a link, no file, or larger than a run can write.
     """
     try:
         for _, event in events(out / METRICS):
@@ -67,12 +67,12 @@ def read_events(out: Path) -> Iterator[Mapping[str, Any] | None]:
 
 
 def cut(path: Path, step: int) -> list[dict[str, Any]]:
-    """Take events of later steps, the end, and a torn last line out of the file.
+    """Remove events of later steps, the end, and a truncated last line from the file.
 
-    Readers see the file as it was or as it is now. It may be large, and is not held in memory.
+    Readers see the old file or the new one. It may be large, and is not held in memory.
 
     Returns:
-        The events that stay, in order; where there are very many, some of them.
+        The remaining events, in order; some of them, where there are very many.
 
     Raises:
         Refusal: as :func:`events`.
@@ -95,13 +95,13 @@ def cut(path: Path, step: int) -> list[dict[str, Any]]:
 
 
 def thin(held: list[Any]) -> None:
-    """Drop every second item of a list that is too long to be held; the newest stays."""
+    """Drop every second item of a list that is too long to hold; the newest stays."""
     if len(held) > MOST:
         del held[len(held) % 2 :: 2]
 
 
 def add(path: Path, event: Mapping[str, Any]) -> None:
-    """Write an event behind those of a run, which may be training: lines are appended whole.
+    """Append an event to those of a run, which may be training: each line is one write.
 
     Raises:
         OSError: the file cannot be written to, or is a link.
@@ -114,11 +114,11 @@ def add(path: Path, event: Mapping[str, Any]) -> None:
 
 
 class Metrics:
-    """A writer of events behind those that are there; a context manager.
+    """A writer that appends events to the file; a context manager.
 
     Args:
         path: the file.
-        every: steps between step events; the first and the last one are always there.
+        every: steps between step events; the first and the last one are always written.
     """
 
     def __init__(self, path: Path, *, every: int = 1) -> None:
@@ -132,7 +132,7 @@ class Metrics:
         return open(os.open(self._path, FLAGS, 0o666), "ab", buffering=0)
 
     def check(self) -> None:
-        """Refuse to write on into a file that no longer has its name in the folder.
+        """Refuse to append to a file that no longer has its name in the folder.
 
         Raises:
             MinillmError: the file was removed, moved or replaced while it was open.
@@ -172,7 +172,7 @@ class Metrics:
 
 
 def _is_of(event: Mapping[str, Any], step: int) -> bool:
-    """Tell whether the state after ``step`` includes the event; a rewind only once the run went on."""
+    """Return whether the state after ``step`` includes the event; a rewind only once a later step ran."""
     if event.get("event") == Rewound.event:
         return isinstance(event.get("to"), int) and event["to"] < step
     at = event.get("step", 0)

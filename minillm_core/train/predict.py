@@ -1,4 +1,4 @@
-"""A model as it is now, asked about rows of ids."""
+"""Logits and losses of rows of ids, by a model with its current weights."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Rows = Sequence[Sequence[int] | np.ndarray]
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model as it is now, asked about rows of ids."""
+    """A model with its current weights, that computes logits and losses of rows of ids."""
 
     model: Model
     config: Config
-    tokenizer: Tokenizer | None  # of the run; None: it was trained on ids
+    tokenizer: Tokenizer | None  # the run's; None: it was trained on ids
     hook: OnBatch | None = None  # the plugins' on_batch
 
     def logits(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -48,9 +48,9 @@ class Predictor:
         return np.stack([decoding.feed(column) for column in columns])
 
     def losses(self, rows: Rows) -> list[np.ndarray]:
-        """Measure the loss of each token of some rows, computed together as one batch.
+        """Compute the loss of each token of some rows, as one batch.
 
-        Shorter rows are padded to the longest: give rows of like length together.
+        Shorter rows are padded to the longest: pass rows of similar length together.
 
         Args:
             rows: int (n,) each, 2 <= n <= train.seq_len + 1.
@@ -65,7 +65,7 @@ class Predictor:
         return [nats[: len(ids) - 1] for nats, ids in zip(found, rows, strict=True)]
 
     def scores(self, rows: Rows) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Measure the loss of each token of some rows, and whether it is the likeliest there.
+        """Compute the loss of each token of some rows, and whether it is the argmax there.
 
         Args:
             rows: as for :meth:`losses`; the logits of all of them are held at once.
@@ -83,7 +83,7 @@ class Predictor:
         ]
 
     def _batch(self, rows: Rows, where: str) -> Batch:
-        """Lay rows out as one batch, after the plugins' ``on_batch``."""
+        """Pad rows to one batch, after the plugins' ``on_batch``."""
         config, given = self.config, [np.asarray(ids, np.int32) for ids in rows]
         for ids in given:
             if not 2 <= len(ids) <= config.train.seq_len + 1 or not (

@@ -6,8 +6,8 @@
         shown.progress("tokenising", done, total)     # bytes: amount, share, time left
         shown.train(Course(...))                      # from here on an observer of a run's events
 
-What takes less than two seconds is not mentioned in a pipe; what takes longer is, and never are
-there ten seconds without a line.
+In a pipe, a task of less than two seconds prints nothing; a longer one does, and at least every ten
+seconds there is a line.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from minillm_core.train.events import Evaluated, Event, Sampled, Saved, Stepped
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-PATIENCE = 2.0  # seconds of a task before it is mentioned where there is no terminal
-QUIET = 9.0  # seconds between two lines there: ten with what a busy machine adds
-SKIPS = 60.0  # seconds between two lines about batches that are skipped, or about saves
+PATIENCE = 2.0  # seconds of a task before it is printed where there is no terminal
+QUIET = 9.0  # seconds between two lines there: ten on a busy machine
+SKIPS = 60.0  # seconds between two lines about skipped batches, or about saves
 MEAN = 32  # steps whose mean loss the bar shows
 BAR = range(8, 25)  # columns of the bar
-_TICK = 0.25  # seconds between two looks at the clock
+_TICK = 0.25  # seconds between two checks of the clock
 
 
 def duration(seconds: float) -> str:
-    """Write seconds for people: 0:07, 12:34, 3:05:00."""
+    """Format seconds: 0:07, 12:34, 3:05:00."""
     minutes, rest = divmod(round(max(0.0, seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def losses(nats: float, bits: float | None) -> str:
-    """Write a loss in nats per token, and in bits per byte where that is known."""
+    """Format a loss in nats per token, and in bits per byte where that is known."""
     return f"{nats:.3f}" + ("" if bits is None else f", {bits:.3f} bits/byte")
 
 
 def by_source(found: Evaluated) -> str:
-    """Write the losses of a mixture's sources, in brackets; nothing for a single one."""
+    """Format the losses of a mixture's sources, in brackets; empty for a single source."""
     each = (
         f"{Path(name).name} {losses(one['val_loss'], one['bits_per_byte'])}"
         for name, one in found.sources.items()
@@ -60,7 +60,7 @@ def by_source(found: Evaluated) -> str:
 
 
 def held_out(found: Evaluated, vocab: int | None = None) -> str:
-    """Write the held-out loss after a step; at the start beside that of a model which knows nothing."""
+    """Format the held-out loss after a step; at step 0 beside the loss of uniform guessing."""
     text = f"step {found.step:,}: held-out loss {losses(found.val_loss, found.bits_per_byte)}"
     text += by_source(found)
     if found.verdicts:
@@ -74,7 +74,7 @@ def held_out(found: Evaluated, vocab: int | None = None) -> str:
 
 
 def describe(event: Event) -> str | None:
-    """Write one line for an event that deserves one."""
+    """Return the line to print for an event; None: it has none."""
     if isinstance(event, Evaluated):
         return held_out(event)
     if isinstance(event, Saved):
@@ -102,7 +102,7 @@ def describe(event: Event) -> str | None:
 
 
 def sampled(prompt: str, text: str, *, answers: bool = False) -> str:
-    """Write a sample, the model's words apart from the prompt, runs of empty lines as one."""
+    """Format a sample, the continuation apart from the prompt, runs of empty lines as one."""
     lines: list[str] = []
     for line in text.rstrip().splitlines() or ["(nothing)"]:
         if line.strip() or (lines and lines[-1].strip()):
@@ -114,16 +114,16 @@ def sampled(prompt: str, text: str, *, answers: bool = False) -> str:
 
 @dataclass
 class Task:
-    """A piece of work that takes time: how far it is, in bytes or in units with a name."""
+    """A task that takes time, with its progress in bytes or in a named unit."""
 
     what: str
     began: float
     done: int = 0
     total: int = 0  # 0: not known, or nothing to count
-    unit: str = ""  # what is counted; nothing: bytes
+    unit: str = ""  # what is counted; empty: bytes
 
     def amount(self) -> str:
-        """Write how much of it is done."""
+        """Format how much of it is done."""
         if not self.done and not self.total:
             return ""
         if self.unit:
@@ -132,14 +132,14 @@ class Task:
         return f"{done} of {total} MiB" if 0 < self.done < self.total else f"{done} MiB"
 
     def left(self, now: float) -> float | None:
-        """Estimate the seconds that are left at the rate so far; None where no rate is known."""
+        """Estimate the seconds left at the rate so far; None where no rate is known."""
         spent = now - self.began
         if not 0 < self.done < self.total or spent < 1.0:
             return None
         return spent / self.done * (self.total - self.done)
 
     def parts(self, now: float) -> list[str]:
-        """Give amount and time, for a line or beside a bar."""
+        """Return amount and time, for a line or beside a bar."""
         amount, left = self.amount(), self.left(now)
         share = f" ({100 * self.done / self.total:.0f} %)" if 0 < self.done < self.total else ""
         time_ = duration(now - self.began) if left is None else f"{duration(left)} left"
@@ -153,14 +153,14 @@ class Task:
 
 @dataclass
 class Course:
-    """The progress of a run's steps, as the console shows it."""
+    """The progress of a run's steps, for the console."""
 
     progress: Callable[[], float]  # share of the budget that is spent
-    steps: int | None  # how many there will be, where that is known
+    steps: int | None  # total number, where it is known
     epoch_tokens: int = 0  # tokens of the training text; 0: epochs are not shown
     bytes_per_token: float | None = None  # None: losses are not shown in bits per byte
-    vocab: int | None = None  # entries that an untrained model chooses from
-    first: str = "the first step"  # the name of the wait for the first step
+    vocab: int | None = None  # vocabulary size of the model
+    first: str = "the first step"  # label of the wait for the first step
     clock: Callable[[], float] = time.perf_counter
     last: Stepped | None = None
     fraction: float = 0.0
@@ -169,7 +169,7 @@ class Course:
     _began: tuple[float, float] | None = None  # time and fraction when step 1 was over
 
     def take(self, event: Stepped) -> None:
-        """Note a step."""
+        """Add a step."""
         self.last, self.fraction = event, self.progress()
         if math.isfinite(event.loss):  # others have a line of their own
             self._since.append(event.loss)
@@ -185,11 +185,11 @@ class Course:
 
     @property
     def is_last(self) -> bool:
-        """Whether the step that was noted last ends the run."""
+        """Whether the last step that was added ends the run."""
         return self.last is not None and self.last.step == self.steps
 
     def left(self) -> str:
-        """Estimate the time left, from the share of the budget that was spent since the first step."""
+        """Estimate the time left, from the share of the budget spent since the first step."""
         if self._began is None or self.fraction <= self._began[1]:
             return ""
         began, share = self._began
@@ -197,13 +197,13 @@ class Course:
         return f"{duration(rate * (1.0 - self.fraction))} left"
 
     def line(self) -> str:
-        """Write a line of a log; its loss is the mean over the steps since the last one."""
+        """Format a log line; its loss is the mean over the steps since the last line."""
         line = f"{self.title}: {', '.join(text for _, text in self._figures(self._since))}"
         self._since = []
         return line
 
     def parts(self) -> list[tuple[int, str]]:
-        """Give the figures beside the bar, each with a number: the highest gives way first.
+        """Return the figures beside the bar, each with a priority: the highest is dropped first.
 
         The loss is the mean over the last 32 steps.
         """
@@ -229,23 +229,23 @@ class Display(AbstractContextManager):
     """The console while a command works; a context manager, and an observer of a run.
 
     Args:
-        clock: seconds that never go back.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self.began = clock()
-        self.broken_off: str | None = None  # the task that an error or a signal came in
+        self.broken_off: str | None = None  # the task that an error or a signal interrupted
         self._task: Task | None = None
         self._course: Course | None = None
-        self._mentioned: dict[type[Event], float] = {}  # when one that comes often was shown last
+        self._mentioned: dict[type[Event], float] = {}  # when a frequent event was shown last
 
     @abstractmethod
     def say(self, text: str) -> None:
-        """Print a line without disturbing what is shown."""
+        """Print a line without disturbing the bar."""
 
     def progress(self, what: str, done: int, total: int, unit: str = "") -> None:
-        """Show how far something is, in units with a name or in bytes; ``total`` 0: not known."""
+        """Show progress, in a named unit or in bytes; ``total`` 0: not known."""
         task = self._task
         if task is None or task.what != what or done < task.done:
             task = self._task = Task(what, self.clock(), unit=unit)
@@ -253,14 +253,14 @@ class Display(AbstractContextManager):
         self.tick()
 
     def evaluating(self, done: int, of: int) -> None:
-        """Show how far an evaluation is, in predictions; none are done where it begins."""
+        """Show the progress of an evaluation, in predictions; 0 are done where it begins."""
         if done == 0:
             self._task = None
         self.progress("evaluating", done, of, "predictions")
 
     @contextmanager
     def phase(self, what: str) -> Iterator[None]:
-        """Show that something is done inside, and for how long."""
+        """Show a task while the block runs, with its elapsed time."""
         before, self._task = self._task, Task(what, self.clock())
         try:
             yield
@@ -273,7 +273,7 @@ class Display(AbstractContextManager):
             self.tick()
 
     def train(self, course: Course) -> None:
-        """Show a run from here on: its first step is waited for."""
+        """Show a run from here on, while its first step is waited for."""
         self._course = course
         self._task = Task(course.first, self.clock())
         self.tick()
@@ -295,7 +295,7 @@ class Display(AbstractContextManager):
             self.say(text)
 
     def _comes_often(self, event: Event) -> bool:
-        """Tell whether a save or a skipped batch was shown less than a minute ago."""
+        """Return whether a save or a skipped batch was shown less than a minute ago."""
         kind, now = type(event), self.clock()
         if kind not in (Saved, events.Skipped):
             return False
@@ -308,13 +308,13 @@ class Display(AbstractContextManager):
         """Show a step."""
 
     def tick(self) -> None:
-        """Show that time passed, that there is another task, or that it went on."""
+        """Update the display: the time, the task or its progress changed."""
 
 
 class LineDisplay(Display):
-    """A console of lines: tasks after two seconds, the first step, and then a line every ``QUIET``; for pipes and logs.
+    """A console of lines, for pipes and logs: tasks after two seconds, step 1, then a line every ``QUIET``.
 
-    A thread looks at the clock, since nothing calls from within a framework's import or the
+    A thread checks the clock, since nothing calls the console during a framework's import or the
     compilation of a step.
     """
 
@@ -324,7 +324,7 @@ class LineDisplay(Display):
         super().__init__(clock)
         self._print, self._stepped = say, -QUIET
         self._said = self.began  # when the last line was printed
-        self._shown: Task | None = None  # the task that ``_due`` is of
+        self._shown: Task | None = None  # the task that ``_due`` belongs to
         self._due = 0.0
         self._lock = threading.Lock()
         self._end = threading.Event()
@@ -336,14 +336,14 @@ class LineDisplay(Display):
         self._print(text)
 
     def tick(self) -> None:
-        """Mention the task where it has lasted long enough."""
+        """Print the task if it has lasted long enough."""
         if not self._lock.acquire(blocking=False):
-            return  # the other thread is at it
+            return  # the other thread is printing
         try:
             task, now = self._task, self.clock()
             if task is not self._shown:
                 self._shown, self._due = task, task.began + PATIENCE if task else math.inf
-            # a task that begins after others, none of them long, waits less than PATIENCE
+            # a task that follows others, none of them long, waits less than PATIENCE
             if task is not None and now >= min(self._due, self._said + QUIET):
                 self._due = now + QUIET
                 self.say(task.line(now))
@@ -366,7 +366,7 @@ class LineDisplay(Display):
     def __exit__(self, *error: object) -> None:
         self._end.set()
         if self._thread is not None:
-            self._thread.join(timeout=1.0)  # it may wait for a pipe without a reader
+            self._thread.join(timeout=1.0)  # it may block on a pipe without a reader
 
     def _watch(self) -> None:
         while not self._end.wait(_TICK):
@@ -374,7 +374,7 @@ class LineDisplay(Display):
 
 
 class BarDisplay(Display):
-    """One line that stays at the bottom of a terminal, and goes when all is done."""
+    """A console of one line at the bottom of a terminal, which is removed at the end."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.perf_counter) -> None:
         from rich.live import Live
@@ -392,7 +392,7 @@ class BarDisplay(Display):
         )
 
     def render(self) -> RenderableType:
-        """Render the line as it is now, never wider than the terminal."""
+        """Render the line, never wider than the terminal."""
         task, course, now = self._task, self._course, self.clock()
         if task is not None:
             share = task.done / task.total if task.total else None
@@ -432,7 +432,7 @@ class BarDisplay(Display):
 
 
 def display(say: Callable[[str], None]) -> Display:
-    """Make a bar where stderr is a terminal, lines through ``say`` elsewhere."""
+    """Return a bar where stderr is a terminal, else lines through ``say``."""
     from rich.console import Console
 
     console = Console(stderr=True)

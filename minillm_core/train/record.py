@@ -1,4 +1,4 @@
-"""run.json and the folder it lies in: a run's settings, plan and binding, and how it ended."""
+"""run.json and its folder: a run's settings, plan and binding, and how it ended."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from minillm_core.text import plain
 
 RUN = "run.json"
 ABLATION = "ablation.json"
-"""What ``minillm ablate`` writes, in a folder that is no run's."""
+"""The record of ``minillm ablate``, whose folder is no run's."""
 LARGEST = 1 << 25
-"""Bytes of a run.json or an ablation.json that is read; those of large runs have a few million."""
+"""Most bytes of a run.json or an ablation.json to read; those of large runs have a few million."""
 CHECKPOINTS = "checkpoints"
 FILES = {
     CHECKPOINTS: stat.S_ISDIR,
     **dict.fromkeys((RUN, "run.toml", "metrics.jsonl", "tokenizer.json"), stat.S_ISREG),
 }
-"""What a run writes -> whether a mode is that of it; a link would lead it out of the folder."""
+"""File or folder of a run -> check of its mode; a link would lead writes out of the folder."""
 RUNS = Path("runs")
 PACKAGES = ("minillm-core", "numpy", "pydantic", "tokenizers")
 
@@ -38,7 +38,7 @@ def split_run(given: str) -> tuple[str, str]:
 
 
 def names_run(given: object) -> bool:
-    """Return whether a value is ``RUN[@STEP]``, with the folder of a run."""
+    """Return whether a value is ``RUN[@STEP]`` with an existing run's folder."""
     return isinstance(given, str) and os.path.lexists(Path(split_run(given)[0]) / RUN)
 
 
@@ -48,8 +48,7 @@ def choose_out(
     """Choose a run's folder: ``given``, or runs/<preset>-<first free n>. Writes nothing.
 
     Raises:
-        Refusal: ``given`` holds a run that is not resumed, or an ablation, or nothing can be
-            written there.
+        Refusal: ``given`` holds a run that is not resumed, or an ablation, or is not writable.
     """
     if given is None:
         n = 1
@@ -70,7 +69,7 @@ def choose_out(
 
 
 def _refuse_strange(out: Path) -> None:
-    """Refuse a folder in which a run's names are taken by what would lead its writes elsewhere.
+    """Refuse a folder in which links or other files have the names of a run's files.
 
     Raises:
         Refusal: ``checkpoints`` is a link or a file, or a file of a run is a link or no file.
@@ -79,7 +78,7 @@ def _refuse_strange(out: Path) -> None:
         path = out / name
         try:
             mode = path.lstat().st_mode
-        except OSError:  # not there: refuse_unwritable has looked at the folder
+        except OSError:  # missing: refuse_unwritable has checked the folder
             continue
         if is_right(mode):
             continue
@@ -93,10 +92,10 @@ def _refuse_strange(out: Path) -> None:
 
 
 def refuse_unwritable(out: Path) -> None:
-    """Refuse a folder that nothing can be written to, there or not yet.
+    """Refuse a folder, existing or not, that is not writable.
 
     Raises:
-        Refusal: it is no folder, lies in none, or this account may not write there.
+        Refusal: it is no folder, its parent is no folder, or this account may not write there.
     """
     place = out
     while not os.path.lexists(place) and place != place.parent:
@@ -110,10 +109,10 @@ def refuse_unwritable(out: Path) -> None:
 def claim_out(
     preset: str, given: Path | None = None, *, runs: Path = RUNS, resume: bool = False
 ) -> Path:
-    """Make the folder that :func:`choose_out` chooses, even if another run takes one meanwhile.
+    """Create the folder that :func:`choose_out` chooses, even if another run takes one meanwhile.
 
     Raises:
-        Refusal: as there, or the disk refused.
+        Refusal: as :func:`choose_out`, or the disk refused.
     """
     while True:
         out = choose_out(preset, given, runs=runs, resume=resume)

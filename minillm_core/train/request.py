@@ -1,7 +1,6 @@
 """From a request to a run: flags -> config -> backend and device -> plugins -> training.
 
-What takes longer than a blink to import is imported where it is needed: the first line of
-``minillm train`` comes at once.
+Slow imports happen inside functions: ``minillm train`` prints its first line at once.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
     from minillm_core.train.run_folder import RunFolder
 
 _TEXT = ("data.paths", "data.val", "data.seed", "model.vocab")
-"""Settings that may give a run another tokenizer than that of the run it branches from."""
+"""Settings that may change the tokenizer from that of the run that a run branches from."""
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """The settings, the plugins and the earlier run of a command line or a program."""
+    """The request of a command line or a program: settings, plugins, and the earlier run."""
 
     plugins: str | None = None
     preset: str | None = None
@@ -42,20 +41,20 @@ class RunRequest:
     assignments: Sequence[str] = ()
     flags: Mapping[str, Any] = field(default_factory=dict)  # "--steps" -> value, None: not given
     settings: Mapping[str, Any] | None = None  # from Python: key -> value
-    resume: Path | None = None  # the folder of the run that is resumed
+    resume: Path | None = None  # the folder of the run to resume
     branch: str | None = None  # RUN[@STEP] that a new run begins with
-    command: tuple[str, ...] = ()  # as it was typed
-    task: str | None = None  # the one of the plugins that --task named
-    memory: str | None = None  # what a step may take: "20GiB"
+    command: tuple[str, ...] = ()  # the command line as typed
+    task: str | None = None  # the plugin set by --task
+    memory: str | None = None  # most memory of a step: "20GiB"
 
     @property
     def sources(self) -> dict[str, Any]:
-        """The settings that are given here, above those of a preset or of another run."""
+        """The settings of this request, which override those of a preset or of another run."""
         names = ("preset", "file", "assignments", "flags", "settings")
         return {name: getattr(self, name) for name in names}
 
     def given(self, key: str) -> Any:
-        """Find the value that is given here to a setting; None: none is."""
+        """Return the value that this request gives to a setting; None: it gives none."""
         from minillm_core.config.load import given
 
         return given(key, **self.sources)
@@ -69,23 +68,23 @@ class Prepared:
     earlier: RunFolder | None  # the run that is resumed
     branch: Branch | None
     plugins: tuple[LoadedPlugin, ...] = ()
-    detected: detect.Detected | None = None  # None: nothing is installed that could train
+    detected: detect.Detected | None = None  # None: no installed backend can train
     request: RunRequest | None = None  # None: the plan was made by the caller
 
     @property
     def dtype(self) -> str | None:
-        """The dtype that ``auto`` means here; None: as the settings say, or float32."""
+        """The dtype of ``auto`` on this device; None: the setting's own, or float32."""
         on_gpu = self.detected is not None and self.detected.device != "cpu"
         return "bfloat16" if on_gpu and self.loaded.config.train.dtype == "auto" else None
 
 
 def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
-    """Load the settings of a request, those of the run that it resumes or branches from below.
+    """Load the settings of a request, over those of the run that it resumes or branches from.
 
     Args:
         request: the request.
-        to_run: the data must be there.
-        fit: look at the size of the text for the vocabulary, which brings NumPy in.
+        to_run: check that the data exist.
+        fit: fit the vocabulary size to the text, which imports NumPy.
 
     Returns:
         The settings, without plugins and device.
@@ -93,7 +92,7 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
     Raises:
         ConfigError: a setting cannot be used.
         DataError: a path of the data does not exist or holds no data.
-        Refusal: the run that is to be resumed, branched from or started from cannot be read.
+        Refusal: the run to resume, branch from or start from cannot be read.
     """
     from minillm_core.config.load import absolute, load
 
@@ -101,7 +100,7 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
         backend, device = (str(request.given(key) or "auto") for key in ("backend", "device"))
         return detect.default_preset(detect.probe(), backend, device)
 
-    # runs and model directories are read with NumPy, which a run's first line does not wait for
+    # reading runs and model directories imports NumPy, which would delay a run's first line
     earlier, below, initial, notes = None, None, None, list[str]()
     branch, init, place = None, request.given("init"), ""
     if request.branch is not None and init is not None:
@@ -135,7 +134,7 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
     )
     notes = (*loaded.notes, *notes)
     config = loaded.config
-    if initial is not None or of_run:  # a run's weights are kept as those of a branch are
+    if initial is not None or of_run:  # a run's weights are recorded like a branch's
         config = config.model_copy(update={"init": place or None})
     config = absolute(config)
     loaded = replace(loaded, config=config, notes=notes, command=request.command)
@@ -151,12 +150,12 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
 
 
 def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
-    """Load the settings, find the backend, import the plugins that are named.
+    """Load the settings, detect the backend, and import the named plugins.
 
     Args:
         request: the request.
-        to_run: a backend must be there; else only one that is named.
-        fit: look at the size of the text for the vocabulary, which brings NumPy in.
+        to_run: require a backend; else only one that is named.
+        fit: fit the vocabulary size to the text, which imports NumPy.
 
     Raises:
         ConfigError: a setting cannot be used.
@@ -183,7 +182,7 @@ def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
 
     from minillm_core.plugins import manager
 
-    with redirect_stdout(sys.stderr):  # stdout is the command's, whatever a module prints
+    with redirect_stdout(sys.stderr):  # stdout is the command's, whatever an import prints
         plugins = manager.load(specs, config.plugins)
     if (task := request.task) is not None and not any(
         one.name == name_of(task, where="--task") and one.plugin.manifest.task for one in plugins
@@ -214,24 +213,24 @@ def train(
     verbose: bool = False,
     create: Callable[[detect.Detected, Plan], Backend] | None = None,
 ) -> int:
-    """Do the whole job of ``minillm train``; its first line comes at once.
+    """Run ``minillm train``; its first line is printed at once.
 
     Args:
         prepared: settings, plugins and machine.
         out: the run's folder; default: runs/<preset>-<n>.
         resume: resume the run in ``out``.
-        runs: where folders without a name are made.
+        runs: parent of folders whose names are chosen.
         cache: where tokenizers and tokens are kept.
         say: prints a line.
-        verbose: print all that is known before the first step.
-        create: makes the backend; default: :func:`minillm_core.backends.bind.create`.
+        verbose: print every note before the first step.
+        create: builds the backend; default: :func:`minillm_core.backends.bind.create`.
 
     Returns:
         0.
 
     Raises:
         Refusal: nothing was started, nothing was written into OUT.
-        MinillmError: how else the run ended; its class says which exit code that is.
+        MinillmError: any other end of the run; its class has the exit code.
     """
     preset, plugins, detected = prepared.loaded.preset, prepared.plugins, prepared.detected
     assert detected is not None
@@ -275,7 +274,7 @@ def train(
                 session.run()
             ranks.agreed()  # rank 0 has written everything: where one process ends, its launcher ends all
         except KeyboardInterrupt:
-            folder = session.out if session.job else out  # before that nothing was made there
+            folder = session.out if session.job else out  # nothing is written to a folder before
             raise interrupted(folder, stop, plugins, shown.broken_off) from None
         except Stopped as error:
             ranks.agreed()

@@ -1,8 +1,8 @@
-"""Inference from a run's folder: its plan made anew, its newest valid checkpoint, and the model.
+"""Inference from a run's folder: its plan rebuilt, its newest valid checkpoint, and the model.
 
 Only plugins that shaped the model, its data and its loss are needed for it. Kernels, observers, the
-optimizer and initial values were for the run's machine: where such a plugin does not serve, the run is
-read without it, and one line says so.
+optimizer and initial values were for the run's machine: where such a plugin does not run, the run is
+read without it, and a line is printed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SETTINGS = {
     **dict.fromkeys(("model.spec", "model.parameters", "model.inits")),
     **{key: key for key in ("model.", "data.seed", "data.val", "train.")},
 }
-"""How a path in a plan begins -> how the setting that it repeats does; None: it is derived."""
+"""Prefix of a path in a plan -> prefix of the setting that it repeats; None: it is derived."""
 
 RESTORE = "restore run.json from a copy"
 
@@ -53,12 +53,12 @@ Create = Callable[[Detected, Plan], Backend]
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A trained model, on no device yet: its plan, its tokenizer, and arrays that are read when needed."""
+    """A trained model on no device: its plan, its tokenizer, and arrays that are read when needed."""
 
     plan: Plan
     tokenizer: Tokenizer | None  # None: it was trained on ids
     path: Path  # the folder that its arrays are in
-    step: int  # optimizer steps that it has seen; 0 where that is not known
+    step: int  # optimizer steps taken; 0 where unknown
     # reads the model's parameters and state, float32, under the names of Model.load
     arrays: Callable[[], dict[str, np.ndarray]]
 
@@ -71,17 +71,16 @@ class SavedModel:
         say: Callable[[str], None],
         create: Create | None = None,
     ) -> Model:
-        """Load the trained model on a device; it need not be the run's.
+        """Load the trained model on a device, which may differ from the run's.
 
-        What only training needed may be missing there: see
-        :func:`inference_plan`.
+        Plugins that only training needed may be missing: see :func:`inference_plan`.
 
         Args:
-            detected: where.
-            exact: in float32, eager, by the kernels that are best for that.
-            max_positions: longest row that will ever be fed; default: the run's seq_len.
+            detected: the backend and device.
+            exact: use float32, eager mode, and the best kernels for them.
+            max_positions: longest row to feed; default: the run's seq_len.
             say: prints a line for each plugin that the model is read without.
-            create: makes the backend; default: :func:`minillm_core.backends.bind.create`.
+            create: builds the backend; default: :func:`minillm_core.backends.bind.create`.
 
         Raises:
             Refusal: a plugin that shaped the model, its data or its loss does not run there, or the
@@ -90,7 +89,7 @@ class SavedModel:
         wanted = self.plan
         if exact:
             wanted = wanted.with_train(dtype="float32", compile="off")
-            # the kernels of the settings were for training, perhaps in another dtype
+            # the kernels in the settings were for training, perhaps in another dtype
             config = wanted.config.model_copy(update={"kernels": "auto"})
             wanted = replace(wanted, config=config)
         with attribute_errors(wanted.active, "while kernels are chosen"):
@@ -116,18 +115,18 @@ def open_run(
     best: bool = False,
     say: Callable[[str], None],
 ) -> SavedModel:
-    """Read a run's folder; changes nothing in it, and needs no framework.
+    """Read a run's folder, without changes to it and without a framework.
 
     Args:
         out: the folder.
-        plugins: name -> what to load for it, for plugins that must be named again.
-        step: of the checkpoint; default: the newest that verifies.
+        plugins: name -> spec, for plugins that must be named again.
+        step: the checkpoint's; default: the newest that verifies.
         best: the checkpoint with the lowest held-out loss.
-        say: prints what a user should know.
+        say: prints notes for the user.
 
     Raises:
-        Refusal: OUT holds no run or no such checkpoint, or plugins that shaped its model, its data or
-            its loss is not known.
+        Refusal: OUT holds no run or no such checkpoint, or a plugin that shaped its model, its data
+            or its loss is unknown.
         NoCheckpoint: none verifies.
         PluginCodeError: a plugin's own code raised.
     """
@@ -138,18 +137,18 @@ def open_run(
     tokenizer, read = folder.tokenizer(checkpoint, say), checkpoint.arrays
 
     def arrays() -> dict[str, np.ndarray]:
-        """Read the parameters, or what is evaluated in their place, and state from the checkpoint."""
+        """Read from the checkpoint its state, and its parameters or the weights evaluated in their place."""
         return evaluated(read("model.") | read("state.") | read(VIEWED))
 
     return SavedModel(plan, tokenizer, checkpoint.path, checkpoint.step, arrays)
 
 
 def _planned(folder: RunFolder, specs: Mapping[str, Spec], say: Callable[[str], None]) -> Plan:
-    """Plan a run anew, with its plugins; without those that are not installed and shaped nothing.
+    """Rebuild a run's plan, with its plugins; without missing ones that shaped nothing needed.
 
     Raises:
-        PluginError: a plugin is not available, and the record does not show that it shaped nothing.
-        Refusal: the plan is not the one that the run was trained by.
+        PluginError: a plugin is not available, and the record does not prove that it shaped nothing.
+        Refusal: the plan differs from the one that the run was trained with.
     """
     record, config = folder.record, folder.config
     named = {name for name, spec in specs.items() if name == spec}
@@ -159,8 +158,8 @@ def _planned(folder: RunFolder, specs: Mapping[str, Spec], say: Callable[[str], 
     try:
         plan = build_plan(config, active)
     except PlanError:
-        if absent:  # one that is here may build on one that is not
-            manager.load(specs, config.plugins)  # refuses, and says what to install
+        if absent:  # an installed plugin may depend on a missing one
+            manager.load(specs, config.plugins)  # raises, with what to install
         raise
     if absent and not alike(record.get("plan"), plan):
         manager.load(specs, config.plugins)
@@ -169,16 +168,16 @@ def _planned(folder: RunFolder, specs: Mapping[str, Spec], say: Callable[[str], 
             f"plugin '{name}' is not installed here: it shaped neither the model nor its data nor "
             "its loss, and the run is read without it"
         )
-    if not absent and plan.hash != record["plan_hash"]:  # without one of them it is another
+    if not absent and plan.hash != record["plan_hash"]:  # without one of them it differs
         _check_same_model(folder, plan, say)
     return plan
 
 
 def _check_same_model(folder: RunFolder, plan: Plan, say: Callable[[str], None]) -> None:
-    """Say what differs between a plan and the recorded one where reading does not depend on it.
+    """Print the differences between a plan and the recorded one that do not affect reading.
 
     Raises:
-        Refusal: another model, loss or batches would be read than the run was trained with.
+        Refusal: the model, loss or batches differ from those of the run.
     """
     record, where = folder.record, folder.where
     planned = json.loads(json.dumps(plan.data()))
@@ -219,7 +218,7 @@ def _check_same_model(folder: RunFolder, plan: Plan, say: Callable[[str], None])
 
 
 def _settings(found: Mapping[str, Any]) -> list[str]:
-    """Write ``train.seq_len: 256 -> 32`` for each difference of two plans that is a setting's own."""
+    """Format ``train.seq_len: 256 -> 32`` for each difference of two plans that a setting made."""
     lines = []
     for path, pair in found.items():
         begin = next((begin for begin in SETTINGS if path.startswith(begin)), None)
@@ -230,19 +229,19 @@ def _settings(found: Mapping[str, Any]) -> list[str]:
 
 
 UNREAD = ("kernel[", "on_evaluated", "on_event", "opt.", "model.init[")
-"""How the slots begin that a trained model's loss and text do not depend on."""
+"""Prefixes of the slots that do not affect a trained model's loss and text."""
 
 
 def needed(plan: Plan, name: str) -> bool:
-    """Tell whether a plugin shapes what a checkpoint of the plan is read with."""
+    """Return whether a plugin shapes the model, data or loss that a checkpoint of the plan needs."""
     return any(p.owner == name and not p.slot.startswith(UNREAD) for p in plan.placements)
 
 
 def alike(recorded: Any, plan: Plan) -> bool:
-    """Tell whether a plan reads the checkpoints of another: the same model, loss and batches.
+    """Return whether a plan can read the checkpoints of another: the same model, loss and batches.
 
     Args:
-        recorded: the other's :meth:`Plan.data`, as run.json has it; anything else is not alike.
+        recorded: the other's :meth:`Plan.data`, from run.json; anything else is not alike.
         plan: the plan.
     """
     try:
@@ -252,20 +251,20 @@ def alike(recorded: Any, plan: Plan) -> bool:
 
 
 def inference_plan(plan: Plan, detected: Detected, say: Callable[[str], None]) -> Plan:
-    """Reduce a run's plan to what reading needs, where this machine does not serve the rest.
+    """Reduce a run's plan to the parts needed for reading, where this machine does not support the rest.
 
-    Left out are such plugins' kernels and initial values, kernels of others that do not serve, and
-    a policy for kernels that are not available: each gets one line.
+    It drops such plugins' kernels and initial values, unsupported kernels of others, and a policy for
+    kernels that are not available: each with a line.
 
     Args:
         plan: the run's.
-        detected: where it is read.
-        say: prints what a user should know.
+        detected: the machine that reads it.
+        say: prints notes for the user.
 
     Raises:
         PluginError: a plugin that is needed does not run here, or a package that it requires is
             missing.
-        BackendError: an op that no kernel serves.
+        BackendError: no kernel supports an op.
     """
     unserved: dict[str, str] = {}
     for one in plan.active:
@@ -299,7 +298,7 @@ def inference_plan(plan: Plan, detected: Detected, say: Callable[[str], None]) -
 
 
 def _without(plan: Plan, names: Iterable[str]) -> Plan:
-    """Take the kernels and the initial values of some plugins out of a plan."""
+    """Remove the kernels and the initial values of some plugins from a plan."""
     names = set(names)
     given = {p.slot for p in plan.placements if p.owner in names}
     return replace(
@@ -312,7 +311,7 @@ def _without(plan: Plan, names: Iterable[str]) -> Plan:
 def _idle(
     plan: Plan, requests: Mapping[str, Request], serving: Mapping[str, Choice]
 ) -> dict[str, dict[tuple[str, str], str]]:
-    """Map plugins to their kernels that do not serve and would end a run, each with the reason."""
+    """Map plugins to their unsupported kernels that would end a run, each with the reason."""
     found = {}
     for owner in dict(plan.candidates):
         kernels = [candidate for name, candidate in plan.candidates if name == owner]
@@ -331,7 +330,7 @@ def _why_idle(candidate: Candidate, request: Request, choice: Choice) -> str:
 
 
 def _inferred(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Take the part of a plan's data that reading depends on."""
+    """Return the part of a plan's data that affects reading."""
     model, batch = dict(data["model"]), data["data"]
     model.pop("inits")
     parameters = {name: info["shape"] for name, info in model.pop("parameters").items()}

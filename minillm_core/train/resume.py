@@ -1,7 +1,7 @@
-"""Resuming a run: what may differ from its record, and the checkpoint that it resumes from.
+"""Resuming a run: the allowed differences from its record, and the checkpoint to resume from.
 
-The plan may differ in the number of steps, in versions and in digests of code, which is said; any
-other difference is refused. The data must be the same, by fingerprint.
+The plan may differ in the number of steps, in versions and in digests of code, each with a warning or
+note; any other difference is refused. The data must have the same fingerprint.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def check_plan(earlier: RunFolder, plan: Plan) -> tuple[list[str], list[str]]:
     """Compare the plan with the run's.
 
     Returns:
-        Warnings, of plugins whose code is another; and notes of what else may differ, and does.
+        Warnings for plugins whose code changed; and notes on other allowed differences.
 
     Raises:
-        PlanError: anything else differs.
-        Refusal: the run's seed was another, or its record holds no plan.
+        PlanError: another difference was found.
+        Refusal: the run's seed differs, or its record holds no plan.
     """
     recorded, where = earlier.record.get("plan"), earlier.where
     try:
@@ -78,7 +78,7 @@ def _other_run(
     other: Mapping[str, Any],
     warnings: Sequence[str],
 ) -> PlanError:
-    """Make the refusal of a plan that is not the run's, in settings, or else in its parts."""
+    """Build the refusal of a plan that is not the run's, in settings, or else in its slots."""
     lines = [words for words, _ in settings] or in_words(other)
     more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     typed = " ".join(typed for _, typed in settings[:SHOWN]) + (" ..." if more else "")
@@ -94,7 +94,7 @@ def _other_run(
 
 
 def another_place(earlier: RunFolder, binding: Binding) -> Iterator[str]:
-    """Write notes where the device, or the version of a library, is not that of the life before.
+    """Yield notes where the device, or a library's version, differs from that of the process before.
 
     Versions of the core and of plugins are part of the plan, and are compared with it.
     """
@@ -132,7 +132,7 @@ def _steps(before: int | None, plan: Plan) -> Iterator[str]:
 
 
 def check_data(earlier: RunFolder, corpus: Corpus) -> None:
-    """Refuse other data than those of the newest checkpoint, or of the record where there is none.
+    """Refuse data that differ from those of the newest checkpoint, or of the record where there is none.
 
     Raises:
         DataError: the fingerprints differ.
@@ -149,11 +149,11 @@ def check_data(earlier: RunFolder, corpus: Corpus) -> None:
 
 
 def finished(earlier: RunFolder, budget: Budget) -> str | None:
-    """Say why a run has nothing left to do; None where it has."""
+    """Return the reason why a run has nothing left to do; None where it has."""
     if earlier.record.get("exit") != 0:  # None where it was killed
         return None
     checkpoint = earlier.newest
-    if checkpoint is None:  # it kept none: its record alone shows the end
+    if checkpoint is None:  # no checkpoint was kept: the record alone shows the end
         before = earlier.config
         same = budget == Budget.of(before.train)
         kept_none = before.checkpoint.every == 0 and same
@@ -167,10 +167,10 @@ def finished(earlier: RunFolder, budget: Budget) -> str | None:
 
 
 def newest(out: Path, earlier: RunFolder | None, say: Callable[[str], None]) -> Checkpoint | None:
-    """Find the newest checkpoint that verifies; under the lock of ``out``.
+    """Find the newest checkpoint that verifies; requires the lock of ``out``.
 
-    Bad checkpoints are set aside, loudly. Where there was no run, or none of its checkpoints was
-    ever written, there is None: it starts at step 0, which is said.
+    Bad checkpoints are set aside, with a message. If there was no run, or none of its checkpoints was
+    ever written, return None and print that the run starts at step 0.
 
     Raises:
         NoCheckpoint: none verifies.
@@ -195,10 +195,10 @@ def newest(out: Path, earlier: RunFolder | None, say: Callable[[str], None]) -> 
 
 
 def load(checkpoint: Checkpoint, trainer: Trainer) -> Position:
-    """Put the trainer where a checkpoint was.
+    """Restore the trainer from a checkpoint.
 
     Raises:
-        Refusal: it does not fit the model, or another version wrote it.
+        Refusal: the checkpoint does not fit the model, or another version wrote it.
     """
     try:
         position = Position.of(checkpoint.scalars)
@@ -213,7 +213,7 @@ def load(checkpoint: Checkpoint, trainer: Trainer) -> Position:
 
 
 DIGESTS = "digests."
-"""Begins the paths of a plan's digests: of a plugin, by its name, or of a module."""
+"""Prefixes of the paths of a plan's digests: of a plugin, by its name, or of a module."""
 
 
 def edited_plugins(
@@ -222,11 +222,11 @@ def edited_plugins(
     """Find the plugins whose code differs between two plans.
 
     Args:
-        found: what differs, by path.
+        found: the differences, by path.
         plugins: those of the run.
 
     Returns:
-        plugin -> where its code is, for people; and what differs besides.
+        plugin -> where its code is, for messages; and the other differences.
     """
     owners = {name: one for one in plugins for name in (one.name, _package(one))}
     whose: dict[str, str] = {}
@@ -244,7 +244,7 @@ def edited_plugins(
 
 
 def _package(one: LoadedPlugin) -> str:
-    """Name the top package of the module that defines a plugin; of a single file, its own module."""
+    """Return the top package of the module that defines a plugin; of a single file, its own module."""
     return type(one.plugin).__module__.partition(".")[0]
 
 
@@ -256,10 +256,10 @@ _UNPLANNED = {"data.paths", "data.tokenizer"} | {
 
 
 def unlike(before: Config, now: Config) -> list[tuple[str, str]]:
-    """List the settings that differ between a run and what is given now.
+    """List the settings that differ between a run and the current ones.
 
     Returns:
-        For each ``train.lr = 0.001, the run has 0.003``, and ``train.lr=0.001`` for a new run.
+        Pairs of ``train.lr = 0.001, the run has 0.003``, and ``train.lr=0.001`` for a new run.
     """
     then, given = (config.model_dump(mode="json") for config in (before, now))
     found: list[tuple[str, str]] = []

@@ -1,4 +1,4 @@
-"""A run, from Python and for the commands: train, evaluate, continue a text, save, export, resume."""
+"""A run, for Python and the commands: train, evaluate, generate, save, export, resume."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def load(
     Args:
         preset: a recipe by name (``tiny``, ``small``, ...); default: the one for this machine.
         plugins: names, or single files (``./my_trick.py:MyTrick``), separated by commas or as a
-            list; ``-name`` takes away one that the preset names. Nothing is imported yet.
-        settings: key -> value: ``{"train.steps": 200, "muon.momentum": 0.9}``; a whole table may
-            be given as one: ``{"train": {"steps": 200}}``.
+            list; ``-name`` removes one that the preset names. Nothing is imported yet.
+        settings: key -> value: ``{"train.steps": 200, "muon.momentum": 0.9}``, or a whole table:
+            ``{"train": {"steps": 200}}``.
         data: files or folders of text or ids; default: the standard library's sources.
         file: a TOML file of settings, such as a run's run.toml.
 
     Raises:
-        ConfigError: a setting is unknown or out of range: what, where, and what to write instead.
+        ConfigError: a setting is unknown or out of range, with where it was set and a fix.
         DataError: a path of the data does not exist or holds no data.
     """
     request = RunRequest(
@@ -100,7 +100,7 @@ def _listed(paths: Paths) -> list[str]:
 
 
 class Run:
-    """A plan bound to this machine; or, from :meth:`open`, a run that is there.
+    """A plan bound to this machine; or, from :meth:`open`, an existing run.
 
     ::
 
@@ -111,12 +111,12 @@ class Run:
         print(run.generate("def main"))
 
     Args:
-        plan: made by :func:`minillm_core.build_plan` of loaded settings.
-        out: the run's folder, which holds no run; None: nothing is written anywhere.
+        plan: from :func:`minillm_core.build_plan` with loaded settings.
+        out: the run's folder, without a run in it; None: nothing is written anywhere.
         say: prints notes and progress, line by line; None: silence.
         cache: the folder of tokens and tokenizers; default: minillm's own.
-        create: makes the backend; default: the one that the settings choose for this machine.
-        shared: text and machine, where several runs share them (``minillm_core.studies``).
+        create: builds the backend; default: the one that the settings choose for this machine.
+        shared: text and machine shared by several runs (``minillm_core.studies``).
 
     Attributes:
         plan: the plan.
@@ -125,7 +125,7 @@ class Run:
     Raises:
         Refusal: the folder, the data, the device or a plugin cannot be used; nothing was written.
         PluginCodeError: a plugin's own code raised.
-        OutOfMemory: not even the model fits.
+        OutOfMemory: the model alone does not fit.
     """
 
     def __init__(
@@ -167,25 +167,25 @@ class Run:
     ) -> Run:
         """Open a run's folder, to evaluate, generate, export, or resume it with :meth:`train`.
 
-        A model directory of another program opens too, as it is, to evaluate, generate and export.
+        Model directories of other programs open too, to evaluate, generate and export.
 
         Args:
             out: the folder.
             settings: for resuming: ``{"train.steps": 400}`` extends the run.
-            plugins: those that must be named again: single files, and all of a folder that another
+            plugins: plugins that must be named again: single files, and all of a folder that another
                 account owns.
             step: the checkpoint to read; default: the newest that verifies.
             best: read the checkpoint with the lowest held-out loss.
-            backend: where the model is read; it need not be the run's.
+            backend: for reading the model; it may differ from the run's.
             device: as for the backend.
             say: prints notes and progress; None: silence.
             cache: the folder of tokens; default: minillm's own.
-            shown: shows notes and progress, in the place of ``say``.
-            create: makes the backend; default: the one that the machine offers.
+            shown: shows notes and progress, instead of ``say``.
+            create: builds the backend; default: the one that the machine offers.
 
         Raises:
             Refusal: the folder holds no run and is no model directory.
-            PluginError: it is one, and no installed distribution reads it.
+            PluginError: it is a model directory that no installed distribution reads.
         """
         run = cls.__new__(cls)
         run._set_up(out, say, cache, create, shown)
@@ -195,7 +195,7 @@ class Run:
             if run._directory is None and (run.out / "config.json").is_file() and not offers():
                 raise absent(f"{out} looks like a model directory and cannot be read")
         if run._directory is None:
-            read_record(run.out)  # refuses a folder that holds no run
+            read_record(run.out)  # raises for a folder without a run
         elif step is not None or best:
             raise Refusal(
                 "a model directory has no checkpoints to choose from",
@@ -220,7 +220,7 @@ class Run:
         shown: Display | None = None,
     ) -> None:
         self.out = None if out is None else Path(out)
-        self._session = Session(  # not bound: an opened run that is not resumed
+        self._session = Session(  # not bound in an opened run that is not resumed
             self.out,
             cache=cache_folder() if cache is None else Path(cache),
             shown=shown or LineDisplay(say or (lambda line: None)),
@@ -228,10 +228,10 @@ class Run:
             create=create,
         )
         self._models: dict[tuple[str, int], Model] = {}
-        self._request = RunRequest()  # of an opened run, to resume it; and what to read of it where
+        self._request = RunRequest()  # to resume an opened run; below: which state to read
         self._read: dict[str, Any] = {}
         self._where: dict[str, str] = {}
-        self._directory: ModelDirectory | None = None  # that is opened in the place of a run
+        self._directory: ModelDirectory | None = None  # set if it was opened instead of a run
 
     @property
     def plan(self) -> Plan:
@@ -240,7 +240,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Optimizer steps that the model has seen."""
+        """Optimizer steps that the model has taken."""
         return self._session.step if self._job else self._saved.step
 
     @property
@@ -263,16 +263,16 @@ class Run:
 
     @property
     def model(self) -> Any:
-        """The ``torch.nn.Module`` or ``mlx.nn.Module`` itself, with the weights as they are now.
+        """The ``torch.nn.Module`` or ``mlx.nn.Module`` itself, with its current weights.
 
-        Where others are evaluated than are trained (``optimizer.view``), and until the next step,
-        those that were evaluated last.
+        With an ``optimizer.view``, after an evaluation and until the next step, it has the evaluated weights
+        instead of the trained ones.
         """
         return self._reader().model
 
     @property
     def trainer(self) -> Trainer:
-        """The model with its optimizer and compiled step, which :meth:`batches` are for.
+        """The model with its optimizer and compiled step, which takes the batches of :meth:`batches`.
 
         Raises:
             Refusal: the run was opened, and is not resumed.
@@ -280,9 +280,9 @@ class Run:
         return self._bound("trainer").trainer
 
     def batches(self, step: int = 0) -> Feed:
-        """Open the batches of training, one ``StepBatch`` a step: an iterator and a context manager.
+        """Open the dataloader of training: an iterator of one ``StepBatch`` a step, and a context manager.
 
-        They begin where the text does, made as those that follow ``step``.
+        The batches begin at the start of the text, and are made for the steps that follow ``step``.
 
         Raises:
             Refusal: the run was opened, and is not resumed.
@@ -298,24 +298,24 @@ class Run:
     def steps(self) -> Iterator[Event]:
         """Train; yields typed events (Started, Stepped, Evaluated, Sampled, Saved, ...) live.
 
-        Leaving the loop early keeps the run where it is: evaluate, generate and save it, and call
-        this again to continue. A run that is opened resumes from its newest valid checkpoint.
+        Leaving the loop early pauses the run: evaluate, generate and save it, and call this again to
+        continue. An opened run resumes from its newest valid checkpoint.
 
         Raises:
             Refusal: nothing was started.
             NonFinite: too many steps were not finite.
-            OutOfMemory: with settings that keep the tokens of a step.
+            OutOfMemory: with settings for the same tokens per step.
             PluginCodeError: a plugin's own code raised.
         """
         if (session := self._trained()) is not None:
             yield from session.steps()
 
     def train(self) -> Run:
-        """Train to the end. Ctrl-C ends it after the step, with a checkpoint if it has a folder.
+        """Train to the end. Ctrl-C ends training after the step, with a checkpoint if the run has a folder.
 
         Raises:
-            Stopped: a signal ended it after a checkpoint.
-            Interrupted: a signal ended it, and nothing was saved.
+            Stopped: a signal ended training after a checkpoint.
+            Interrupted: a signal ended training, and nothing was saved.
         """
         with stop_on_signals(request=self._session.stop):
             if (session := self._trained()) is not None:
@@ -323,7 +323,7 @@ class Run:
         return self
 
     def close(self) -> None:
-        """Stop training and release the folder; what was saved can be resumed."""
+        """Stop training and release the folder; its checkpoints can be resumed."""
         self._session.close()
 
     def __enter__(self) -> Run:
@@ -333,7 +333,7 @@ class Run:
         self.close()
 
     def _trained(self) -> Session | None:
-        """Give the session that trains; an opened run is planned anew. None: it is finished."""
+        """Return the session that trains; an opened run is planned again. None: it is finished."""
         if self._directory is not None:
             raise Refusal(
                 "a model directory is no run that could be resumed",
@@ -352,14 +352,14 @@ class Run:
         return self._session.job
 
     def save(self) -> Path:
-        """Write a checkpoint of the model as it is now, unless there is one of this step.
+        """Write a checkpoint of the current model, unless this step has one.
 
         Returns:
             The checkpoint's folder.
 
         Raises:
             Refusal: the run has no folder, keeps no checkpoints, or has made no step.
-            MinillmError: it could not be written.
+            MinillmError: the checkpoint could not be written.
         """
         if self.out is None:
             raise Refusal("the run is in memory alone", where="save", fix="Run(plan, out=FOLDER)")
@@ -371,7 +371,7 @@ class Run:
         return kept
 
     def validate(self, tokens: int | None = None) -> Evaluated:
-        """Measure the loss on the run's held-out text, as training does at its end.
+        """Compute the loss on the run's held-out text, as training does at its end.
 
         Args:
             tokens: predictions; default: ``eval.tokens``.
@@ -383,13 +383,13 @@ class Run:
         job = self._bound("validate")
         measure = validation(job, tokens or job.config.eval.tokens, cancelled=lambda: False)
         found = measure(self.step)
-        assert found is not None  # it is not cancelled
+        assert found is not None  # never cancelled
         return found
 
     def evaluate(
         self, data: Paths, *, seq_len: int | None = None, max_tokens: int | None = None
     ) -> Evaluated:
-        """Measure the loss on text, in file order, in windows that do not overlap.
+        """Compute the loss on text, in file order, in windows that do not overlap.
 
         Args:
             data: files or folders of text or ids.
@@ -444,7 +444,7 @@ class Run:
             progress=lambda done: shown.evaluating(done, batches.predictions),
         )
         found = evaluation(self.step)
-        assert found is not None  # it is not cancelled
+        assert found is not None  # never cancelled
         return found
 
     def generate(
@@ -462,13 +462,12 @@ class Run:
 
         Args:
             prompt: the text to continue; empty: a new document begins.
-            max_tokens: how many at most; the end of the document ends it earlier.
-            temperature: lower is safer; 0 always takes the likeliest token.
-            top_k: draw from so many of the likeliest; None: from all.
-            top_p: draw from the fewest likeliest of this probability together.
+            max_tokens: most new tokens; the end of the document ends the text earlier.
+            temperature: divisor of the logits; 0: greedy decoding.
+            top_k: sample from the k likeliest tokens; None: from all.
+            top_p: sample from the fewest likeliest tokens whose probabilities sum to top_p.
             seed: of the draws.
-            cached: keep keys and values of earlier tokens (a KV cache); False: compute each token
-                from the whole text, slowly.
+            cached: use a KV cache; False: compute each token from the whole text, slowly.
 
         Returns:
             The prompt and its continuation, as ``minillm generate`` prints them.
@@ -498,7 +497,7 @@ class Run:
         top_p: float = 1.0,
         seed: int = 0,
     ) -> Stream:
-        """Continue a prompt: the text after it, piece by piece as it is drawn.
+        """Continue a prompt; return the text after it as a stream of pieces.
 
         ::
 
@@ -506,7 +505,7 @@ class Run:
                 print(piece, end="", flush=True)
 
         Args:
-            prompt: text, as for :meth:`generate`; or ids, of which the first begins a document.
+            prompt: text, as for :meth:`generate`; or ids, the first of which begins a document.
             ends: ids that end the text, beside the end of the document.
             max_tokens: as for :meth:`generate`, like the rest.
             temperature: as there.
@@ -523,10 +522,10 @@ class Run:
         return Stream(drawn, writer.text(drawn))
 
     def writer(self) -> Writer:
-        """Make the object that continues texts token by token, as they are drawn.
+        """Return the writer that continues texts token by token.
 
-        A run that was opened is read in float32: bfloat16 rounds the logits of one new column
-        otherwise than those of a whole row, and the KV cache would change the text.
+        An opened run is read in float32: bfloat16 rounds the logits of one new column differently from
+        those of a whole row, and the KV cache would change the text.
 
         Raises:
             Refusal: the run has no tokenizer.
@@ -557,10 +556,10 @@ class Run:
         return self._predictor(exact=True).logits(ids)
 
     def losses(self, rows: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
-        """Measure the loss of each token of some rows, computed together as one batch.
+        """Compute the loss of each token of some rows, as one batch.
 
-        Shorter rows are padded to the longest: give rows of like length together. A document that is
-        longer than a row is cut into rows that overlap by one token, as :meth:`evaluate` cuts text.
+        Shorter rows are padded to the longest: pass rows of similar length together. A document longer
+        than a row is cut into rows that overlap by one token, as in :meth:`evaluate`.
 
         ::
 
@@ -583,19 +582,19 @@ class Run:
     def scores(
         self, rows: Sequence[Sequence[int] | np.ndarray]
     ) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Measure the loss of each token of some rows, and whether it is the likeliest there.
+        """Compute the loss of each token of some rows, and whether it is the argmax there.
 
-        Rows are those of :meth:`losses`, and computed together as there. The logits of all of them are
-        held at once, so give as many as ``rows x tokens x model.vocab`` numbers have room.
+        Rows are those of :meth:`losses`, computed as one batch. The logits of all rows are held at once:
+        ``rows x tokens x model.vocab`` numbers must fit in memory.
 
         Args:
             rows: as for :meth:`losses`.
 
         Returns:
-            For each row float32 (n - 1,), as of :meth:`losses`, and bool (n - 1,).
+            For each row float32 (n - 1,), as :meth:`losses` returns, and bool (n - 1,).
 
         Raises:
-            DataError: as of :meth:`losses`.
+            DataError: as :meth:`losses`.
         """
         return self._predictor().scores(rows)
 
@@ -614,18 +613,18 @@ class Run:
         """Export the model for Transformers, vLLM and mlx-lm.
 
         Args:
-            to: the model directory; it does not exist, or is empty.
-            layout: another than the plan's: ``peft``, the adapters of ``lora`` alone; ``own``, the model
-                with modeling files that compute it, as every model is written that others do not know.
-            shard_bytes: of the largest file of tensors.
-            dtype: of the tensors: float32, or bfloat16, rounded to the nearest.
+            to: the model directory, which must not exist, or be empty.
+            layout: replaces the plan's: ``peft``, the adapters of ``lora`` alone; ``own``, the model with
+                modeling files that compute it, used for every model that other programs do not know.
+            shard_bytes: most bytes of a file of tensors.
+            dtype: of the tensors: float32, or bfloat16, rounded to nearest.
 
         Returns:
             ``directory``, ``layout``, ``parameters``, ``files`` (name -> bytes), ``loading``
             (program -> what to type), ``step`` and ``checkpoint``.
 
         Raises:
-            Refusal: ``to`` is taken, a plugin stands in the way, or minillm-hf is not installed.
+            Refusal: ``to`` is taken, a plugin prevents the export, or minillm-hf is not installed.
         """
         to = Path(to)
         refuse_taken(to)
@@ -652,7 +651,7 @@ class Run:
 
     @cached_property
     def _saved(self) -> SavedModel:
-        """The folder's plan and checkpoint, or the directory's model, read when it is first needed."""
+        """The plan and checkpoint of the folder, or the model of the directory, read at first use."""
         assert self.out is not None
         if self._directory is not None:
             return open_directory(self._directory, self._request, self._session.shown.say)
@@ -660,11 +659,11 @@ class Run:
         return open_run(self.out, plugins=specs, say=self._session.shown.say, **self._read)
 
     def _reader(self, *, exact: bool = False, positions: int | None = None) -> Model:
-        """Give the model to read from: the one that is trained, or a saved one.
+        """Return the model to read from: the trained one, or a saved one.
 
         Args:
-            exact: in float32, where it is a saved one.
-            positions: longest row that will be fed; default: the run's seq_len.
+            exact: load a saved one in float32.
+            positions: longest row to feed; default: the run's seq_len.
         """
         if self._job is not None:
             return self._job.trainer
@@ -689,7 +688,7 @@ class Run:
         return found
 
     def _inference_hook(self) -> OnBatch | None:
-        """Join the plugins' ``on_batch`` outside of training."""
+        """Compose the plugins' ``on_batch`` for inference."""
         return self._job.hook() if self._job else plan_hook(self.plan, specials=self.specials)
 
     @property

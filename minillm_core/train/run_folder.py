@@ -1,6 +1,6 @@
-"""A run's folder, read: its run.json, the settings and plugins that it names, and its tokenizer.
+"""Reading a run's folder: its run.json, with settings and plugins, and its tokenizer.
 
-It may come from anywhere, so nothing in it is trusted, or run as code, without a check.
+The folder may be untrusted: its content is checked before it is used or names code to run.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ TOKENIZER = "tokenizer.json"
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The folder of a run, as its run.json describes it."""
+    """The folder of a run, as described by its run.json."""
 
     out: Path
     record: Mapping[str, Any]  # run.json
 
     @classmethod
     def find(cls, out: Path) -> Self | None:
-        """Read the folder of a run that is to be resumed; None: there is no run.json.
+        """Read the folder of a run to resume; None: it has no run.json.
 
         Raises:
-            Refusal: there is one, and it cannot be read.
+            Refusal: its run.json cannot be read.
         """
         return cls(out, read_record(out)) if os.path.lexists(out / RUN) else None
 
@@ -58,16 +58,16 @@ class RunFolder:
 
     @cached_property
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint that verified when it was first looked for."""
+        """The newest checkpoint that verified at the first look-up."""
         return newest(self.out)
 
     def part(self, key: str) -> Mapping[str, Any]:
-        """Give an object of the record; empty where it is missing or something else."""
+        """Return an object of the record; empty where it is missing or of another type."""
         found = self.record.get(key)
         return found if isinstance(found, Mapping) else {}
 
     def check_seed(self, checkpoint: Checkpoint) -> None:
-        """Refuse a seed in run.json that is not that of a checkpoint.
+        """Refuse a run.json whose seed differs from that of a checkpoint.
 
         Raises:
             Refusal: they differ.
@@ -82,12 +82,12 @@ class RunFolder:
             )
 
     def layer(self) -> Layer:
-        """Read the settings as the lowest layer of those of a run that is resumed.
+        """Return the run's settings as the lowest layer of those of a resumed run.
 
-        A tokenizer that was given is taken from the run's folder.
+        A tokenizer that was given as a file is read from the run's folder.
 
         Raises:
-            Refusal: the record's config is not understood.
+            Refusal: the record's config is invalid.
         """
         layer = layer_of(self.record["config"], where=self.where)
         if "data.tokenizer" in layer.settings and (found := self.digest()) is not None:
@@ -103,17 +103,17 @@ class RunFolder:
         return layer
 
     def specs(self, config: Config, named: Mapping[str, Spec]) -> dict[str, Spec]:
-        """Choose the code to load: installed plugins by name, and those that are named again.
+        """Choose the code to load: installed plugins by name, and plugins that are named again.
 
-        Code is run by these names, so another account's folder must not choose it.
+        These names choose the code to run, so another account's folder must not set them.
 
         Args:
             config: the settings that name the plugins.
-            named: plugin -> its spec, as it was typed.
+            named: plugin -> its spec, as typed.
 
         Raises:
-            Refusal: a single-file plugin, or one of an OUT that another account owns, is not named;
-                or one is named that the run does not have.
+            Refusal: a single-file plugin, or any plugin of an OUT that another account owns, is not named;
+                or a named plugin is not one of the run's.
         """
         for name in named:
             if name not in config.plugins:
@@ -142,10 +142,10 @@ class RunFolder:
     # tokenizer
 
     def digest(self) -> str | None:
-        """Compute the sha256 of tokenizer.json; None where there is none.
+        """Return the sha256 of tokenizer.json; None where there is none.
 
         Raises:
-            Refusal: it is a link, no file, or larger than any tokenizer.
+            Refusal: it is a link, no file, or larger than a tokenizer can be.
         """
         path = self.out / TOKENIZER
         try:
@@ -160,13 +160,13 @@ class RunFolder:
             ) from error
 
     def digests(self, scalars: Mapping[str, Any] | None = None) -> tuple[str, ...] | None:
-        """List the digests that the tokenizer may have; none for a run on ids; None: not known.
+        """List the digests that the tokenizer may have; empty for a run on ids; None: unknown.
 
-        That of the checkpoint holds. A run that was resumed may have written the file anew, with
-        another version of the library and the same ids, since its newest checkpoint.
+        The checkpoint's digest is binding. A resumed run may have rewritten the file since its newest
+        checkpoint, with another version of the library and the same ids.
 
         Args:
-            scalars: of the checkpoint; None: only the record is read.
+            scalars: the checkpoint's; None: read the record alone.
         """
         ours, scalars = self.part("tokenizer").get("sha256"), scalars or {}
         if "tokenizer" not in scalars:
@@ -179,10 +179,10 @@ class RunFolder:
         return (str(saved), str(ours)) if ours and self.record.get("resumed") else (str(saved),)
 
     def tokenizer(self, checkpoint: Checkpoint, say: Callable[[str], None]) -> Tokenizer | None:
-        """Load the run's tokenizer, by its digest; None: the run was trained on ids.
+        """Load the run's tokenizer and check its digest; None: the run was trained on ids.
 
         Raises:
-            Refusal: the file is missing, or is not the one that the run was trained with.
+            Refusal: the file is missing, or differs from the one that the run was trained with.
             DataError: it cannot be read.
         """
         path, found = self.out / TOKENIZER, self.digest()
@@ -217,16 +217,16 @@ class RunFolder:
 def keep_tokenizer(
     out: Path, tokenizer: Tokenizer | None, earlier: RunFolder | None, say: Callable[[str], None]
 ) -> str | None:
-    """Write the tokenizer of a run into its folder, unless the run's own is there.
+    """Write the tokenizer of a run into its folder, unless it is there already.
 
     Args:
         out: the run's folder, locked.
-        tokenizer: that of the data, whose fingerprint was compared; None: they are ids.
-        earlier: the run that is resumed.
+        tokenizer: the data's, whose fingerprint was compared; None: the data are ids.
+        earlier: the resumed run.
         say: prints a line.
 
     Returns:
-        The sha256 of the file, for the run's record and its checkpoints; None: there is none.
+        The sha256 of the file, for the run's record and its checkpoints; None: there is no file.
 
     Raises:
         MinillmError: the disk refused.
@@ -248,15 +248,15 @@ def keep_tokenizer(
 def check_named_again(
     plugins: Sequence[LoadedPlugin], is_given: Callable[[str], bool], out: Path
 ) -> None:
-    """Refuse options that send data away (``again``) where run.json alone gives them.
+    """Refuse options that send data away (``again``) if only run.json sets them.
 
     Args:
-        plugins: those of a run that is resumed, loaded.
-        is_given: whether this command line, or its file, gives an option.
+        plugins: those of the resumed run, loaded.
+        is_given: whether this command line, or its file, sets an option.
         out: the run's folder.
 
     Raises:
-        Refusal: one is not.
+        Refusal: such an option is not given again.
     """
     for one in plugins:
         for option in named_again(one.plugin):

@@ -1,6 +1,6 @@
 """One process's part of a run: check, train, evaluate, record; in a locked folder, or in memory alone.
 
-A run that was stopped is resumed in another session.
+Resuming a stopped run takes a new session.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ from minillm_core.train.validation import Trend, bytes_of_a_token, validation
 
 @dataclass(frozen=True)
 class Shared:
-    """Whatever the runs of a study share.
+    """The state shared by the runs of a study.
 
-    Each is one run of many: it prints warnings about plugins alone, and does not evaluate the
-    untrained model.
+    Each is one run of many: it prints only warnings about plugins, and does not evaluate the untrained
+    model.
     """
 
-    corpus: Corpus  # the text, read and tokenised before
-    detected: Detected  # where all of them train
-    stop: StopRequest = field(default_factory=StopRequest)  # ends the run that is under way
+    corpus: Corpus  # the text, already tokenised
+    detected: Detected  # the device of all of them
+    stop: StopRequest = field(default_factory=StopRequest)  # ends the current run
     warn: Callable[[str], None] = lambda line: None  # prints a warning about a plugin
 
 
@@ -74,23 +74,23 @@ class Shared:
 class Session:
     """One process's part of a run."""
 
-    out: Path | None  # the run's folder; None: nothing is written, or a folder is made in ``runs``
+    out: Path | None  # the run's folder; None: nothing is written, or ``runs`` gets a new folder
     _: KW_ONLY
-    cache: Path  # where tokens are kept
+    cache: Path  # folder of tokens
     shown: Display
     stop: StopRequest
-    # default: that of ``backends/bind.py``
+    # default: :func:`minillm_core.backends.bind.create`
     create: Callable[[Detected, Plan], Backend] | None = None
-    resume: bool = False  # ``out`` may hold a run, which is resumed
-    runs: Path | None = None  # where a folder without a name is made
-    verbose: bool = False  # print all that is known before the first step
+    resume: bool = False  # ``out`` may hold a run, to be resumed
+    runs: Path | None = None  # parent of a folder whose name is chosen
+    verbose: bool = False  # print every note before the first step
     ranks: Ranks = ALONE  # the processes that train together; rank 0 alone writes
-    shared: Shared | None = None  # given to the runs of a study, which are in memory
-    earlier: RunFolder | None = None  # the run that is resumed
-    job: Job | None = None  # the run, checked; None before :meth:`bind`
+    shared: Shared | None = None  # set for the runs of a study, which are in memory
+    earlier: RunFolder | None = None  # the resumed run
+    job: Job | None = None  # the checked run; None before :meth:`bind`
     loop: Loop | None = None  # None before the first event
     outcome: describe.Outcome | None = None  # None before the end
-    # the held-out losses, those of earlier processes too
+    # the held-out losses, with those of earlier processes
     evaluations: list[events.Evaluated] = field(default_factory=list)
     _emitted: deque[events.Event] = field(default_factory=deque)
     _running: Generator[events.Event] | None = None
@@ -102,15 +102,15 @@ class Session:
 
         Args:
             prepared: settings, plugins, machine, and the checkpoint that a new run begins with.
-            plan: of the settings and the plugins; None: it is built.
+            plan: of the settings and the plugins; None: it is built here.
 
         Returns:
-            False: the run that is to be resumed is finished, which is printed.
+            False: the run to resume is finished, which is printed.
 
         Raises:
-            Refusal: any of them.
+            Refusal: one of them cannot be used.
             PluginCodeError: a plugin's own code raised while planning.
-            OutOfMemory: not even the model fits.
+            OutOfMemory: the model alone does not fit.
         """
         loaded, plugins, branch = prepared.loaded, prepared.plugins, prepared.branch
         config, detected = loaded.config, prepared.detected
@@ -130,8 +130,8 @@ class Session:
         notes = [*loaded.notes, *self.ranks.divide(plan)]
         shard = self.ranks.shard = divides(config.mesh.shard, self.ranks)
         warnings, details, initial = [], [], None
-        chosen_here = earlier is None and branch is None  # else it is the earlier run's preset
-        if chosen_here and loaded.origins.get("preset") == "device":  # its first note says why
+        chosen_here = earlier is None and branch is None  # else the preset is the earlier run's
+        if chosen_here and loaded.origins.get("preset") == "device":  # its note has the reason
             details.append(notes.pop(0))
         if earlier:
             with shown.phase("verifying the checkpoint"):
@@ -145,7 +145,7 @@ class Session:
             backend = (self.create or create_backend)(detected, plan)
         with self._building(plugins, "reading the data", "while documents are read"):
             reports = {"say": notes.append, "detail": details.append}
-            if not self.ranks.leads:  # its cache has the tokens then
+            if not self.ranks.leads:  # rank 0 has filled the cache by then
                 self.ranks.agreed()
             corpus = (
                 self.shared.corpus
@@ -155,7 +155,7 @@ class Session:
             if self.ranks.leads:
                 self.ranks.agreed()
         chosen = None
-        if plan.sourcing.epochs is not None:  # a trained model may be tuned for so many of them
+        if plan.sourcing.epochs is not None:  # fine-tuning may choose the number of epochs
             what = "choosing how long a trained model is tuned"
             chosen = brought("minillm.tuning", "epochs", what, "minillm-chat")(
                 prepared, plan, corpus
@@ -201,7 +201,7 @@ class Session:
 
     @contextmanager
     def _building(self, plugins: Sequence[LoadedPlugin], phase: str, when: str) -> Iterator[None]:
-        """Show a phase in which plugins' code may run, and raise its errors under their names."""
+        """Show a phase in which plugins' code may run, and attribute its errors to them."""
         whose = at_work(plugins)
         with self.shown.phase(phase), attribute_errors(plugins, when), running(lambda: whose(when)):
             yield
@@ -211,10 +211,10 @@ class Session:
     def steps(self) -> Iterator[events.Event]:
         """Train; yields each event before another step is queued.
 
-        A caller who leaves the iterator leaves the run where it is; the next one goes on from there.
+        A caller that leaves the iterator pauses the run; the next iterator continues it.
 
         Raises:
-            MinillmError: how the run ended, where not as it should; run.json has its exit code.
+            MinillmError: any end other than completion; run.json has its exit code.
         """
         running = self._started()
         while (event := next(running, None)) is not None:
@@ -232,22 +232,22 @@ class Session:
             raise
 
     def close(self) -> None:
-        """End the run where it is and release the folder."""
+        """End the run at this step and release the folder."""
         if self._running is not None:
             self._running.close()
 
     def save(self) -> None:
-        """Write a checkpoint of the model as it is now, unless there is one of this step.
+        """Write a checkpoint of the current model, unless this step has one.
 
         Raises:
-            MinillmError: it could not be written.
+            MinillmError: the checkpoint could not be written.
         """
         if self.loop is not None:
             self.loop.save()
 
     @property
     def step(self) -> int:
-        """Optimizer steps that the model has seen."""
+        """Optimizer steps that the model has taken."""
         assert self.job is not None
         return self.loop.position.step if self.loop is not None else self.job.begins.step
 
@@ -286,7 +286,7 @@ class Session:
         if self.out != announced:
             self.shown.say(f"another run has taken {announced} meanwhile: writing to {self.out}")
         with lock(self.out, self.shown.say) as held:
-            if not self.resume:  # a run may have begun and ended since it was looked at
+            if not self.resume:  # a run may have begun and ended since the check
                 record.refuse_taken(self.out)
             self._describe(job)
             yield from self._recorded(job, held)
@@ -305,7 +305,7 @@ class Session:
             self.shown.say(line)
 
     def _recorded(self, job: Job, held: Held) -> Iterator[events.Event]:
-        """Train in a folder, and keep its run.json."""
+        """Train in a folder, and keep its run.json up to date."""
         earlier, out, say = self.earlier, held.out, self.shown.say
         saving.sweep(out)
         if earlier is None and (kept := saving.archive_orphans(out)) is not None:
@@ -314,12 +314,12 @@ class Session:
         with self.shown.phase("loading the checkpoint") if self.resume else nullcontext():
             if self.resume:
                 position, checkpoint = Position(), resume.newest(out, earlier, say)
-            # all load at once: where updates are divided, they meet in it
+            # all ranks load at once: with a sharded optimizer they synchronise here
             self.ranks.agreed(checkpoint and [str(checkpoint.path.absolute()), checkpoint.step])
             if checkpoint is not None:
                 position = resume.load(checkpoint, job.trainer)
                 say(f"resumed after step {position.step:,} from {checkpoint.path.name}")
-        if position.saved is not None:  # a kill may have come between the last commit and this
+        if position.saved is not None:  # a kill may have prevented this after the last commit
             saving.retain(out, job.config.checkpoint.keep, spare=best.spared(out))
         else:
             self._load_initial(job)
@@ -350,16 +350,16 @@ class Session:
             ending = error
             if isinstance(error, KeyboardInterrupt):
                 ending = errors.interrupted(out, self.stop, job.plugins)
-            if isinstance(error, GeneratorExit):  # the caller wants no more steps
+            if isinstance(error, GeneratorExit):  # the caller closed the iterator
                 saved = self.loop.position.saved if self.loop else None
                 ending = Interrupted("") if saved is None else Stopped("")
             code = ending.exit_code if isinstance(ending, MinillmError) else 1
-            if held.is_ours():  # else it is another run's record, or none
+            if held.is_ours():  # else it is another run's record, or missing
                 try:
                     run_json.update(exit=code, **document.ended(job))
                 except MinillmError as another:  # the error that ended the run is the one to report
                     say(f"warning: {another.what}")
-                # after a failure of the device it may not answer any more
+                # after a failure of the device this may fail too
                 with suppress(Exception):
                     run_json.update(plugins=document.taking_part(job, evidence))
             if ending is error or isinstance(error, GeneratorExit):
@@ -377,7 +377,7 @@ class Session:
         self.stop.patient = False
 
     def _remember(self, job: Job, speed: float, steps: int) -> None:
-        """Have the speed of a finished run kept, where a distribution keeps it."""
+        """Record the speed of a finished run, if a distribution offers to."""
         try:
             if (remember := measured("remember")) is not None:
                 ran = job.plan, job.trainer.binding, job.corpus.train.tokens
@@ -401,7 +401,7 @@ class Session:
             held: its folder, locked; None: nothing is written.
             position: where to begin.
             before: lines of metrics.jsonl up to there.
-            evidence: looks whether the plugins take part.
+            evidence: checks that the plugins take part.
             constants: scalars of every checkpoint.
         """
         stop, shown, config, trainer = self.stop, self.shown, job.config, job.trainer
@@ -440,7 +440,7 @@ class Session:
                 checkpoints.open(held.out, config, constants, self.evaluations)
                 checkpoints.begun = position.saved
                 stack.callback(lambda: checkpoints.close(now=stop.hurried))
-            # the best is chosen by all windows: a part's losses are comparable with that part's alone
+            # the best checkpoint is chosen by all windows: losses of a part compare only with that part's
             on_the_way = 1.0 if config.checkpoint.best else config.eval.share
             whole, part = (
                 validation(
@@ -466,11 +466,11 @@ class Session:
                                 found = judged(job.plugins, found, self.evaluations, model)
                         verdicts, why = self.ranks.agreed([found.verdicts, found.stop])
                         found = replace(found, verdicts=verdicts, stop=why)
-                        if found.stop and not last and on_the_way < 1:  # as every run ends
+                        if found.stop and not last and on_the_way < 1:  # with all windows
                             last, given = True, {"verdicts": found.verdicts, "stop": found.stop}
                             found = replace(whole(step) or found, **given)
                     if found is not None and last and trend.best is not None and on_the_way < 1:
-                        # the evaluations on the way are compared with this one
+                        # compare with the evaluations on the way, which have the same windows
                         trend.take(part(step) or found)
                 self.evaluations += [found] if found else []
                 return found
@@ -484,7 +484,7 @@ class Session:
 
             every, minutes = config.checkpoint.every, config.checkpoint.minutes
             cadence = Cadence(config.eval.every, every, minutes)
-            if config.train.spike:  # a rewind's checkpoint must not be the clock's chance
+            if config.train.spike:  # a rewind must not depend on the clock
                 cadence = replace(cadence, minutes=0.0, settle=0.0)
             newest = self.evaluations[-1] if self.evaluations else None
             loop = self.loop = Loop(
@@ -526,7 +526,7 @@ class Session:
             if held is not None and position.saved is not None and job.branch is None:
                 folder = layout.folder(held.out, position.step)
                 emit(events.Resumed(position.step, str(folder.relative_to(held.out))))
-            stop.patient = True  # from here on there is something to finish
+            stop.patient = True  # from here on a first signal finishes the step and saves
             began = shown.clock()
             due = self.shared is None and _evaluation_is_due(config, budget, position)
             running = loop.steps(evaluate_first=due)
@@ -536,7 +536,7 @@ class Session:
                 except GeneratorExit:
                     running.close()
                     raise
-                except BaseException as error:  # of the caller's, such as Ctrl-C: it ends the run
+                except BaseException as error:  # the caller's, such as Ctrl-C: it ends the run
                     running.throw(error)
             spent = shown.clock() - began
         yield from self._drained()
@@ -560,7 +560,7 @@ class Session:
 
 @contextmanager
 def _attributed(job: Job, step: Callable[[], int]) -> Iterator[None]:
-    """Raise plugins' errors under their names, and lack of memory with advice."""
+    """Attribute errors to plugins, and add advice to errors of memory."""
     try:
         with attribute_errors(job.plugins, "in a step"), job.ranks.meeting():
             yield
@@ -575,7 +575,7 @@ def _attributed(job: Job, step: Callable[[], int]) -> Iterator[None]:
 
 
 def _evaluations(lines: Sequence[Mapping[str, Any]]) -> list[events.Evaluated]:
-    """List the evaluations that earlier processes of the run made, up to where it resumes."""
+    """List the evaluations by earlier processes of the run, up to the step where it resumes."""
     known = {one.name for one in fields(events.Evaluated)}
     return [
         events.Evaluated(**{key: value for key, value in one.items() if key in known})
@@ -585,7 +585,7 @@ def _evaluations(lines: Sequence[Mapping[str, Any]]) -> list[events.Evaluated]:
 
 
 def _evaluation_is_due(config: Config, budget: Budget, position: Position) -> bool:
-    """Tell whether an evaluation belongs to the step where this process begins, made or not."""
+    """Return whether an evaluation is due at the step where this process begins, made or not."""
     every, step = config.eval.every, position.step
     if step == 0:
         return every != 0
@@ -594,7 +594,7 @@ def _evaluation_is_due(config: Config, budget: Budget, position: Position) -> bo
 
 
 class Stopwatch:
-    """A context manager that adds up the seconds spent inside."""
+    """A context manager that adds up the seconds spent inside it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock, self._began, self.seconds = clock, 0.0, 0.0
@@ -607,10 +607,10 @@ class Stopwatch:
 
 
 class Samples:
-    """A writer of samples of a run: neither an error of a plugin nor a signal in them spoils it.
+    """A sample writer of a run: neither a plugin's error nor a signal in a sample ends the run.
 
     Args:
-        job: its model, tokenizer and prompts.
+        job: has the model, the tokenizer and the prompts.
         stop: ends a sample early.
         shown: the console.
     """
@@ -626,14 +626,14 @@ class Samples:
             self.prompts = given or prompts(job.corpus.val, tokenizer, 2) or [""]
 
     def __call__(self, step: int, count: int) -> Iterator[events.Sampled]:
-        """Continue ``count`` prompts, each in turn."""
+        """Yield ``count`` samples, cycling through the prompts."""
         job, tokenizer = self._job, self._job.corpus.tokenizer
         if tokenizer is None or not self.prompts:
             return
         hook, asked = job.hook(), self._asked
         writer = Writer(job.trainer, tokenizer, job.config.train.seq_len, hook)
         for number in range(count):
-            if self._stop.requested:  # the user wants the prompt back
+            if self._stop.requested:  # the user wants the terminal back
                 return
             prompt, phase = self.prompts[number % len(self.prompts)], "writing a sample"
             try:
@@ -644,6 +644,6 @@ class Samples:
             except MinillmError as error:
                 self._shown.say(f"warning: no sample: {error}")
                 return
-            except KeyboardInterrupt:  # only this is cut short
+            except KeyboardInterrupt:  # it cuts only the sample short
                 return
             yield events.Sampled(step, prompt, text.lstrip() if asked else text, bool(asked))

@@ -1,4 +1,4 @@
-"""A config as run.json holds it, each value with its origin, and back."""
+"""Convert a config to its form in run.json, each value with its origin, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minillm_core.errors import ConfigError, Refusal
 
 
 def settings(loaded: Loaded) -> dict[str, Any]:
-    """Write settings as run.json has them: ``{"train": {"lr": {"value": 0.003, "origin": "preset tiny"}}}``."""
+    """Convert settings to run.json's ``{"train": {"lr": {"value": 0.003, "origin": "preset tiny"}}}``."""
 
     def entry(key: str, value: Any) -> dict[str, Any]:
         return {"value": value, "origin": loaded.origins.get(key, "default")}
@@ -40,7 +40,7 @@ def settings(loaded: Loaded) -> dict[str, Any]:
 
 
 def _entries(document: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], Mapping[str, Any]]]:
-    """Yield the place of each value in the config, with its entry; of a plugin first its table."""
+    """Yield the path of each value in the config, with its entry; a plugin's table before its options."""
     for name, value in document.items():
         if name == "plugins":
             for plugin, table in value.items():
@@ -56,7 +56,7 @@ def config_of(document: Mapping[str, Any], *, where: str) -> Config:
     """Read the config of a run.json.
 
     Raises:
-        Refusal: it is not one that this version understands.
+        Refusal: this version cannot read it.
     """
     tree: dict[str, Any] = {}
     try:
@@ -65,7 +65,7 @@ def config_of(document: Mapping[str, Any], *, where: str) -> Config:
             for place in places:
                 table = table.setdefault(place, {})
             if places == ["plugins"]:
-                check_name(last, where=where)  # names code to run, in a file from anywhere
+                check_name(last, where=where)  # it names code to run, in an untrusted file
                 table[last] = {}
             else:
                 table[last] = entry["value"]
@@ -85,17 +85,17 @@ def config_of(document: Mapping[str, Any], *, where: str) -> Config:
 
 
 def layer_of(document: Mapping[str, Any], *, where: str) -> Layer:
-    """Read the config of a run.json as the lowest layer of the settings of a run that is resumed.
+    """Read the config of a run.json as the lowest layer of a resumed run's settings.
 
     Raises:
-        Refusal: it is not one that this version understands.
+        Refusal: this version cannot read it.
     """
     config_of(document, where=where)
     layer = Layer()
     for (*places, last), entry in _entries(document):
         if places == ["plugins"]:
             layer.named[last] = Setting(last, str(entry["origin"]), where)
-        elif entry["value"] is not None:  # else it was never given
+        elif entry["value"] is not None:  # else it was not set
             key = ".".join((*places, last)).removeprefix("plugins.")
             layer.add(key, Setting(entry["value"], str(entry["origin"]), where))
     return layer
@@ -110,7 +110,7 @@ def _not_understood(what: str, where: str) -> Refusal:
 
 
 def fit_vocabulary(loaded: Loaded) -> Loaded:
-    """Give a small text of the user's a smaller vocabulary than the preset's, with a note.
+    """Reduce the preset's vocabulary size for a small text of the user's, with a note.
 
     Raises:
         DataError: a path of the data does not exist or holds no data.

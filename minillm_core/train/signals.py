@@ -1,6 +1,6 @@
-"""Ctrl-C and its like: the first one asks the run to end, the second ends it at once.
+"""Signals such as Ctrl-C: the first one asks the run to end, the second ends it at once.
 
-Where there is nothing to finish, before the loop and after it, the first one is enough.
+Before and after the loop, where there is nothing to finish, the first one ends it at once.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from types import FrameType
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 )
-"""Ctrl-C, a scheduler's notice, a terminal that was closed."""
+"""Ctrl-C, a scheduler's notice, a closed terminal."""
 
 
 MASHED = 1.0
-"""Seconds after one that ended the run in which others are the same hand on the key."""
+"""Seconds after the signal that ended the run in which further ones count as the same key press."""
 
 
 @dataclass(eq=False)
 class StopRequest:
-    """A request to end the run: whether there is one, and by which signal."""
+    """A request to end the run, and the signal that made it."""
 
     _: KW_ONLY
-    patient: bool = True  # the first signal asks; else it ends
+    patient: bool = True  # the first signal is a request; else it ends the run
     clock: Callable[[], float] = time.monotonic
     signal: signal.Signals | None = None
-    hurried: bool = False  # a second one came: nothing is waited for any more
+    hurried: bool = False  # a second one arrived: stop waiting for anything
     _ended: float | None = None
 
     @property
@@ -51,7 +51,7 @@ class StopRequest:
             if self.patient:
                 return
         if self._ended is not None and now - self._ended < MASHED:
-            return  # another one would only disturb the end that is on its way
+            return  # another one would only disturb the shutdown
         self._ended, self.hurried = now, not first
         raise KeyboardInterrupt
 
@@ -60,14 +60,14 @@ class StopRequest:
 def stop_on_signals(
     *, patient: bool = True, request: StopRequest | None = None
 ) -> Iterator[StopRequest]:
-    """Listen for signals inside the block; as it was before, after it.
+    """Handle signals inside the block, and restore the handlers after it.
 
     Args:
-        patient: the first signal asks; else it ends, until the request is made patient.
-        request: takes the signals; None: a new one.
+        patient: the first signal is a request; else it ends the run, until ``patient`` is set.
+        request: receives the signals; None: a new one.
 
-    Outside the main thread Python delivers no signals, and nothing is installed. A signal that the
-    process was started with the order to ignore (``nohup``) stays ignored.
+    Outside the main thread Python delivers no signals, and no handler is installed. A signal that the
+    process ignores from its start on (``nohup``) stays ignored.
     """
     request = StopRequest(patient=patient) if request is None else request
     if threading.current_thread() is not threading.main_thread():
@@ -76,7 +76,7 @@ def stop_on_signals(
     before = {}
     for number in SIGNALS:
         handler = signal.getsignal(number)
-        # None: a handler that C code installed, which could not be put back
+        # None: a handler from C code, which could not be restored
         if handler is not None and handler != signal.SIG_IGN:
             before[number] = handler
             signal.signal(number, request.receive)

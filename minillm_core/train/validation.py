@@ -1,4 +1,4 @@
-"""Validation: nats per token of the main target, and bits per byte of the text behind it."""
+"""Validation: held-out loss in nats per token of the main target, and in bits per byte of its text."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from minillm_core.train.job import Job
 
 @dataclass(eq=False)
 class Validation:
-    """An evaluation of a model on fixed lists of batches, one a source of the text.
+    """An evaluation of a model on fixed lists of batches, one for each source of the text.
 
-    Of several sources the loss is the mean by their weights, and bits per byte are those of a text
+    For several sources the loss is the mean by their weights, and bits per byte are those of a text
     whose tokens come from them in these proportions.
     """
 
     model: Model
-    # by source; the same every time; labels -1 where nothing is predicted
+    # by source; always the same; label -1 where nothing is predicted
     batches: Mapping[str, Iterable[Batch]]
     token_bytes: np.ndarray | None  # int (vocab,): UTF-8 bytes of each id; None: no tokenizer
     cancelled: Callable[[], bool] = lambda: False  # polled before every batch
-    progress: Callable[[int], None] = lambda predictions: None  # takes their number so far
-    text: str = "the held-out text"  # where the batches are from, for an error
+    progress: Callable[[int], None] = lambda predictions: None  # takes the number so far
+    text: str = "the held-out text"  # the origin of the batches, for an error
     seen: Mapping[str, int] = field(default_factory=dict)  # counts of hooks.plan_hook
     weights: Mapping[str, float] = field(default_factory=dict)  # of the sources; default: 1
     predictions: int = 0  # of the last evaluation
@@ -73,7 +73,7 @@ class Validation:
         return Evaluated(step, nats / share, rate, self.predictions, sources=each)
 
     def _unlabelled(self) -> DataError:
-        """Make the error of an evaluation without a label, with the plugins that took the labels away."""
+        """Build the error for an evaluation without labels, with the plugins that removed them."""
         names = [k.partition(":")[2] for k in self.seen if k.startswith("unlabelled:")]
         by, fix = "", "give other text to evaluate on (train --data.val, eval --data)"
         if names:
@@ -85,7 +85,7 @@ class Validation:
         return DataError(what + by, where=self.text, fix=fix)
 
     def _counted(self, batches: Iterable[Batch], total: Counter[str]) -> Iterator[Batch]:
-        """Yield the batches, adding up the bytes of what they predict."""
+        """Yield the batches, and add up the bytes of their predicted tokens."""
         for batch in batches:
             if self.cancelled():
                 raise _Cancelled
@@ -103,10 +103,10 @@ def _bits_per_byte(nats: float, spelt: float) -> float | None:
 
 
 class _Cancelled(Exception):
-    """The end of an evaluation from within its batches."""
+    """Cancels an evaluation from within its batches."""
 
 
-_COUNTED = 1 << 15  # tokens whose bytes are counted
+_COUNTED = 1 << 15  # tokens that the estimate counts
 
 
 def validation(
@@ -117,14 +117,14 @@ def validation(
     cancelled: Callable[[], bool],
     progress: Callable[[int, int], None] = lambda predictions, of: None,
 ) -> Validation:
-    """Prepare the evaluation of a job's trainer.
+    """Prepare the held-out evaluation of a job's model.
 
     Args:
         job: held-out documents, plugins and sizes.
         tokens: predictions of one evaluation.
-        share: of them that are made, in windows spread evenly.
+        share: share of them to make, in windows spread evenly.
         cancelled: polled before every batch.
-        progress: takes the numbers of predictions made and to make, before every batch.
+        progress: takes the numbers of predictions done and in all, before every batch.
     """
     config, tokenizer, val = job.config, job.corpus.tokenizer, job.config.data.val
     held = {one.name: (one.weight, one.val) for one in job.corpus.parts if one.val is not None}
@@ -136,7 +136,7 @@ def validation(
             rows=config.train.rows,
             seq_len=config.train.seq_len,
             tokens=max(1, round(tokens * weight / total)),
-            seed=None,  # it is in seeded order already
+            seed=None,  # the documents are in seeded order already
             on_batch=job.hook(),
             share=share,
         )
@@ -160,7 +160,7 @@ def validation(
 
 @dataclass(frozen=True)
 class _Part:
-    """A rank's batches of a list, and of these its columns; each is made anew when it is read."""
+    """A rank's batches of a list, with its columns of them; each is made when it is indexed."""
 
     whole: Sequence[Batch]
     ranks: Ranks
@@ -175,7 +175,7 @@ class _Part:
 def bytes_of_a_token(job: Job) -> float | None:
     """Estimate bytes of text per token from the first held-out documents; None without a tokenizer.
 
-    With it the training loss is shown in bits per byte, at no cost in a step.
+    It converts the training loss to bits per byte, at no cost in a step.
     """
     if job.corpus.tokenizer is None:
         return None
@@ -191,25 +191,25 @@ def bytes_of_a_token(job: Job) -> float | None:
 
 @dataclass(eq=False)
 class Trend:
-    """An observer of held-out and training loss: says once that the first rises.
+    """An observer of held-out and training loss that warns once when the held-out loss rises.
 
-    After two evaluations above the best where the training loss falls, after three otherwise.
+    It warns after two evaluations above the best if the training loss falls, else after three.
 
-    Only evaluations of the same predictions are compared: those on the way, and at the end what
-    :meth:`take` is given.
+    Only evaluations of the same predictions are compared: those on the way, and at the end the one passed
+    to :meth:`take`.
     """
 
     say: Callable[[str], None]
     best: Evaluated | None = None
     newest: Evaluated | None = None
-    rising: bool = False  # held-out loss rose, which was said
-    _tokens: int | None = None  # predictions of those that are compared
+    rising: bool = False  # the warning was printed
+    _tokens: int | None = None  # predictions of the compared evaluations
     _steps: list[float] = field(default_factory=list)  # training losses since the last evaluation
     _training: float = math.nan  # their mean up to the best evaluation
     _worse: int = 0  # evaluations since the best one
 
     def recall(self, events: Iterable[Mapping[str, Any]], evaluations: Iterable[Evaluated]) -> None:
-        """Take what earlier processes of the run recorded, without a word."""
+        """Add the records of earlier processes of the run, without a warning."""
         say, self.say = self.say, lambda line: None
         found = {one.step: one for one in evaluations}
         for event in events:
@@ -220,7 +220,7 @@ class Trend:
         self.say = say
 
     def __call__(self, event: Event) -> None:
-        """Note a step or an evaluation."""
+        """Add a step or an evaluation."""
         if isinstance(event, Stepped):
             self._step(event.loss)
         elif isinstance(event, Evaluated):
