@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,12 @@ print(json.dumps({
     "left_out": run("plan", *both),
 }))
 """
+
+
+def test_the_page_shows_the_diff(repository: Path) -> None:
+    page = (repository / "docs" / "internals.md").read_text("utf-8")
+    (block,) = re.findall(r"^ *```diff\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL)
+    assert textwrap.dedent(block) == DIFF.read_text("utf-8")
 
 
 def applied(diff: str, root: Path) -> dict[str, int]:
