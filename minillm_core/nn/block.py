@@ -18,7 +18,7 @@ from minillm_core.nn.node import ModelShape, Node, Scope, inputs_of
 from minillm_core.nn.residual import Site, SiteSpec
 
 GATHERED = "loss.gather"
-"""Batch entry: the positions at which the loss is computed, int32 (S,), sorted and distinct. No field has a dot."""
+"""Batch entry: the positions of the loss, int32 (S,), sorted and distinct. No field can have this name."""
 
 COLUMNS = "row.columns"
 """Batch entry under context parallelism: the position of each column in its row, int32 (B, T)."""

@@ -74,10 +74,10 @@ class RowChoice:
 
 @dataclass(frozen=True)
 class Gathering:
-    """The claim that the head, and if possible the last MLP, runs at supervised positions only, in padded sizes."""
+    """The claim that the head, and if possible the last MLP, runs only at supervised positions."""
 
     owner: str
-    buckets: int  # sizes: 1 / buckets of a micro-batch's positions, 2 / buckets, ... all of them
+    buckets: int  # sizes to round up to: 1 / buckets of a micro-batch's positions, 2 / buckets, ... all
 
 
 @dataclass(frozen=True)
@@ -285,7 +285,7 @@ class Decoder(Module):
         statistics: dict[str, Any],
         all_losses: tuple[Any, Any] | None = None,
     ) -> Loss:
-        """Compute the loss from the result of :meth:`hidden`; ``all_losses``: labels and losses before row selection."""
+        """Compute the loss from the result of :meth:`hidden`; ``all_losses``: (labels, losses) of all rows."""
         ops, normaliser = self.ops, values["normaliser"]
         B, T = batch["labels"].shape
         targets, weights = [batch["labels"]], [batch.get("weights")]
@@ -351,7 +351,7 @@ class Decoder(Module):
         return chosen, (batch["labels"], losses)
 
     def token_losses(self, hidden: Any, labels: Any) -> Any:
-        """Compute each position's held-out loss in nats from hidden (B, T, C): float32 (B, T), without gradient."""
+        """Compute each position's held-out loss from hidden (B, T, C): nats, float32 (B, T), no gradient."""
         (B, T, C), head = hidden.shape, self.head_weight()
         rows, ids = self.ops.reshape(hidden, (B * T, C)), self.ops.reshape(labels, (B * T,))
         losses = self.ops.token_losses(rows, head, ids, self.loss.form.evaluated())

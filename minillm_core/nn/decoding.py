@@ -133,7 +133,7 @@ class CachedScope(Scope):
                 kept[index] = new[name]
 
     def columns(self, node: Any, documents: Any) -> Any:
-        """Append the documents of the new columns to those cached; not for a node with a lookback, which has them."""
+        """Append the documents of the new columns to those cached; a node with a lookback already has them."""
         if node.lookback:
             return documents
         place, new = f"{self.place(node)}.documents", self.cache.new

@@ -42,7 +42,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Group:
-    """A parameter group: members under one rule, stacked to (N, *shape), or one member if the rule does not stack."""
+    """A parameter group: members under one rule, stacked to (N, *shape), or a single unstacked member."""
 
     rule: Rule  # with the members' overrides in its arguments
     members: tuple[Member, ...]
