@@ -1,7 +1,7 @@
 """The interface between the training loop and a framework, kept as thin as possible.
 
 A backend builds native objects from a plan; a trainer runs steps. Neither the loop nor the plan
-imports a framework. Methods do not wait for the device unless their docstring ends with "Waits."
+imports a framework. Nothing here waits for the device unless its docstring says so.
 """
 
 from __future__ import annotations
@@ -190,9 +190,9 @@ class Trainer(Model):
         return nullcontext()
 
     def like(self) -> dict[str, Any]:
-        """Return placeholders of a snapshot's arrays, for :meth:`load` and :meth:`resume` of a checkpoint.
+        """Return a snapshot's arrays, as defaults for :meth:`load` and :meth:`resume` where others are missing.
 
-        Each has the shape and dtype of the whole array; of a sharded one this process can read its part only.
+        Each has the shape and dtype of the whole array; of a sharded one this process can read only its part.
         """
         return self.arrays()
 

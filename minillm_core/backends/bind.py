@@ -161,7 +161,7 @@ class Verdicts:
         return tuple(one for one in self.outcomes.values() if isinstance(one, Choice))
 
     def inputs(self, plan: Plan) -> tuple[str, ...]:
-        """Return the staged windows that torch's compiled step takes as inputs, so that all stages share one graph.
+        """Return the staged windows that are inputs of torch's compiled step, so that stages share a graph.
 
         These are the windows that only kernels read, if the attention kernel accepts a window that changes
         between steps. MLX traces within a second, and its kernels are faster with a constant.
