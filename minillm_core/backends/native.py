@@ -279,7 +279,7 @@ class NativeModel(Model):
         return Continuation(self.last_logits, self.model.geometry)
 
     def last_logits(self, batch: Batch, scope_of: Callable[..., Any]) -> np.ndarray:
-        """Return the logits after one row's last column, float32 (V,): a whole row, or columns after a KV cache."""
+        """Return the logits after a row's last column, float32 (V,): a whole row, or columns after a KV cache."""
         ops, columns = self.framework.ops, batch["ids"].shape[1]
         with memory_or_error(), self.inferring():
             last = ops.arange(columns)[columns - 1 :]  # int32 (1,)

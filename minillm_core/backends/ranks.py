@@ -67,7 +67,7 @@ class Ranks:
 
     @property
     def data(self) -> tuple[int, int]:
-        """Data parallelism: the number of parts that a step's rows are divided into, and this rank's part, from 0."""
+        """Data parallelism: into how many parts a step's rows are divided, and this rank's part, from 0."""
         parts, own = self.held_out
         return parts // self.pipeline, own % (parts // self.pipeline)
 
@@ -136,7 +136,7 @@ class Ranks:
         return batch
 
     def part(self, trainer: Any) -> Any:
-        """Return this rank's part of the trainer's model, on the same arrays: the model without tensor parallelism.
+        """Return this rank's part of the trainer's model, on the same arrays; whole without tensor parallelism.
 
         Raises:
             PlanError: a node does not compute each head independently.
@@ -179,7 +179,7 @@ class Ranks:
         raise NotImplementedError
 
     def meeting(self) -> AbstractContextManager[None]:
-        """Return a context that converts a framework's error, if it is due to another process's exit, to a clear one."""
+        """Return a context that converts a framework's error caused by the exit of another process."""
         return nullcontext()
 
     def close(self) -> None:

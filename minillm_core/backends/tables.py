@@ -1,7 +1,8 @@
 """Tables updated by rows, of which a step holds only the rows it reads: the interface and its entry points.
 
-Entry points of the group ``minillm.tables``: the name is a backend's, the value a subclass of the backend's
-subclass of :class:`Tables`, constructed with the rules by table, the plan, and the trainer's own arguments.
+Entry points of the group ``minillm.tables``: the name is a backend's, the value a class with the methods of
+the backend's subclass of :class:`Tables`, constructed with the rules by table, the plan, and the trainer's own
+arguments.
 A plan without such tables imports nothing: it uses these classes, whose methods do nothing.
 """
 
@@ -36,7 +37,7 @@ class Tables:
         return micro, {}
 
     def packed(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Convert a snapshot's tables to checkpoint form: up to date, plus what restores the bits on the device."""
+        """Convert a snapshot's tables to checkpoint form: up to date, plus data to restore the same bits."""
         return arrays
 
     def unpacked(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
