@@ -194,7 +194,7 @@ class TorchModel(NativeModel):
             yield
 
     def frozen(self, method: str) -> Callable[[Batch], Tensor]:
-        """Freeze the weights and drop their float32 masters; return the compiled method if the binding compiles."""
+        """Freeze the weights and drop their float32 masters; return the method, compiled if the binding compiles."""
         self.model.eval().requires_grad_(False)
         self.weights.masters.clear()
         given, model = self.final_values(), self.model
@@ -230,7 +230,7 @@ class TorchModel(NativeModel):
 
     @torch.no_grad()
     def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
-        """Copy arrays, or this rank's parts of them, into the tensors of the same names; refresh the parameters."""
+        """Copy arrays, or this rank's parts, into the tensors of the same names; refresh the parameters."""
         share = self.weights.share
         for name, tensor in held.items():
             part = arrays[name] if share is None else share.part(name, arrays[name])
