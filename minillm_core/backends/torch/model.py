@@ -194,7 +194,7 @@ class TorchModel(NativeModel):
             yield
 
     def frozen(self, method: str) -> Callable[[Batch], Tensor]:
-        """Freeze the weights and drop their float32 masters; return the method, compiled if the binding compiles."""
+        """Freeze the weights, drop their float32 masters; return the method, compiled if the binding compiles."""
         self.model.eval().requires_grad_(False)
         self.weights.masters.clear()
         given, model = self.final_values(), self.model

@@ -67,7 +67,7 @@ class Share(Protocol):
     def saved(
         self, tensors: Mapping[str, Tensor], take: Callable[[Mapping[str, Tensor]], Snapshot]
     ) -> Snapshot:
-        """Take a snapshot of the arrays that this rank writes to a checkpoint: its parts; on rank 0 unsharded ones too."""
+        """Take a snapshot of the arrays that this rank saves: its parts, and on rank 0 the unsharded ones."""
         ...
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:

@@ -47,7 +47,7 @@ class TorchTables(Tables):
     def step(
         self, grads: Tensors, factor: Tensor, updates: Tensor, values: Tensors, found: Tensor
     ) -> None:
-        """Update the rows of the step, unless ``found`` is 1, and bring the rows of ``RowRule.in_turn`` up to date.
+        """Update the rows of the step, unless ``found`` is 1; bring the rows of ``RowRule.in_turn`` up to date.
 
         Args:
             grads: name -> float32 gradient, of tables (S, C).

@@ -302,7 +302,7 @@ class TorchTrainer(TorchModel, Trainer):
         return super().lent() if self.share is None else self.share.lent()
 
     def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
-        """Copy arrays into the tensors of the same names; leave evaluation mode of views and tables first."""
+        """Copy arrays into the tensors of the same names, with the trained parameters in place."""
         self.optimizer.leave()
         self.tables.leave()
         super().fill(held, arrays)
