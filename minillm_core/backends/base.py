@@ -133,7 +133,7 @@ class Trainer(Model):
     "" at the end: forward, backward, optimizer on torch; gradients, optimizer on MLX, which then runs
     these as two graphs. It measures the time, and may synchronise."""
 
-    phase: Phase = nullcontext  # entered with a name around the compilation of each variant of the step
+    phase: Phase = nullcontext  # entered with a name around each compilation of the step
 
     ranks: Ranks = ALONE
 

@@ -77,7 +77,7 @@ class Gathering:
     """The claim that the head, and if possible the last MLP, runs only at supervised positions."""
 
     owner: str
-    buckets: int  # sizes to round up to: 1 / buckets of a micro-batch's positions, 2 / buckets, ... all
+    buckets: int  # sizes: 1 / buckets of a micro-batch's positions, 2 / buckets, ... all of them
 
 
 @dataclass(frozen=True)
@@ -332,7 +332,7 @@ class Decoder(Module):
                 labels = of_rows
             value = ops.astype(value, "float32")
             terms[term.key] = ops.stop_gradient(value), labels
-            share = labels * values["normaliser"]  # the fraction of the step's labels, times loss scale
+            share = labels * values["normaliser"]  # fraction of the step's labels, times loss scale
             objective = objective + value * ops.like(term.weight.of(values), value) * share
         return Loss(objective, sums, count, terms, statistics)
 
@@ -427,7 +427,7 @@ class Decoder(Module):
         """Build the scope of a batch: the arrays that blocks and nodes may read."""
         make: Any = scope_of or (self.framework.scope_of if COLUMNS in batch else Scope)
         scope = make({GATHERED: None, **batch, **values})
-        for name, ids in self.lookups.items():  # in training: places among the table rows of the step
+        for name, ids in self.lookups.items():  # training: places among the step's table rows
             scope.reads[lookup(name)] = batch.get(lookup(name), batch[ids])
         return scope
 

@@ -77,7 +77,7 @@ class Node:
     owner: str
     reference: str  # module:class
     arguments: tuple[tuple[str, Any], ...] = ()
-    reads: tuple[str, ...] = ()  # names of the values that forward gets, in the order of its arguments
+    reads: tuple[str, ...] = ()  # names of the values that forward gets, in order
     external: tuple[str, ...] = ()  # the names in reads that are not the slot's own
     cls: type | None = field(default=None, compare=False, repr=False)
     slot: str = field(default="", compare=False)  # the slot's name, for messages

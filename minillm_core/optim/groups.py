@@ -33,7 +33,7 @@ class Member:
     shape: tuple[int, ...]
     lr_mul: float | str  # a number, or the name of a schedule value
     wd_mul: float | str
-    overrides: tuple[tuple[str, Any], ...] = ()  # stage argument -> number, for this parameter alone
+    overrides: tuple[tuple[str, Any], ...] = ()  # stage argument -> number, only here
     rows: ByRows | None = None  # None: every row is updated in every step
     view: Function | None = None  # computes what is evaluated instead of it; None: no view
     blocks: int = 1  # how many matrices its rows are, one below the other

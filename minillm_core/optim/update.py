@@ -138,7 +138,7 @@ def update(
             given["due"] = stage.every == 1 or due is None or stage.every in due
             if not given["due"] and "due" not in stage.supplied:
                 new |= {anchor: old[anchor]} if anchor in old else {}
-                for _ in names:  # a resumed run may be checked for evidence before the stage is due again
+                for _ in names:  # a resumed run may be checked for evidence before it is due
                     witness(f"stage:{where}")
                 continue
             flat = {entry: flattened(ops, group, one) for entry, one in old.get(anchor, {}).items()}

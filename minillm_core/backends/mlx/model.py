@@ -146,7 +146,7 @@ class Weights:
         return self.narrowed({n: module[attr] for n, (module, attr) in self.holders.items()})
 
     def narrowed(self, masters: Arrays) -> Arrays:
-        """Replace frozen parameters' float32 arrays by casts to the compute dtype; keep the originals on the host."""
+        """Cast frozen parameters to the compute dtype; the float32 originals are kept on the host."""
         if self.dtype == mx.float32:
             return masters
         self.originals = {name: np.array(masters[name]) for name in self.frozen}

@@ -1,4 +1,4 @@
-"""The interface of tables that are updated by rows, for the trainer on MLX: pure functions of masters and state."""
+"""The interface of tables that are updated by rows, for the trainer on MLX: pure functions."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from minillm_core.ops.form import LossForm
 PLAIN = LossForm()
 CHUNK_BYTES = 2**30  # largest logits of one chunk on a GPU, in their compute dtype, compiled
 EAGER_BYTES = 2**28  # the same in eager mode, which also holds two float32 copies of them
-CPU_ROWS = 256  # rows of a chunk on a CPU: enough for efficient products, and few enough for the caches
+CPU_ROWS = 256  # rows of a chunk on a CPU: enough for fast products, few enough for the caches
 
 
 def dense(

@@ -49,7 +49,7 @@ def _searched(value: Any) -> Any:
         return nn.ModuleList(value)
     if isinstance(value, dict) and any(isinstance(v, nn.Module) for v in value.values()):
         held = nn.ModuleDict()
-        for name, module in value.items():  # ModuleDict refuses the names of its methods, such as "half"
+        for name, module in value.items():  # ModuleDict refuses names of its methods, as "half"
             setattr(held, name, module)
         return held
     return value

@@ -97,7 +97,7 @@ class Optimizer:
         self.alike = _alike(self.fused)
         self.staged = {k: g for k, g in groups.items() if k not in self.fused}
         self.behind = {key: last for key, (_, last) in split.items() if last.rule.stages}
-        self.placed: dict[str, Tensor] | None = None  # the trained data of parameters while views replace it
+        self.placed: dict[str, Tensor] | None = None  # the trained tensors while views replace them
         self.notes = _notes(every.values()) if fused else ()
         self.cycles = cycles_of(every.values())
         stages = (stage for group in every.values() for _, _, stage in group.rule.stages)
@@ -196,7 +196,7 @@ class Optimizer:
         masters, of = self.weights.masters, self.framework
         more = (self.state, self.updates, values, of.witness, of.versions, due, norms)
         params, state = update(of.ops, self.staged, masters, grads, factor, *more)
-        if self.behind:  # stages after the write: the parameter written by the kernel is their update
+        if self.behind:  # their update is the parameter that the kernel has written
             last, states = update(of.ops, self.behind, masters, masters, 1.0, *more)
             params, state = params | last, state | states
         skip = found > 0

@@ -280,7 +280,7 @@ class TorchTrainer(TorchModel, Trainer):
             elif self.gradients is None:
                 self.gradients = [grad.float() for grad in fresh]
             elif first:
-                held = zip(self.gradients, fresh, strict=True)  # tables may have another number of rows
+                held = zip(self.gradients, fresh, strict=True)  # of tables, the row count changes
                 self.gradients = [a if a.shape == b.shape else b.float() for a, b in held]
                 foreach_copy_(self.gradients, fresh)
             else:
