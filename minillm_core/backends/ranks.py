@@ -57,7 +57,7 @@ class Ranks:
     undivided: str = "its processes cannot divide updates"
     """Why these ranks do not support :meth:`share`; empty: they do."""
     usual: str = "updates"
-    """What ``mesh.shard=auto`` shards."""
+    """The value that ``mesh.shard=auto`` stands for."""
     shard: str = ""
 
     @property
@@ -73,7 +73,7 @@ class Ranks:
 
     @property
     def held_out(self) -> tuple[int, int]:
-        """The same for evaluation, where each rank computes all layers."""
+        """The same for evaluation, without pipeline parallelism: each rank computes all layers."""
         each = self.context * self.tensor
         return self.size // each, self.rank // each
 

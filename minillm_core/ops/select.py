@@ -41,7 +41,7 @@ def serves_all(request: Request) -> str | None:
 
 
 def first(request: Request) -> int:
-    """Return 0: a candidate of the default rank."""
+    """Return 0, the default rank: candidates keep their order."""
     return 0
 
 

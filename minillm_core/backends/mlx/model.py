@@ -142,7 +142,7 @@ class Weights:
         self.originals: dict[str, np.ndarray] = {}
 
     def taken(self) -> Arrays:
-        """Return the masters, which are the arrays that the modules were filled with."""
+        """Return the masters, the arrays that the modules were filled with; this object keeps no reference."""
         return self.narrowed({n: module[attr] for n, (module, attr) in self.holders.items()})
 
     def narrowed(self, masters: Arrays) -> Arrays:
