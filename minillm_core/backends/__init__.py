@@ -1,1 +1,1 @@
-"""Frameworks behind one seam (base.py). Only the folders here import torch or mlx."""
+"""Frameworks behind one interface (base.py). Only the packages in this folder import torch or mlx."""

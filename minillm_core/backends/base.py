@@ -1,6 +1,6 @@
-"""The seam between the loop and a framework: as thin as it can be.
+"""The interface between the training loop and a framework, kept as thin as possible.
 
-A backend turns a plan into native objects; a trainer runs steps. Neither the loop nor the plan
+A backend builds native objects from a plan; a trainer runs steps. Neither the loop nor the plan
 imports a framework. Nothing here waits for the device unless its docstring says so.
 """
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 Batch = Mapping[str, np.ndarray]
 """ids, labels, documents, positions: int32 (rows, T); weights: float32 (rows, T), optional; declared fields."""
 
-# Shows a piece of work, by its name, while it is entered.
+# Displays a piece of work, by its name, while the context is open.
 Phase = Callable[[str], AbstractContextManager[Any]]
 
 
 @dataclass(frozen=True)
 class Binding:
-    """The decisions that bind a plan to this machine: recorded in run.json, outside the plan's hash."""
+    """The decisions that bind a plan to this machine; recorded in run.json, not part of the plan's hash."""
 
     backend: str  # "torch", "mlx", "numpy"
     device: str  # "cpu", "cuda:0", "gpu"
@@ -41,52 +41,52 @@ class Binding:
     deterministic: bool
     kernels: tuple[Choice, ...] = ()
     inputs: tuple[str, ...] = ()  # staged values that are inputs of the compiled step, not baked in
-    notes: tuple[str, ...] = ()  # TF32 stated, leaves multiplied as one, ...
-    peak_flops: float | None = None  # dense FLOP/s of the compute dtype, where known
+    notes: tuple[str, ...] = ()  # for the user: TF32 off, kernels passed over, ...
+    peak_flops: float | None = None  # dense FLOP/s of the compute dtype, if known
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """State at one moment. Call it once, in any thread, while training goes on."""
+    """The training state at one moment. Call it once, in any thread, while training continues."""
 
     bring: Callable[[], dict[str, np.ndarray]]  # waits until everything is on the host
-    note: str | None = None  # how it was taken, where a user should know
+    note: str | None = None  # how it was taken, if the user should know
     beside: Any = None  # other processes that write parts of the same checkpoint: see ``commit``
 
     def __call__(self) -> dict[str, np.ndarray]:
-        """Return the arrays, on the host."""
+        """Return the arrays on the host. Waits."""
         return self.bring()
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """A step's figures, read from the device."""
+    """The metrics of a step, read from the device."""
 
     loss: float  # main target, nats per supervised token, before the update
     grad_norm: float  # global, before clipping
     terms: Mapping[str, float] = field(default_factory=dict)  # loss terms and further targets
-    skipped: bool = False  # something was not finite: nothing was updated
-    overflow: bool = False  # ... because float16's range did not suffice: the loss scale was halved
+    skipped: bool = False  # a NaN or infinity occurred: nothing was updated
+    overflow: bool = False  # ... because of float16's range: the loss scale was halved
 
 
 class Decoding(ABC):
-    """One sequence being continued: its KV cache, and the columns that nodes look back on."""
+    """The decoding of one sequence: its KV cache, and the earlier columns that nodes look back on."""
 
     @abstractmethod
     def feed(self, batch: Batch) -> np.ndarray:
-        """Continue the sequence by some columns.
+        """Append some columns to the sequence. Waits.
 
         Args:
-            batch: one row of the columns that follow those fed so far, every field of it, with
-                positions counted from the sequence's start.
+            batch: one row with the columns that follow those fed so far, all fields, and positions
+                counted from the sequence's start.
 
         Returns:
-            float32 (V,): the logits after the last column. Waits.
+            float32 (V,): the logits after the last column.
         """
 
 
 class Model(ABC):
-    """A model on one device, to be evaluated and sampled from."""
+    """A model on one device, for evaluation and generation."""
 
     plan: Plan
     binding: Binding
@@ -94,16 +94,16 @@ class Model(ABC):
 
     @abstractmethod
     def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Sum the nats of the main target over all batches, and count the predictions. Waits."""
+        """Return the sum of nats of the main target over all batches, and the number of predictions. Waits."""
 
     def losses(self, batch: Batch) -> np.ndarray:
         """Return the nats of each label of a batch, float32 (rows, T), 0 where it is -1. Waits."""
         raise NotImplementedError
 
     def scores(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Return the nats of each label, and how far its logit is below the likeliest, float32 (rows, T). Waits.
+        """Return the nats of each label, and the largest logit minus its own, float32 (rows, T) each. Waits.
 
-        All logits of the batch are held at once. Where a label is -1, what is returned means nothing.
+        All logits of the batch are held at once. Results at labels of -1 have no meaning.
         """
         raise NotImplementedError
 
@@ -113,14 +113,14 @@ class Model(ABC):
 
     @abstractmethod
     def decoding(self) -> Decoding:
-        """Begin a sequence of no columns, to be continued with the weights that are loaded now."""
+        """Start an empty sequence, to be decoded with the weights that are loaded now."""
 
     @abstractmethod
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take ``model.<parameter>`` and ``state.<name>``; other names are left alone.
+        """Load ``model.<parameter>`` and ``state.<name>``; ignore other names.
 
         Raises:
-            KeyError: a parameter, or a state, of the model is missing.
+            KeyError: a parameter or State of the model is missing.
             ValueError: a shape differs.
         """
 
@@ -129,16 +129,16 @@ class Trainer(Model):
     """A model, its optimizer state and its compiled step."""
 
     step_timer: Callable[[str], None] | None = None
-    """Called while a step is queued, where it is set: with the name of each part of the step as that
-    begins (on torch forward, backward, optimizer; on MLX, which then runs gradients and optimizer
-    as two graphs, those), and with "" at its end. It takes the time, and waits where it has to."""
+    """If set, called while a step is queued, with the name of each part of the step as it begins, and with
+    "" at the end: forward, backward, optimizer on torch; gradients, optimizer on MLX, which then runs
+    these as two graphs. It measures the time, and may synchronise."""
 
-    phase: Phase = nullcontext  # around each variant of the step that is compiled by its name
+    phase: Phase = nullcontext  # entered with a name around each compilation of the step
 
     ranks: Ranks = ALONE
 
     compile_seconds: float = 0.0
-    """Of steps: for sizes that are not known before they are met. No clock of a run counts them."""
+    """Seconds spent on compiling graphs in the middle of a run, for new sizes; not counted as training time."""
 
     @abstractmethod
     def step(
@@ -150,69 +150,68 @@ class Trainer(Model):
     ) -> Any:
         """Queue one optimizer step and return a handle for :meth:`read`; never waits.
 
-        A step whose loss, a term of it, or whose gradients' norm is not finite changes nothing but
-        float16's loss scale and the random numbers drawn; the device finds that out.
+        If the loss, a loss term, or the gradient norm is not finite, the step changes only float16's
+        loss scale and the state of the random generators; the check runs on the device.
 
         Args:
             micro: the step's micro-batches.
             values: dynamic schedule values at this step (``lr``, ``weight_decay``, ...).
             supervised: labels >= 0 over all micro-batches and ranks; losses are divided by it.
-            cancelled: called before each micro-batch but the first.
+            cancelled: called before each micro-batch except the first.
 
         Returns:
-            None where it was cancelled: nothing has changed.
+            The handle; None if the step was cancelled: nothing has changed.
         """
 
     @abstractmethod
     def read(self, handle: Any) -> StepResult:
-        """Wait for the step behind ``handle`` and give its figures."""
+        """Wait for the step of ``handle`` and return its metrics."""
 
     def join(self, ranks: Ranks) -> None:
-        """Train together with other processes from here on: each steps its part of the micro-batches.
+        """Train together with other processes from now on: each computes its part of the micro-batches.
 
-        Gradients, figures and statistics are added up over all of them before the update, which each
-        makes by itself, unless they :meth:`shard` it.
+        Gradients, metrics and statistics are all-reduced before the update, which every process
+        computes in full, unless they :meth:`shard` it.
         """
         self.ranks = ranks
 
     def shard(self, what: str) -> None:
-        """Make a share of each update alone from here on, and keep the state of that alone; the others do too.
+        """Shard the update from now on: this process updates its share, and holds only that optimizer state.
 
-        Every rank calls it at the same moment, and :meth:`snapshot`, whose arrays rank 0 alone gets.
+        Every rank calls this at the same moment, and also :meth:`snapshot`, whose arrays only rank 0 gets.
 
         Args:
-            what: ``updates``, or ``weights`` too, of which each rank then has a part.
+            what: ``updates``, or ``weights`` to shard the parameters as well.
         """
         raise NotImplementedError
 
     def lent(self) -> AbstractContextManager[None]:
-        """Let any rank evaluate and sample by itself inside; at the end wait until none does."""
+        """Return a context in which any rank may evaluate and sample on its own; on exit wait for all ranks."""
         return nullcontext()
 
     def like(self) -> dict[str, Any]:
-        """Return a snapshot's arrays, of all processes, for :meth:`load` and :meth:`resume` to take where no others are.
+        """Return a snapshot's arrays, as defaults for :meth:`load` and :meth:`resume` where others are missing.
 
-        Each has shape and dtype of the whole array; of divided ones this process can read its part alone.
+        Each has the shape and dtype of the whole array; of a sharded one this process can read only its part.
         """
         return self.arrays()
 
     def own(self) -> dict[str, np.ndarray]:
-        """Return what of a snapshot's arrays this process updates: without shares everything. Waits."""
+        """Return the arrays of a snapshot that this process updates; all of them without sharding. Waits."""
         return self.arrays()
 
     @abstractmethod
     def snapshot(self) -> Snapshot:
-        """Take everything to save as it is after the steps queued so far.
+        """Take a snapshot of everything to save, as it is after the steps queued so far.
 
-        Does not wait for them, where the framework and the device's memory allow it; else the note
-        says so.
+        Does not wait for these steps if the framework and the device's memory allow it; otherwise the
+        snapshot has a note.
 
-        By name: ``model.<parameter>`` in float32 (the master weights),
-        ``optimizer.<stage>.<entry>.<parameter>``, ``optimizer.updates``, where stages have turns
-        ``optimizer.steps`` (int64), ``state.<name>``,
-        ``scaler.<name>``, all float32, but for entries that a stage keeps narrow: int8, and int16 the
-        bits of bfloat16; of the framework's own generators ``random.torch.cpu`` and
-        ``random.torch.cuda`` (uint8), ``random.mlx`` (uint32).
+        Names: ``model.<parameter>`` in float32 (the master weights),
+        ``optimizer.<stage>.<entry>.<parameter>``, ``optimizer.updates``, if a stage has ``every`` > 1
+        ``optimizer.steps`` (int64), ``state.<name>``, ``scaler.<name>``; all float32, except for
+        quantised state: int8, and int16 with the bits of bfloat16. The framework's own random generators:
+        ``random.torch.cpu`` and ``random.torch.cuda`` (uint8), ``random.mlx`` (uint32).
         """
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -221,27 +220,27 @@ class Trainer(Model):
 
     @abstractmethod
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore what :meth:`arrays` gave; generators that are not there stay as they are.
+        """Restore the arrays of :meth:`arrays`; random generators missing there stay unchanged.
 
         Raises:
-            KeyError: anything else that :meth:`arrays` would give is missing.
+            KeyError: any other array of :meth:`arrays` is missing.
             ValueError: a shape differs.
         """
 
     @abstractmethod
     def restart(self, seed: int) -> None:
-        """Begin anew with the initial values that a seed draws, as a fresh trainer would.
+        """Reset to the initial values of a seed, like a new trainer. Waits.
 
-        Weights, State, optimizer, loss scale and the framework's generators; what is compiled
-        stays, so that runs that differ in their seed alone are compiled once. Waits.
+        Resets weights, State, optimizer state, loss scale and the framework's random generators, but
+        keeps compiled graphs, so that runs that differ only in their seed are compiled once.
         """
 
     @abstractmethod
     def witnesses(self) -> Mapping[str, int]:
-        """Return the evidence of plugins so far -> how often (at trace time, or in eager).
+        """Return the evidence so far that plugins' code ran: key -> count (at trace time, or in eager mode).
 
-        ``node:<path>``, ``stage:<rule>.<stage>``; ``kernel:<op>=<name>`` where it is a plugin's;
-        ``init:<parameter>`` where it started as the plugin that claimed it declares.
+        Keys: ``node:<path>``, ``stage:<rule>.<stage>``; ``kernel:<op>=<name>`` for a plugin's kernel;
+        ``init:<parameter>`` for a parameter that started with its claimed initial values.
         """
 
     @abstractmethod
@@ -250,11 +249,11 @@ class Trainer(Model):
 
     @abstractmethod
     def peak_bytes(self) -> int | None:
-        """Return the largest memory in use since the start; None where that is not known.
+        """Return the peak memory in bytes since the start, or the last :meth:`restart`; None if unknown.
 
-        Of what the framework allocated, since :meth:`restart` at the latest; torch does not count
-        that on a CPU, so there it is the resident memory of the whole process, which never falls:
-        Python, libraries, data and every model before are in it.
+        It counts the framework's allocations. torch does not count these on a CPU, so there it is the
+        peak resident memory of the whole process, which never falls and includes Python, libraries,
+        data and all earlier models.
         """
 
 
@@ -269,28 +268,28 @@ class Backend(ABC):
         """Materialise the plan's model with its seeded initial values, without an optimizer.
 
         Args:
-            max_positions: longest row that will ever be fed; default: the plan's seq_len.
+            max_positions: length of the longest row to come; default: the plan's seq_len.
         """
 
     @abstractmethod
     def trainer(
         self, plan: Plan, seed: int, *, max_positions: int | None = None, ranks: Ranks = ALONE
     ) -> Trainer:
-        """Materialise the plan's model with its seeded initial values, ready to step.
+        """Materialise the plan's model with its seeded initial values, and its optimizer, ready to step.
 
-        Seeds the framework's own generators too, for modules of plugins that draw from them; on
-        MLX these belong to a thread: the one that made a trainer has to step it.
+        Also seeds the framework's own random generators, for plugins' modules that draw from them. On
+        MLX these belong to a thread: the thread that creates a trainer has to run its steps.
 
         Args:
-            max_positions: longest row that will ever be fed; default: the plan's seq_len.
-            ranks: the processes that train together, each of which calls it: joined, and divided (see
-                :meth:`Trainer.shard`) as they say. Of ``weights`` a process never has more than its
-                part, and one parameter whole while that is drawn.
+            max_positions: length of the longest row to come; default: the plan's seq_len.
+            ranks: the processes that train together, each of which calls this; the trainer joins them,
+                and is sharded (:meth:`Trainer.shard`) by ``ranks.shard``. With sharded ``weights`` a
+                process never holds more than its part, plus one whole parameter while it is drawn.
         """
 
 
 def lone_row(ids: np.ndarray) -> Batch:
-    """Make a batch of one row of ``ids`` (T,), with no prediction in it."""
+    """Make a batch of one row of ``ids`` (T,), without labels to predict."""
     row = np.asarray(ids, np.int32)[None]
     return {
         "ids": row,

@@ -1,7 +1,7 @@
-"""Plan + machine -> Binding: dtype, compilation, and a kernel for every op with its reasons.
+"""Plan + machine -> Binding: dtype, compilation, and the kernel of every op with the reason.
 
-:func:`verdicts` decides which kernel serves and why a run is refused. Binding a run raises that,
-``minillm plan`` asks for it before a device is there, and ``minillm plugins why`` prints it.
+:func:`verdicts` chooses the kernels and finds the reasons to refuse a run. :func:`bind` raises them,
+``minillm plan`` checks them without a device, and ``minillm plugins why`` prints them.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from minillm_core.plan import Plan
 
 Offers = Sequence[tuple[str, Candidate]]
-"""Plugin and candidate."""
+"""Kernels of plugins: (plugin, candidate)."""
 
 
 def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]]:
-    """Decide everything that is outside the plan's hash, without importing a framework.
+    """Make every decision that is not part of the plan's hash, without importing a framework.
 
     Raises:
-        BackendError: an op that no kernel serves, a kernel asked for by name that cannot, a plugin
-            none of whose kernels can, or determinism where the framework has none.
+        BackendError: no kernel can serve an op, a kernel named by ``--kernels`` cannot, no kernel of a
+            plugin can, or the framework has no deterministic mode on this device.
     """
     config, kind = plan.config, detected.device.partition(":")[0]
     if config.deterministic and detected.backend == "mlx" and kind != "cpu":
@@ -63,22 +63,22 @@ def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]
 def create(
     detected: Detected, plan: Plan, *, compiler: Callable[..., Any] | None = None
 ) -> Backend:
-    """Bind the plan and make the framework's backend, which imports the framework.
+    """Bind the plan and create the framework's backend, which imports the framework.
 
     Args:
         detected: the backend and device.
         plan: the plan to bind.
-        compiler: takes the place of ``torch.compile`` where steps are compiled; torch alone.
+        compiler: replaces ``torch.compile`` for compiled steps; torch only.
 
     Raises:
-        BackendError: as :func:`bind`, or the framework does not see the device.
+        BackendError: as :func:`bind`, or the framework finds no such device.
     """
     binding, candidates = bind(detected, plan)
     if detected.backend == "torch":
         if detected.device == "cpu":
-            # Read once, when torch loads OpenMP. By default its threads spin while they wait for
-            # the slowest of them: where another process holds a core, that made a sixth of the
-            # speed of what was left (docs/experiments.md).
+            # Read once, when torch loads OpenMP. By default its threads spin while they wait for the
+            # slowest thread: when another process held a core, that cut the remaining speed to a
+            # sixth (docs/experiments.md).
             os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         from minillm_core.backends.torch.backend import TorchBackend
 
@@ -97,7 +97,7 @@ def create_trainer(
     compiler: Callable[..., Any] | None = None,
     ranks: Ranks = ALONE,
 ) -> Trainer:
-    """Make a plan's model and optimizer on a device, to be stepped by hand.
+    """Create a plan's model and optimizer on a device, for a custom training loop.
 
     ::
 
@@ -112,13 +112,13 @@ def create_trainer(
     Args:
         plan: the plan.
         backend: ``torch`` or ``mlx``; it is imported.
-        seed: of the initial values.
+        seed: the seed of the initial values.
         device: ``cpu``, ``cuda``, ``mps`` or ``gpu``.
         compiler: as for :func:`create`.
-        ranks: the processes that train together, each of which calls it: see ``Backend.trainer``.
+        ranks: the processes that train together, each of which calls this: see ``Backend.trainer``.
 
     Raises:
-        BackendError: no kernel serves an op here, or the framework does not see the device.
+        BackendError: no kernel can serve an op here, or the framework finds no such device.
     """
     return create(Detected(backend, device, "inspection"), plan, compiler=compiler).trainer(
         plan, seed, ranks=ranks
@@ -129,7 +129,7 @@ def create_trainer(
 
 
 class Conflict(NamedTuple):
-    """A plugin whose kernels a run is refused for."""
+    """A plugin's kernels because of which a run is refused."""
 
     owner: str
     ops: tuple[str, ...]
@@ -144,14 +144,14 @@ class Verdicts:
     candidates: tuple[Candidate, ...]  # of the plugins, then of the core
     policy: Policy
     outcomes: Mapping[str, Choice | BackendError]  # by op
-    conflict: Conflict | None  # the first one, where every op has a kernel
-    notes: tuple[str, ...]  # one for each kernel of a plugin that another serves instead of
+    conflict: Conflict | None  # the first one, if every op has a kernel
+    notes: tuple[str, ...]  # one for each kernel of a plugin that is passed over
 
     def choices(self) -> tuple[Choice, ...]:
         """Return the kernel of every op.
 
         Raises:
-            BackendError: the first thing that a run is refused for.
+            BackendError: the first reason to refuse a run.
         """
         check_named_ops(self.policy, self.requests)
         conflicts = (self.conflict.error,) if self.conflict else ()
@@ -161,10 +161,10 @@ class Verdicts:
         return tuple(one for one in self.outcomes.values() if isinstance(one, Choice))
 
     def inputs(self, plan: Plan) -> tuple[str, ...]:
-        """List the staged windows that torch's compiled step takes as inputs: all stages are one graph.
+        """Return the staged windows that are inputs of torch's compiled step, so that stages share a graph.
 
-        Those that kernels alone read, where the one of attention takes a window that changes from step
-        to step. MLX traces within a second, and its kernels are faster with a constant.
+        These are the windows that only kernels read, if the attention kernel accepts a window that changes
+        between steps. MLX traces within a second, and its kernels are faster with a constant.
         """
         served = {(one.op, one.kernel) for one in self.choices()}
         asked = [one for one in self.requests if one.op == "attention" and one.backend == "torch"]
@@ -178,16 +178,16 @@ class Verdicts:
 
 
 def verdicts(plan: Plan, machine: Detected, *, installed: bool = True) -> Verdicts:
-    """Decide, by op, which kernel serves the plan on a machine. Raises nothing that it can report.
+    """Choose the kernel of each op of the plan on a machine; report conflicts instead of raising them.
 
     Args:
         plan: the plan, with the kernels that its plugins offer and its ``--kernels``.
-        machine: where it is to run.
-        installed: whether a kernel needs the distributions that it requires; False: as if they
-            were installed, since a plan may be for another machine.
+        machine: the backend and device to run on.
+        installed: whether to check the distributions that kernels require; False: assume that they
+            are installed, since a plan may be for another machine.
 
     Raises:
-        ConfigError: ``--kernels`` is no policy.
+        ConfigError: ``--kernels`` is not a valid policy.
     """
     requests, candidates = requests_here(machine, plan)
     offers: Offers = plan.candidates
@@ -211,19 +211,19 @@ def verdicts(plan: Plan, machine: Detected, *, installed: bool = True) -> Verdic
 
 
 def kernel_preflight(plan: Plan, detected: Detected | None = None) -> tuple[str, ...]:
-    """Refuse a plan as a run would be refused, but for packages that are not installed here.
+    """Check a plan's kernels in a dry run, as binding does, but without requiring installed packages.
 
     Args:
         plan: the plan.
-        detected: where it would run; None: anywhere, so that only required kernels are
+        detected: the backend and device to run on; None: unknown, so that only required kernels are
             checked, each on the device that it is for.
 
     Returns:
-        A note for each kernel of a plugin that others would serve instead of.
+        A note for each kernel of a plugin that would be passed over.
 
     Raises:
-        BackendError: an op that no kernel would serve, a kernel asked for by name that could not or
-            is not known, a plugin none of whose kernels could, or a required kernel that cannot.
+        BackendError: no kernel can serve an op, a kernel named by ``--kernels`` cannot or is unknown,
+            no kernel of a plugin can, or a required kernel cannot.
     """
     for owner, candidate in plan.candidates:
         if candidate.disable_option:
@@ -236,7 +236,7 @@ def kernel_preflight(plan: Plan, detected: Detected | None = None) -> tuple[str,
 
 
 def _check_required_kernel(plan: Plan, owner: str, candidate: Candidate) -> None:
-    """Refuse a required kernel that cannot serve on the device that it is for."""
+    """Check that a required kernel can serve on the device that it is for; raises BackendError."""
     train, backend = plan.config.train, candidate.backends[0]
     requests = requests_of(
         plan,
@@ -260,7 +260,7 @@ def _as_installed(candidate: Candidate) -> Candidate:
     return replace(candidate, requires=())
 
 
-# Kernels that plugins offer: none is passed over without a word
+# Kernels of plugins: each one that does not serve is reported
 
 
 def kernel_conflicts(
@@ -269,16 +269,16 @@ def kernel_conflicts(
     requests: Sequence[Request],
     choices: Sequence[Choice],
 ) -> Iterator[Conflict]:
-    """Yield the plugins' kernels that a run is refused for.
+    """Yield the conflicts of plugins' kernels because of which a run is refused.
 
-    A kernel for an op that nothing asks for or with the name of one of the core's; a required one
-    that cannot serve; and a plugin none of whose kernels serves, so that it would do nothing.
+    A kernel for an op that the plan does not use, or with the name of a core kernel; a required kernel
+    that cannot serve; and a plugin of which no kernel serves, so that it would have no effect.
 
     Args:
         offers: the plugins' candidates.
         core: the core's candidates.
-        requests: those of the plan.
-        choices: the kernel of each request.
+        requests: the plan's requests.
+        choices: the kernel chosen for each request.
     """
     asked = {request.op: request for request in requests}
     chosen = {choice.op: choice for choice in choices}
@@ -315,7 +315,7 @@ def kernel_conflicts(
 def kernel_notes(
     offers: Offers, requests: Sequence[Request], choices: Sequence[Choice]
 ) -> tuple[str, ...]:
-    """Make a note for each kernel of a plugin that another kernel serves in place of."""
+    """Return a note for each kernel of a plugin that was passed over for another kernel."""
     asked = {request.op: request for request in requests}
     chosen = {choice.op: choice for choice in choices}
     idle = sorted(
@@ -329,21 +329,21 @@ def kernel_notes(
 
 
 def _key(candidate: Candidate) -> str:
-    """Name a kernel as ``--kernels`` does."""
+    """Return a kernel's name as in ``--kernels``: op=name."""
     return f"{candidate.op}={candidate.name}"
 
 
 def _required_kernel_error(
     owner: str, candidate: Candidate, reason: str, instead: str, *, others: bool
 ) -> BackendError:
-    """Make the refusal of a required kernel that cannot serve.
+    """Return the error for a required kernel that cannot serve.
 
     Args:
         owner: the plugin.
         candidate: its kernel.
-        reason: why it cannot.
+        reason: why the kernel cannot serve.
         instead: the kernel that would serve without it.
-        others: other kernels of the plugin serve, so that it may do without this one.
+        others: whether other kernels of the plugin serve, so that this one can be disabled alone.
     """
     option = candidate.disable_option
     way_out = f"{owner}.{option} leaves the op to '{instead}'; or leave the plugin out"
@@ -365,7 +365,7 @@ def _idle_plugin_error(
     asked: Mapping[str, Request],
     chosen: Mapping[str, Choice],
 ) -> BackendError:
-    """Make the refusal of a plugin none of whose kernels serves."""
+    """Return the error for a plugin of which no kernel serves."""
     reasons = {_key(c): _idle_reason(c, asked[c.op], chosen[c.op]) for c in kernels}
     able = [_key(c) for c in kernels if c.refusal(asked[c.op]) is None]
     served = ", ".join(f"{c.op} by {chosen[c.op].kernel}" for c in kernels)
@@ -377,7 +377,7 @@ def _idle_plugin_error(
     )
 
 
-# The plan's request to each op, once it is known where it will run
+# The plan's requests, for a known device
 
 
 def requests_here(
@@ -392,7 +392,7 @@ def requests_here(
     if train.compile == "auto":
         compiled = not (slow and detected.backend == "torch")  # inductor takes a minute to start
     kind = detected.device.partition(":")[0]
-    if detected.backend == "mlx" and kind == "gpu":  # by the names that kernels use
+    if detected.backend == "mlx" and kind == "gpu":  # kernels name the kind of GPU
         kind = "metal" if sys.platform == "darwin" else "cuda"
     requests = requests_of(
         plan, backend=detected.backend, device=kind, dtype=dtype, compiled=compiled
@@ -408,14 +408,14 @@ def requests_of(
     dtype: str = "float32",
     compiled: bool = False,
 ) -> tuple[Request, ...]:
-    """Make one request an op, with the facts of the layer that demands most.
+    """Build one request per op, with the facts of the most demanding layer.
 
     Args:
         plan: the plan.
         backend: torch, mlx or numpy.
-        device: its kind: cpu, cuda, mps, metal.
-        dtype: compute dtype.
-        compiled: whether the step is.
+        device: the kind of device: cpu, cuda, mps, metal.
+        dtype: the compute dtype.
+        compiled: whether the step is compiled.
     """
     loss, geometry = plan.spec.loss, plan.spec.geometry
     specs = list(plan.spec.attentions.values())
@@ -435,14 +435,14 @@ def requests_of(
         "rms_norm": {},
         "rotate": {"positions": "batch" if any(spec.rope.positions for spec in specs) else None},
         "attention": {
-            "window": min(windows, default=None),  # dynamic, where a layer has one
+            "window": min(windows, default=None),  # "dynamic" if any layer's is
             "documents": any(spec.documents is not None for spec in masked),
             "grouped": geometry.kv_heads != geometry.heads,
             "head_dim": geometry.head_dim,
             "length": geometry.positions,
         },
         "swiglu": {},
-        "logits": {},  # of generation
+        "logits": {},  # for generation
         "linear_cross_entropy": {
             "targets": 1 + len(loss.targets),
             "form": loss.form,
@@ -464,22 +464,22 @@ def requests_of(
 
 
 def _window(plan: Plan, window: Setting) -> str:
-    """Return a window as kernels see it; a staged one counts as constant, since it may be one."""
+    """Return the kind of a window for a request; a staged one counts as static, since it can be baked in."""
     return "static" if window.value is None or window.value in plan.staged else "dynamic"
 
 
-# The same decision, as ``plugins why`` prints it
+# The same decisions, for ``plugins why``
 
 
 def kernel_answers(plan: Plan, detected: Detected | None) -> tuple[SlotReport, ...]:
-    """Report an op's kernel as a slot, ``kernel[op]``: its holder, and the candidates refused.
+    """Return a report of each op's kernel as a slot, ``kernel[op]``: its holder, and the refused candidates.
 
     Args:
         plan: the plan with the ops.
-        detected: where it would run; None: no backend is installed here, so nothing is chosen.
+        detected: the backend and device to run on; None: no backend is installed, so nothing is chosen.
 
     Raises:
-        ConfigError: ``kernels`` is no policy.
+        ConfigError: ``kernels`` is not a valid policy.
     """
     if detected is None:
         unknown = Holder("core", "not chosen", "no backend is installed here")
@@ -510,7 +510,7 @@ def _clash(names: Sequence[str], error: BackendError) -> Refused:
 
 
 def _others(choice: Choice, offers: Sequence[Candidate], policy: Policy) -> Iterator[Refused]:
-    """Candidates that do not serve, each with its reason."""
+    """Yield the candidates that do not serve, each with its reason."""
     why = "another was named" if choice.op in policy.named else f"{choice.kernel} is preferred"
     for candidate in offers:
         if candidate.name in choice.refused:

@@ -1,4 +1,4 @@
-"""The core's kernels on each framework, in order of preference. Imports none: a plan may ask."""
+"""The core's kernels on each framework, in order of preference. Imports no framework, so that plans can use it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from minillm_core.ops.form import LossForm
 from minillm_core.ops.select import Candidate, Request
 
 FIRST_WITH_LINEAR_CROSS_ENTROPY = Version("2.13")
-LEAST_HEAD = 16  # features that FlexAttention's products need
-LARGE = 2**31  # bytes of logits in the compute dtype, from which chunks are worth their launches
-SUMMED = 2**14  # logits that mx.fast.cross_entropy adds on a CPU without losing float32
+LEAST_HEAD = 16  # the smallest head size that FlexAttention supports
+LARGE = 2**31  # bytes of logits in the compute dtype above which chunks are worth their launches
+SUMMED = 2**14  # how many logits mx.fast.cross_entropy adds on a CPU within float32's tolerance
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def _torch_loss(request: Request) -> str | None:
-    """F.linear_cross_entropy: eager, one target, empty form."""
+    """Return why F.linear_cross_entropy cannot serve: it needs eager mode, one target, the empty form."""
     if (installed := installed_version("torch")) is None:
         return "torch is not installed"
     if Version(installed) < FIRST_WITH_LINEAR_CROSS_ENTROPY:
@@ -43,7 +43,7 @@ def _one_plain_target(request: Request) -> str | None:
 
 
 def _blocks(request: Request) -> str | None:
-    """FlexAttention: where there is a window, documents or both to skip blocks by."""
+    """Return why FlexAttention cannot serve: it needs a window or documents, by which it skips blocks."""
     head_dim = request.facts.get("head_dim", LEAST_HEAD)
     if not _masked(request):
         return "plainly causal: no blocks to skip but those that sdpa skips"
@@ -57,12 +57,12 @@ def _masked(request: Request) -> bool:
 
 
 def _if_masked(request: Request) -> int:
-    """Blocks come first where there is a window or documents, and last elsewhere."""
+    """Rank FlexAttention first with a window or documents, else last."""
     return -1 if _masked(request) else 1
 
 
 def _fused_loss(request: Request) -> str | None:
-    """mx.fast.cross_entropy: one target, empty form."""
+    """Return why mx.fast.cross_entropy cannot serve: it needs one target, the empty form."""
     if request.device == "cpu" and request.dtype != "float32":
         return f"sums in {request.dtype} on a CPU"
     vocab = request.facts.get("vocab", 0)
@@ -72,13 +72,13 @@ def _fused_loss(request: Request) -> str | None:
 
 
 def _if_large(request: Request) -> int:
-    """Chunks come first where the logits are large, last where a few chunks would hold them."""
+    """Rank the chunked loss first if the logits are large, last if they would fit a few chunks."""
     rows, vocab = (request.facts.get(fact, 0) for fact in ("rows", "vocab"))
     return -1 if rows * vocab * ITEMSIZE[request.dtype] > LARGE else 1
 
 
 def _fast_rope(request: Request) -> str | None:
-    """mx.fast.rope: positions 0 .. T-1, angles as products in float32."""
+    """Return why mx.fast.rope cannot serve: positions are 0 .. T-1, angles float32 products."""
     positions = request.facts.get("positions")
     if positions is not None:
         return f"counts positions from 0, and here each {positions} has its own"
@@ -95,7 +95,7 @@ def _offered_by(backend: str) -> Callable[..., Candidate]:
 
 
 def _usual(offer: Callable[..., Candidate]) -> tuple[Candidate, ...]:
-    """Offer the kernels that both frameworks have under the same names."""
+    """Return the candidates that both frameworks have under the same names."""
     return (
         offer("linear", "matmul", "ops:linear", plain=True),
         offer("embedding", "gather", "ops:embedding", plain=True),
@@ -121,7 +121,7 @@ TORCH: tuple[Candidate, ...] = (
     _torch("linear_cross_entropy", "torch", "loss:native", accepts=_torch_loss),
 )
 
-_GPUS = ("metal", "cuda")  # on a CPU mx.fast.rope is composed as well
+_GPUS = ("metal", "cuda")  # on a CPU mx.fast.rope is composed of array operations too
 MLX: tuple[Candidate, ...] = (
     _mlx("rotate", "fast", "ops:rotate_fast", devices=_GPUS, accepts=_fast_rope),
     *_usual(_mlx),

@@ -1,9 +1,9 @@
-"""Which framework and device a run gets, found out without importing any framework.
+"""Detection of the framework and device for a run, without importing any framework.
 
     --backend auto:  CUDA -> torch;  Apple silicon with mlx -> mlx;  else torch, then mlx
 
-``mps`` is used only where ``--device mps`` asks for it. That a package can be found does not mean
-that it can be imported: on Linux ``mlx`` installs without its library, so that is looked for too.
+``mps`` is used only with ``--device mps``. An installed package may still fail to import: on Linux
+``mlx`` installs without its library, so detection also checks for the library.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from minillm_core.errors import BackendError
 from minillm_core.install import installed_version, pip_line
 
 DEVICES: Mapping[str, tuple[str, ...]] = {"torch": ("cpu", "cuda", "mps"), "mlx": ("cpu", "gpu")}
-"""Backend -> the kinds of device that it knows."""
+"""Backend -> the kinds of device that it supports."""
 
 
 @dataclass(frozen=True)
 class InstalledFramework:
-    """A framework that is installed."""
+    """An installed framework."""
 
     version: str
     cuda: bool = False  # built for NVIDIA GPUs
-    broken: str | None = None  # why importing it would fail
+    broken: str | None = None  # why it cannot be imported
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The findings of the probe."""
+    """The hardware and frameworks of this machine, as found by :func:`probe`."""
 
     apple: bool = False  # Apple silicon
     nvidia: int = 0  # GPUs that NVIDIA's driver shows to this process
@@ -45,7 +45,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Detected:
-    """The choice of backend and device, and why."""
+    """The chosen backend and device, and the reason."""
 
     backend: str  # "torch", "mlx"
     device: str  # "cpu", "cuda", "cuda:1", "mps", "gpu"
@@ -53,7 +53,7 @@ class Detected:
 
 
 def probe() -> Machine:
-    """Look at this machine and its packages."""
+    """Inspect this machine's hardware and installed frameworks."""
     return Machine(
         apple=platform.system() == "Darwin" and platform.machine() == "arm64",
         nvidia=_nvidia_gpus(),
@@ -66,8 +66,8 @@ def choose(machine: Machine, backend: str = "auto", device: str = "auto") -> Det
     """Choose the backend and device for these options.
 
     Raises:
-        BackendError: it is not installed or not importable, nothing is installed, or the backend
-            does not know the device or finds none here.
+        BackendError: the backend is not installed or cannot be imported, no backend is installed, or
+            the backend does not support the device or finds none here.
     """
     kind = device.partition(":")[0]
     if backend != "auto":
@@ -98,9 +98,9 @@ def choose(machine: Machine, backend: str = "auto", device: str = "auto") -> Det
 def default_preset(
     machine: Machine, backend: str = "auto", device: str = "auto"
 ) -> tuple[str, str]:
-    """Choose the preset where none is named: tiny on a CPU, small on a GPU; and the reason.
+    """Return the default preset, tiny on a CPU, small on a GPU, and the reason.
 
-    Without an installed backend a plan can still be made: tiny.
+    Without an installed backend it is tiny: a plan can still be built.
     """
     try:
         detected = choose(machine, backend, device)
@@ -157,7 +157,7 @@ def _best_device(machine: Machine, backend: str) -> tuple[str, str]:
 
 
 def _require(machine: Machine, backend: str) -> None:
-    """Refuse a backend that is named and cannot be imported."""
+    """Check that a named backend exists and can be imported; raises BackendError."""
     if backend not in DEVICES:
         raise BackendError(
             f"there is no backend '{backend}'", fix=f"--backend auto, {', '.join(DEVICES)}"
@@ -185,7 +185,7 @@ def _install(machine: Machine, backend: str) -> str:
 
 
 def _nvidia_gpus() -> int:
-    """Count the GPUs that CUDA's driver library shows; it honours CUDA_VISIBLE_DEVICES and containers."""
+    """Count the GPUs by CUDA's driver library, which honours CUDA_VISIBLE_DEVICES and containers."""
     for name in ("libcuda.so.1", "nvcuda.dll"):
         try:
             driver = ctypes.CDLL(name)
@@ -225,5 +225,5 @@ def _mlx() -> InstalledFramework | None:
 def _located(module: str) -> ModuleSpec | None:
     try:
         return find_spec(module)  # of a top-level module: imports nothing
-    except ValueError:  # something without a spec stands in sys.modules
+    except ValueError:  # sys.modules has a module of this name without a spec
         return None

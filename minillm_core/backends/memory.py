@@ -1,4 +1,4 @@
-"""Memory: how much there is, how much this process has held, and how a framework says it ran out."""
+"""Memory: the limit and peak of this process, and the frameworks' out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from minillm_core.errors import OutOfMemory
 SIGNS = (
     "out of memory",  # CUDA's, Metal's
     "can't allocate memory",  # torch on a CPU
-    "Storage size calculation overflowed",  # torch, of an array that no address space holds
+    "Storage size calculation overflowed",  # torch, for an array larger than the address space
     "Unable to allocate",  # MLX
     "bad_alloc",
 )
-"""Parts of a RuntimeError's text: on a CPU the frameworks' error has no type of its own."""
+"""Substrings of the RuntimeErrors raised when memory runs out: on a CPU the frameworks have no type for it."""
 
 
 @contextmanager
 def memory_or_error() -> Iterator[None]:
-    """Make an OutOfMemory of a framework's error where memory does not suffice.
+    """Convert a framework's out-of-memory error to OutOfMemory.
 
     Raises:
         OutOfMemory: memory ran out; its text is the first line of the framework's error.
@@ -41,12 +41,12 @@ def memory_or_error() -> Iterator[None]:
 
 
 def memory() -> int:
-    """Return the bytes that this process may use: the machine's, or its control group's."""
+    """Return the bytes that this process may use: its control group's limit, or the machine's memory."""
     return memory_limit() or psutil.virtual_memory().total
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """Return the bytes that this process's control group may use; None: no limit is set."""
+    """Return the memory limit of this process's control group in bytes; None: no limit is set."""
     for path in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
             limit = int((root / path).read_text())
@@ -58,12 +58,12 @@ def memory_limit(root: Path = Path("/")) -> int | None:
 
 
 def process_peak(status: Path = Path("/proc/self/status")) -> int | None:
-    """Return the largest resident memory of the process since it started, in bytes; None: unknown.
+    """Return the peak resident memory of the process since it started, in bytes; None: unknown.
 
-    With Python, the framework's libraries, the tokens that were read, and every model that the
-    process has had: on a CPU no framework counts its own. It never falls.
+    It includes Python, the framework's libraries, the tokens read, and every model that the process
+    has held: on a CPU no framework counts its own allocations. It never falls.
     """
-    try:  # Linux counts into getrusage the program that this process was before
+    try:  # on Linux getrusage also counts the program that this process ran before exec
         return int(status.read_text().split("VmHWM:")[1].split()[0]) * 1024
     except (OSError, IndexError, ValueError):
         pass

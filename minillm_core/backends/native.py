@@ -1,7 +1,7 @@
-"""A backend, a model and its decoding on a framework: the part that is the same on torch and MLX.
+"""The parts of a backend, a model and its decoding that are the same on torch and MLX.
 
-Written against the array functions of ``framework.ops``; where a framework works differently (it
-writes in place, it queues) a method is left to its own class.
+Written against the array functions of ``framework.ops``; what differs between the frameworks
+(writing in place, queueing) is left to methods of their subclasses.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ LastLogits = Callable[[Batch, Callable[..., object]], np.ndarray]
 
 
 class NativeBackend(Backend):
-    """A framework on a device, which makes models and trainers of plans.
+    """A framework on a device, which builds models and trainers from plans.
 
     Args:
         binding: the decisions, kernels included.
         candidates: the kernels to load from: the core's and the plugins'.
-        compiler: as of :func:`create`, for reference models too.
+        compiler: as for :func:`create`; also used for reference models.
     """
 
-    _seed: Callable[[int], None]  # seeds the framework's own generators
-    # of plan, binding, materialised model and framework object
+    _seed: Callable[[int], None]  # seeds the framework's own random generators
+    # called with plan, binding, materialised model and framework object
     _model: Callable[..., Any]
     _trainer: Callable[..., Any]
 
@@ -63,17 +63,17 @@ class NativeBackend(Backend):
 
     @abstractmethod
     def _framework(self, kernels: Mapping[str, Callable[..., Any]]) -> Any:
-        """Make the framework object of some kernels."""
+        """Create the framework object with these kernels, op -> function."""
 
     def model(self, plan: Plan, seed: int, *, max_positions: int | None = None) -> Model:
-        """Make the plan's model, filled."""
+        """Create the plan's model with its initial values."""
         with memory_or_error():
             return self._model(plan, self.binding, *self._materialise(plan, seed, max_positions))
 
     def trainer(
         self, plan: Plan, seed: int, *, max_positions: int | None = None, ranks: Ranks = ALONE
     ) -> Trainer:
-        """Make the plan's model, filled, with its optimizer, or this process's part of both."""
+        """Create the plan's model with its initial values, and its optimizer; this process's part if sharded."""
         self._seed(seed)
         apart = "meta" if ranks.shard == "weights" else None
         with memory_or_error():
@@ -85,17 +85,17 @@ class NativeBackend(Backend):
                 trainer.shard(ranks.shard)
             if apart:
                 trainer.restart(seed)
-            for _ in trainer.views():  # a view that fails does so before the first step
+            for _ in trainer.views():  # so that a broken view fails before the first step
                 pass
         return trainer
 
     def _frozen(self, one: Reference, plan: Plan) -> Callable[[Batch], Any]:
-        """Make a reference model on this device, and a function of a batch: the field that it gives."""
+        """Create a frozen reference model on this device; return the function that computes its batch field."""
         bound, train = self.binding, plan.config.train
         same = {"dtype": bound.dtype, "compile": "on" if bound.compile else "off"}
         there = one.model.plan.with_train(**same, rows=train.rows, seq_len=train.seq_len)
         config = there.config.model_copy(update={"kernels": "auto"})
-        # kernels of plugins were for its own training
+        # without kernels of plugins: they were for the reference model's own training
         there = replace(there, config=config, candidates=())
         detected = Detected(bound.backend, bound.device, "the run's")
         model: Any = create(detected, there, compiler=self._compiler).model(there, 0)
@@ -118,14 +118,14 @@ def materialise(
     *,
     checkpointing: bool = False,
 ) -> Any:
-    """Make the plan's model with its seeded initial values, float32, on the framework's device.
+    """Build the plan's model with its seeded initial values, float32, on the framework's device.
 
     Args:
         plan: the plan.
-        framework: the framework object that neutral modules stand on; one whose parameters are ``apart``
-            leaves these without values.
-        seed: the run's.
-        positions: longest row that will ever be fed; default: the plan's seq_len.
+        framework: the framework object of the modules; if its ``apart`` is set, parameters get no
+            values yet.
+        seed: the run's seed.
+        positions: length of the longest row to come; default: the plan's seq_len.
         checkpointing: whether blocks are recomputed in the backward pass.
     """
     positions = positions or plan.config.train.seq_len
@@ -140,10 +140,10 @@ def materialise(
 
 
 def _watch_kernels(framework: Any, plan: Plan, choices: Iterable[Choice]) -> None:
-    """Let every op that a plugin's candidate serves record its evidence, ``kernel:<op>=<name>``.
+    """Wrap every plugin's kernel in ``framework.ops``, to record its evidence, ``kernel:<op>=<name>``.
 
-    The core's own kernels stay as they are and need no evidence. A result of a plugin's kernel
-    that is no array, and a change of its arguments in place, are raised as the plugin's.
+    The core's kernels are not wrapped. The wrapper raises PluginCodeError if the kernel returns
+    something other than arrays, or changes its arguments in place.
     """
     offered = {(candidate.op, candidate.name): owner for owner, candidate in plan.candidates}
     for choice in choices:
@@ -179,35 +179,35 @@ def _watched(
 
 
 class NativeModel(Model):
-    """A model on one device; eager, so that nothing is compiled for evaluation and generation.
+    """A model on one device; evaluation and generation run in eager mode, without compilation.
 
     Args:
         plan: the plan.
-        binding: how it is computed.
+        binding: dtype, kernels and device.
         model: materialised and filled, float32.
-        framework: the framework object that the model stands on.
+        framework: the framework object of the model's modules.
     """
 
     def __init__(self, plan: Plan, binding: Binding, model: Any, framework: Any) -> None:
         self.plan, self.binding, self.framework = plan, binding, framework
-        self.model = self.part = model  # part: what this process trains and evaluates of it
+        self.model = self.part = model  # part: this process's part, under tensor parallelism
         self.statistics = Statistics(model, framework.ops)
         self.staged, self.sizes = plan.staged, len(plan.course) > 1
-        self.references: dict[str, Callable[[Batch], Any]] = {}  # name -> its field of a batch
-        self.tables = Tables()  # of a trainer: those that are updated by rows
+        self.references: dict[str, Callable[[Batch], Any]] = {}  # batch field -> reference model
+        self.tables = Tables()  # in a trainer: the tables that are updated by rows
 
     def fields(
         self, host: Batch, staged: Mapping[str, int], *, trained: bool = True
     ) -> dict[str, Any]:
-        """Move the fields that the model reads to its device, and compute those of reference models.
+        """Copy the fields that the model reads to its device, and compute those of reference models.
 
         Args:
             host: a micro-batch of training.
-            staged: the values that are baked into its step.
-            trained: it is evidence of the positions that are gathered; False: a warm-up.
+            staged: the staged values of its step.
+            trained: whether to count gathered positions as evidence; False when warming up.
         """
         loss, seen = self.plan.spec.loss, self.framework.seen if trained else Counter[str]()
-        own = {lookup(name) for name in self.plan.by_rows}  # places in tables of this model alone
+        own = {lookup(name) for name in self.plan.by_rows}  # refer to tables of this model only
         others = {name: part for name, part in host.items() if name not in own}
         if loss.gather:
             seen[POSITIONS] += host["labels"].size
@@ -218,7 +218,7 @@ class NativeModel(Model):
         return self.moved(host) | given
 
     def seen_rows(self, micro: Sequence[Batch]) -> tuple[Sequence[Batch], dict[str, np.ndarray]]:
-        """Find the rows of tables that a step sees, as evidence too: see :meth:`Tables.seen`."""
+        """Find the table rows that a step reads, and record them as evidence: see :meth:`Tables.seen`."""
         micro, rows = self.tables.seen(micro)
         if rows:
             self.framework.seen[ROWS] += 1
@@ -227,33 +227,33 @@ class NativeModel(Model):
 
     @abstractmethod
     def frozen(self, method: str) -> Callable[[Batch], Any]:
-        """Freeze the weights as they are, and return a method of the decoder as a function of a batch."""
+        """Freeze the current weights, and return a method of the decoder as a function of a batch."""
 
     @abstractmethod
     def inferring(self) -> AbstractContextManager[None]:
-        """Open a context without gradients, the weights in place, and native modules' dropout off."""
+        """Return a context for inference: no gradients, weights in place, dropout of native modules off."""
 
     @abstractmethod
     def moved(self, host: Batch) -> dict[str, Any]:
-        """Move the fields that the model reads to its device."""
+        """Copy the fields that the model reads to its device."""
 
     @abstractmethod
     def numbers(self, numbers: Mapping[str, float]) -> dict[str, Any]:
-        """Put each number on the device as 0-d float32."""
+        """Copy each number to the device as 0-d float32."""
 
     def queued(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return a batch's results, to be read once all batches are queued."""
+        """Return a batch's results, which are read once all batches are queued."""
         return results
 
     def evaluate(self, batches: Iterable[Batch]) -> tuple[float, int]:
-        """Sum the nats of the main target, and count its predictions."""
+        """Return the sum of nats of the main target, and the number of predictions."""
         given, pending = self.final_values(), []
         with memory_or_error(), self.inferring():
             for host in batches:
                 pending.append(self.queued(self.part.evaluate(self.moved(host), given)))
             total, count = 0.0, 0
             for nats, predictions in pending:
-                total += nats.item()  # in float64, and not by sum(), which compensates from 3.12 on
+                total += nats.item()  # in float64; not sum(), which compensates since Python 3.12
                 count += int(predictions.item())
         return total, count
 
@@ -264,7 +264,7 @@ class NativeModel(Model):
             return self.framework.host(found)
 
     def scores(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
-        """Return the nats of each label, and how far its logit is below the likeliest."""
+        """Return the nats of each label, and the largest logit minus its own."""
         with memory_or_error(), self.inferring():
             nats, below = self.model.scores(self.moved(batch), self.final_values())
             return self.framework.host(nats), self.framework.host(below)
@@ -275,11 +275,11 @@ class NativeModel(Model):
         return self.last_logits(batch, Scope)
 
     def decoding(self) -> Decoding:
-        """Begin a sequence of no columns."""
+        """Start an empty sequence."""
         return Continuation(self.last_logits, self.model.geometry)
 
     def last_logits(self, batch: Batch, scope_of: Callable[..., Any]) -> np.ndarray:
-        """Return the logits after one row's last column, float32 (V,): of a whole row, or behind a KV cache."""
+        """Return the logits after a row's last column, float32 (V,): a whole row, or columns after a KV cache."""
         ops, columns = self.framework.ops, batch["ids"].shape[1]
         with memory_or_error(), self.inferring():
             last = ops.arange(columns)[columns - 1 :]  # int32 (1,)
@@ -287,7 +287,7 @@ class NativeModel(Model):
             return self.framework.host(ops.astype(logits[0], "float32"))
 
     def final_values(self) -> dict[str, Any]:
-        """Return the schedules' values at the end of training, with which a model is used."""
+        """Return the schedule values at the end of training, which inference uses."""
         staged, given = self.values_at(self.plan.values(1.0), 1.0)
         return given | staged
 
@@ -297,12 +297,12 @@ class NativeModel(Model):
         """Split schedule values into staged and dynamic ones, as a step takes them.
 
         Args:
-            values: by name.
+            values: schedule value -> number.
             normaliser: multiplies the objective.
 
         Returns:
-            The staged ones, which are baked into a compiled step; the others, those that it takes as
-            inputs all the same, and ``normaliser`` as 0-d float32 on the device.
+            The staged values, which are baked into a compiled step; and as 0-d float32 on the device
+            the dynamic ones, staged ones that are inputs of the step, and ``normaliser``.
         """
         staged = {name: int(values[name]) for name in self.staged}
         baked = staged.keys() - set(self.binding.inputs)
@@ -310,13 +310,13 @@ class NativeModel(Model):
         return staged, self.numbers(dynamic | {"normaliser": normaliser})
 
     def witnesses(self) -> Mapping[str, int]:
-        """Return the evidence so far: key -> how often."""
+        """Return the evidence so far: key -> count."""
         return dict(self.framework.seen)
 
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Switch native modules' dropout and its like off."""
+    """Set the model to evaluation mode inside, which turns dropout of native modules off."""
     model.eval()
     try:
         yield
@@ -325,11 +325,11 @@ def evaluating(model: Any) -> Iterator[None]:
 
 
 class Continuation(Decoding):
-    """One sequence, fed from its start.
+    """The decoding of one sequence, from its start.
 
     Args:
-        last_logits: the model.
-        geometry: its sizes, within which ids and positions are kept.
+        last_logits: the model's method.
+        geometry: the model's sizes, to check ids and positions.
     """
 
     def __init__(self, last_logits: LastLogits, geometry: ModelShape) -> None:
@@ -337,7 +337,7 @@ class Continuation(Decoding):
         self.cache = KVCache()
 
     def feed(self, batch: Batch) -> np.ndarray:
-        """Continue the sequence, see :func:`check_row`; a feed that raises leaves it as it was."""
+        """Append columns, checked by :func:`check_row`; a call that raises leaves the sequence unchanged."""
         check_row(batch, self.geometry, earlier=self.cache.columns)
         logits = self.last_logits(batch, self.cache.scope)
         self.cache.commit()
@@ -345,16 +345,16 @@ class Continuation(Decoding):
 
 
 def check_row(batch: Batch, sizes: ModelShape, *, earlier: int = 0) -> None:
-    """Check one row against the model's tables: MLX reads out of range without a word.
+    """Check one row's ids and length against the model: MLX silently reads out of range.
 
     Args:
-        batch: the columns to come.
-        sizes: the model's.
-        earlier: columns before them.
+        batch: the new columns.
+        sizes: the model's sizes.
+        earlier: the number of columns before them.
 
     Raises:
-        DataError: more columns than the model has positions for, or ids outside its vocabulary.
-        ValueError: not one row of one column or more.
+        DataError: more columns than the model has positions, or ids outside its vocabulary.
+        ValueError: the batch is not one row of at least one column.
     """
     ids = batch["ids"]
     if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] < 1:

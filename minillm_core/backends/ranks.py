@@ -1,10 +1,10 @@
-"""The processes that train one model together: the seam of their communication, and who brings it.
+"""Distributed training: the interface of the ranks' communication, and the entry points that provide it.
 
-A launcher (``torchrun``, ``mlx.launch``) starts the same command once a process. Entry points of the
-group ``minillm.ranks``: the name is a backend's, the value a subclass of :class:`Ranks`. Where no
-launcher says otherwise a process is alone, and nothing is imported. Those of ``minillm.forecasts`` say
-what several would cost, those of ``minillm.axes`` what a plan refuses of each way to divide it: functions of a
-plan, which import no framework.
+A launcher (``torchrun``, ``mlx.launch``) starts the same command once per process. Entry points of the
+group ``minillm.ranks``: the name is a backend's, the value a subclass of :class:`Ranks`. Without a
+launcher the process is alone, and nothing is imported. Entry points of ``minillm.forecasts`` estimate the
+cost of a run on several devices, those of ``minillm.axes`` check which kinds of parallelism a plan does
+not support: functions of a plan, which import no framework.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ FIRST_PARTY = "minillm-mesh"
 
 
 class Ranks:
-    """The processes that train one model together; this class itself is of a process alone.
+    """The processes that train one model together; this base class is for a single process.
 
     Every rank calls the same methods in the same order.
 
     Attributes:
-        rank: of this process, from 0; rank 0 writes and prints.
-        size: how many there are.
-        context: how many share each row, neighbours by rank; each computes some of its columns.
-        tensor: how many share these columns, next neighbours; each computes some heads and hidden units.
-        pipeline: how many share the layers; each computes a run of them.
-        shard: what trainers made for them divide: ``updates``, ``weights`` too, or nothing.
-        device: of this process, as ``--device`` names it; None: that of the command.
-        how: what they communicate by, for people.
-        scope: makes the scope of a batch with this rank's columns, of what is read; see ``Scope``.
+        rank: the rank of this process, from 0; rank 0 writes and prints.
+        size: the number of ranks.
+        context: context parallelism: how many neighbouring ranks share each row; each computes some columns.
+        tensor: tensor parallelism: how many next neighbours share these columns; each computes some heads
+            and hidden units.
+        pipeline: pipeline parallelism: how many ranks share the layers; each computes consecutive layers.
+        shard: what trainers shard: ``updates``, ``weights`` as well, or "" for nothing.
+        device: the device of this process, as for ``--device``; None: the device of the command.
+        how: the communication backend, for messages.
+        scope: builds the scope of a batch with this rank's columns, from the inputs by name; see ``Scope``.
     """
 
     rank: int = 0
@@ -54,46 +55,46 @@ class Ranks:
     how: str = ""
     scope: Callable[[dict[str, Any]], Any] | None = None
     undivided: str = "its processes cannot divide updates"
-    """Why :meth:`share` cannot be called; empty: it can."""
+    """Why these ranks do not support :meth:`share`; empty: they do."""
     usual: str = "updates"
-    """What ``mesh.shard=auto`` divides."""
+    """The value that ``mesh.shard=auto`` stands for."""
     shard: str = ""
 
     @property
     def leads(self) -> bool:
-        """This is the rank that writes and prints."""
+        """Whether this is the rank that writes and prints, rank 0."""
         return self.rank == 0
 
     @property
     def data(self) -> tuple[int, int]:
-        """How many parts the rows of a step have, and which of them is this rank's, from 0."""
+        """Data parallelism: into how many parts a step's rows are divided, and this rank's part, from 0."""
         parts, own = self.held_out
         return parts // self.pipeline, own % (parts // self.pipeline)
 
     @property
     def held_out(self) -> tuple[int, int]:
-        """The same of rows that are evaluated, by whole models."""
+        """The same for evaluation, without pipeline parallelism: each rank computes all layers."""
         each = self.context * self.tensor
         return self.size // each, self.rank // each
 
     def divide(self, plan: Plan) -> Sequence[str]:
-        """Divide a run among these processes as its settings ask; raises and returns as :meth:`check`."""
+        """Divide a run among the ranks by its ``mesh`` settings; raises and returns as :meth:`check`."""
         mesh = plan.config.mesh
         self.share_rows(mesh.context, mesh.tensor)
         self.share_layers(mesh.pipeline)
         return self.check(plan)
 
     def share_rows(self, context: int, tensor: int = 1) -> None:
-        """Let neighbours share each row from here on: ``context`` its columns, ``tensor`` these columns' heads.
+        """Set the degrees of context parallelism (columns of a row) and tensor parallelism (heads).
 
         Raises:
-            BackendError: they cannot, with what to type.
+            BackendError: these ranks do not support it.
         """
         self._refuse(context, "row", "context")
         self._refuse(tensor, "row", "tensor")
 
     def share_layers(self, pipeline: int) -> None:
-        """Let so many compute the layers of each row one after the other, from here on; as :meth:`share_rows`."""
+        """Set the degree of pipeline parallelism; raises as :meth:`share_rows`."""
         self._refuse(pipeline, "row's layers", "pipeline")
 
     def _refuse(self, processes: int, what: str, setting: str) -> None:
@@ -106,78 +107,79 @@ class Ranks:
             )
 
     def pipelined(self, trainer: Any, *step: Any) -> Iterator[Any]:
-        """Compute the losses of a step's micro-batches, and their gradients, where others share the layers.
+        """Compute the losses and gradients of a step's micro-batches under pipeline parallelism.
 
         Args:
-            trainer: of the framework.
-            step: micro-batches, staged and other values, as the trainer has them.
+            trainer: the framework's trainer.
+            step: micro-batches, staged values and other values, as the trainer has them.
 
         Returns:
-            A loss a micro-batch: of the last stage; sums of 0 elsewhere, and statistics of its own layers.
+            One loss per micro-batch: on the last pipeline stage the loss, on others sums of 0; each with
+            the statistics of its own layers.
         """
         raise NotImplementedError
 
     def check(self, plan: Plan) -> Sequence[str]:
-        """Refuse a plan whose model cannot be computed by some columns of its rows, or heads, where these are shared.
+        """Check that the plan's model supports the ranks' context, tensor and pipeline parallelism.
 
         Returns:
-            Lines to say of how it will be.
+            Lines to print about how the run is divided.
 
         Raises:
-            PlanError: with the plugin and the reason.
-            ConfigError: rows cannot be cut.
+            PlanError: a plugin does not support it; with the reason.
+            ConfigError: rows cannot be divided evenly.
         """
         return ()
 
     def columns(self, batch: Any, plan: Plan) -> Any:
-        """Take this rank's columns of a batch's rows: all of them, where none are shared."""
+        """Return a batch with this rank's columns only: all columns without context parallelism."""
         return batch
 
     def part(self, trainer: Any) -> Any:
-        """Make the model that this rank computes, on the arrays of the trainer's: that itself, where no heads are shared.
+        """Return this rank's part of the trainer's model, on the same arrays; whole without tensor parallelism.
 
         Raises:
-            PlanError: a node is not computed head by head.
+            PlanError: a node does not compute each head independently.
         """
         return trainer.model
 
     def total(self, arrays: Sequence[Any]) -> list[Any]:
-        """Add up arrays of the framework over all ranks, to the same bits on each; does not wait for the device.
+        """All-reduce arrays by sum, with the same bits on each rank; does not wait for the device.
 
         Args:
-            arrays: float32, of the same shapes on each rank.
+            arrays: the framework's arrays, float32, of the same shapes on each rank.
         """
         return list(arrays)
 
     def largest(self, arrays: Sequence[Any]) -> list[Any]:
-        """Take the largest of each number over all ranks; as :meth:`total`."""
+        """All-reduce arrays by elementwise maximum; otherwise as :meth:`total`."""
         return list(arrays)
 
     def gathered(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
-        """Bring numbers of every rank together on the host, a tuple a rank. Waits for all ranks."""
+        """All-gather numbers on the host: one tuple per rank. Waits for all ranks."""
         return [tuple(map(float, numbers))]
 
     def agreed(self, value: Any = None) -> Any:
-        """Return rank 0's value, of JSON's types, on every rank. The others wait for it."""
+        """Broadcast rank 0's value, of JSON types, to every rank. The others wait for it."""
         return value
 
     def share(self, what: str, groups: Mapping[str, Any], weights: Any, model: Any) -> Any:
-        """Divide the updates of a trainer's parameters among the ranks.
+        """Shard the updates of a trainer's parameters over the ranks.
 
         Args:
-            what: ``updates``, or ``weights`` too.
-            groups: key -> group, of all that is updated.
-            weights: the framework's own: masters, and parameters in the compute dtype.
-            model: the framework's own, whose parameters they are.
+            what: ``updates``, or ``weights`` to shard the parameters as well.
+            groups: key -> parameter group, of all updated parameters.
+            weights: the framework's Weights: masters, and parameters in the compute dtype.
+            model: the framework's model with these parameters.
 
         Returns:
-            This rank's share, in the framework's terms: of torch a
+            This rank's share, of the framework's own type: on torch a
             :class:`~minillm_core.backends.torch.share.Share`.
         """
         raise NotImplementedError
 
     def meeting(self) -> AbstractContextManager[None]:
-        """Make of a framework's error inside, where another process has ended, one that says so."""
+        """Return a context that converts a framework's error caused by the exit of another process."""
         return nullcontext()
 
     def close(self) -> None:
@@ -188,7 +190,7 @@ ALONE = Ranks()
 
 
 def launched() -> tuple[int, int]:
-    """Return which process of how many this one is, by the variables of a launcher; (0, 1): alone.
+    """Return (rank, number of processes) from a launcher's environment variables; (0, 1) without one.
 
     ``torchrun`` sets RANK and WORLD_SIZE, ``mlx.launch`` MLX_RANK and the hosts' file or their number.
     """
@@ -200,10 +202,10 @@ def launched() -> tuple[int, int]:
 
 
 def divides(asked: str, ranks: Ranks) -> str:
-    """Decide what the ranks divide, by ``mesh.shard``: updates, weights too, or "" for nothing.
+    """Return what the ranks shard, by ``mesh.shard``: "updates", "weights", or "" for nothing.
 
     Raises:
-        ConfigError: ``asked`` names what these ranks cannot divide.
+        ConfigError: these ranks cannot shard what ``asked`` names.
     """
     why = "one process trains" if ranks.size == 1 else ranks.undivided
     if asked in ("updates", "weights") and why:
@@ -213,16 +215,16 @@ def divides(asked: str, ranks: Ranks) -> str:
 
 
 def said_by() -> str:
-    """Return what begins an error's text, so that it says which process it is of; alone: nothing."""
+    """Return the prefix of an error's text that names the rank; empty for a single process."""
     rank, size = launched()
     return f"rank {rank}: " if size > 1 else ""
 
 
 def join(detected: Detected) -> Ranks:
-    """Join the processes that were launched with this one, if there are others.
+    """Join the processes launched together with this one, if there are others.
 
     Raises:
-        BackendError: no installed distribution brings the communication of the backend.
+        BackendError: no installed distribution provides the backend's communication.
     """
     if launched()[1] == 1:
         return ALONE
@@ -230,18 +232,18 @@ def join(detected: Detected) -> Ranks:
 
 
 def launch(detected: Detected, gpus: int, arguments: Sequence[str]) -> int | None:
-    """Start a command in a process for each of some GPUs of this machine, unless this is one of them.
+    """Start a command in one process per GPU of this machine, unless this is such a process already.
 
     Args:
         detected: the command's backend and device.
-        gpus: how many.
-        arguments: of the command, ``train`` first.
+        gpus: the number of GPUs.
+        arguments: the command's arguments, ``train`` first.
 
     Returns:
-        Its exit code; None: the command is to run in this process, alone or as one of those.
+        The command's exit code; None: the command has to run in this process, alone or as a rank.
 
     Raises:
-        BackendError: there are not so many GPUs, or this is one of another number of processes.
+        BackendError: there are fewer GPUs, or a launcher started another number of processes.
     """
     _, size = launched()
     if size > 1 and size != gpus:
@@ -265,27 +267,27 @@ def engine(backend: str) -> Any:
     """Import the class of a backend's ranks.
 
     Raises:
-        BackendError: no installed distribution brings it.
+        BackendError: no installed distribution provides it.
         PluginError: several do.
     """
     return brought(GROUP, backend, f"training in several processes on {backend}", FIRST_PARTY)
 
 
 def forecaster(backend: str) -> Any:
-    """Import the function of a plan, cards, their kind and dtype that forecasts a run on several cards.
+    """Import the function (plan, number of cards, their kind, dtype) that forecasts a run on several cards.
 
     Raises:
-        BackendError: no installed distribution brings it.
+        BackendError: no installed distribution provides it.
         PluginError: several do.
     """
     return brought(FORECASTS, backend, f"a forecast for several GPUs on {backend}", FIRST_PARTY)
 
 
 def brought(group: str, backend: str, what: str, by: str) -> Any:
-    """Import what an installed distribution brings for a backend; ``by`` is the one of minillm's own.
+    """Load the entry point of a backend in a group; ``by`` is minillm's own distribution that provides it.
 
     Raises:
-        BackendError: none does.
+        BackendError: no installed distribution provides it.
         PluginError: several do.
     """
     if (found := offered(group, backend, f"bring {what}")) is None:

@@ -1,4 +1,4 @@
-"""The parts of a training step that are the same on torch and MLX: figures, loss scale, State."""
+"""The parts of a training step that are the same on torch and MLX: metrics, loss scale, statistics and State."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from minillm_core.plan.plan import variants_of
 Arrays = dict[str, Any]
 
 TERM = "term."
-"""Before the key of a loss term or of a further target, in the figures of a step."""
+"""Prefix of the key of a loss term or further target, in the figures of a step."""
 
 
 def step_result(figures: Mapping[str, float]) -> StepResult:
-    """Make the result of a step from its figures by name.
+    """Build the result of a step from its figures (metrics by name).
 
     Args:
-        figures: ``loss``, ``grad_norm``, ``objective`` (the differentiated number, times the
-            loss scale), ``skipped`` (1.0: the update was not made), ``term.<key>``; in float16 ``scale``,
-            the loss scale of this step.
+        figures: ``loss``, ``grad_norm``, ``objective`` (the differentiated loss, times the loss scale),
+            ``skipped`` (1.0: the update was skipped), ``term.<key>``; in float16 ``scale``, the loss
+            scale of this step.
     """
     terms = {k.removeprefix(TERM): v for k, v in figures.items() if k.startswith(TERM)}
     loss, skipped = figures["loss"], figures["skipped"] > 0
@@ -44,17 +44,17 @@ def step_result(figures: Mapping[str, float]) -> StepResult:
 def warmed(
     plan: Plan, phase: Phase, host: Batch, context: int = 1
 ) -> Iterator[tuple[Mapping[str, int], int, Batch]]:
-    """Yield what a trainer compiles before its first step, each within its phase.
+    """Yield each variant of the step that a trainer compiles before its first step, within its phase.
 
     Args:
-        plan: with staged values, or batches of several sizes.
-        phase: entered around each, with its name.
+        plan: a plan with staged values, or batches of several sizes.
+        phase: the context entered around each variant, with its name.
         host: a micro-batch of the run, of any size.
-        context: ranks that share each row.
+        context: the number of ranks that share each row.
 
     Returns:
-        Staged values, micro-batches of a step (0: as many as the first step has), and a micro-batch of
-        the right size; what is in it does not matter.
+        Staged values, micro-batches per step (0: as many as the first step has), and a micro-batch of
+        the right size with arbitrary content.
     """
     variants = variants_of(plan)
     for number, (staged, shape) in enumerate(variants, 1):
@@ -71,19 +71,19 @@ def warmed(
 def supervised_positions(
     spec: LossSpec, host: Batch, staged: Mapping[str, int]
 ) -> np.ndarray | None:
-    """Find where a micro-batch has anything to predict, and fill up to one of a few sizes.
+    """Find a micro-batch's supervised positions, padded to one of a few sizes.
 
-    The others are positions without a target, so that all are distinct and none counts twice; their
-    number is a function of the micro-batch alone, so that a resumed run computes the same bits.
+    Padding uses positions without a target, so that all are distinct and none counts twice. The size
+    depends only on the micro-batch, so that a resumed run computes the same bits.
 
     Args:
-        spec: gathers.
+        spec: a loss with ``gather``.
         host: labels int32 (B, T), and the fields of further targets.
-        staged: the values by which further targets are present.
+        staged: the staged values, which decide which further targets are present.
 
     Returns:
-        int32 (S,), sorted, of B T positions counted row by row; at least the smallest size. None:
-        all positions.
+        int32 (S,), sorted, indices into the B T positions, row by row; at least the smallest size.
+        None: all positions.
     """
     assert spec.gather is not None
     labels = host["labels"]
@@ -102,27 +102,27 @@ def supervised_positions(
     return np.flatnonzero(taken).astype(np.int32)
 
 
-# The loss scale of float16, on the device: nothing is read back (arXiv:1710.03740)
+# Dynamic loss scaling for float16 mixed precision, on the device: nothing is read back (arXiv:1710.03740)
 
 START_SCALE, LARGEST_SCALE = 2.0**16, 2.0**24
 SMALLEST_SCALE = 1.0
-"""Gradients that leave float16's range even with this one are at fault themselves."""
+"""Gradients that overflow float16 even at this scale are genuine: the step does not count as an overflow."""
 GROWTH, BACKOFF, INTERVAL = 2.0, 0.5, 2000
 
 
 def loss_scale(ops: Any) -> Arrays:
-    """Return the scale, good steps since it moved, steps skipped so far; all 0-d float32."""
+    """Return the initial loss-scale state: scale, good steps since it changed, skipped steps; 0-d float32."""
     start = {"scale": START_SCALE, "good": 0.0, "skipped": 0.0}
     return {name: ops.scalar(number) for name, number in start.items()}
 
 
 def next_loss_scale(ops: Any, state: Mapping[str, Any], found: Any) -> Arrays:
-    """Return the next step's scale: halved where this step is skipped, doubled after 2,000 good steps.
+    """Compute the next loss-scale state: halved if this step is skipped, doubled after 2,000 good steps.
 
     Args:
-        ops: the framework's.
-        state: as of :func:`loss_scale`.
-        found: 0-d float32, 1 where this step is skipped.
+        ops: the framework's array functions.
+        state: the state, as of :func:`loss_scale`.
+        found: 0-d float32, 1 if this step is skipped.
     """
     good = (state["good"] + 1) * (1 - found)
     grow = ops.astype(good >= INTERVAL, "float32")
@@ -135,11 +135,11 @@ def next_loss_scale(ops: Any, state: Mapping[str, Any], found: Any) -> Arrays:
 
 
 class Statistics:
-    """A step's statistics: how they are reduced over micro-batches, and the State written from them.
+    """The statistics of a step: their reduction over micro-batches and ranks, and the State written from them.
 
     Args:
-        model: materialised.
-        ops: its framework's.
+        model: the materialised model.
+        ops: the framework's array functions.
     """
 
     def __init__(self, model: Any, ops: Any) -> None:
@@ -156,7 +156,7 @@ class Statistics:
         }
 
     def states(self) -> Arrays:
-        """Return the State that the modules hold now, by name."""
+        """Return the current State arrays of the modules, by name."""
         return {name: getattr(*holder) for name, holder in self.holders.items()}
 
     def merged(self, held: Mapping[str, Any] | None, fresh: Mapping[str, Any]) -> Arrays:
@@ -171,7 +171,7 @@ class Statistics:
         }
 
     def over(self, ranks: Ranks, grads: Arrays, figures: Arrays, found: Arrays) -> None:
-        """Put the sums over all ranks in the place of gradients, figures and statistics; largest as such."""
+        """All-reduce gradients, figures and statistics over the ranks, in place: sums, and maxima for "max"."""
         largest = [name for name in found if self.kinds[name] == "max"]
         parts = [(grads, [*grads]), (figures, [*figures])]
         parts.append((found, [name for name in found if name not in largest]))
@@ -184,10 +184,10 @@ class Statistics:
             found.update(zip(largest, most, strict=True))
 
     def next_states(self, statistics: Mapping[str, Any], mean: Callable[[Any], Any]) -> Arrays:
-        """Return the State that the modules make of their statistics, by name; the rest is left out.
+        """Compute the new State from the modules' statistics, by name; without State that does not change.
 
         Args:
-            statistics: reduced over the step.
+            statistics: the step's reduced statistics.
             mean: divides a sum over micro-batches by their number.
         """
         written = {}
@@ -205,19 +205,19 @@ class Statistics:
 
 
 def _check_written(path: str, owner: str, written: Any, held: Mapping[str, Any]) -> None:
-    """Refuse a result of ``next_state`` that is not the module's State, with its shapes, in float32.
+    """Check that ``next_state`` returned State of the module, with its shapes and dtypes.
 
-    torch would cast or stretch it into its place, and MLX would keep it as it is until a checkpoint
-    cannot be written, or not be read back.
+    torch would cast or broadcast a wrong array, and MLX would keep it until a checkpoint cannot be
+    written, or cannot be read back.
 
     Args:
-        path: of the module.
-        owner: of the module.
+        path: the module's path.
+        owner: the module's plugin.
         written: the result of ``next_state``.
-        held: attribute -> array, of all State of the module.
+        held: attribute -> array, all State of the module.
 
     Raises:
-        PluginCodeError: it is something else.
+        PluginCodeError: the result is something else.
     """
     if not isinstance(written, Mapping) or not written.keys() <= held.keys():
         names = f"'{min(written.keys() - held.keys())}'" if isinstance(written, Mapping) else ""

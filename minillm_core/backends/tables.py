@@ -1,8 +1,9 @@
-"""The seam of tables of which a step holds the rows that it sees: what a trainer asks, and who answers.
+"""Tables updated by rows, of which a step holds only the rows it reads: the interface and its entry points.
 
 Entry points of the group ``minillm.tables``: the name is a backend's, the value a class with the methods of
-:class:`Tables` and of the backend's own kind of it, made of rules by table, the plan, and what the trainer
-hands in. A plan that has no such tables imports nothing: these classes themselves are of such a plan.
+the backend's subclass of :class:`Tables`, constructed with the rules by table, the plan, and the trainer's own
+arguments.
+A plan without such tables imports nothing: it uses these classes, whose methods do nothing.
 """
 
 from __future__ import annotations
@@ -21,34 +22,34 @@ GROUP, FIRST_PARTY = "minillm.tables", "minillm-modded"
 
 
 class Tables:
-    """The tables that are updated by rows."""
+    """The tables that are updated by rows; this base class has none."""
 
     def seen(self, micro: Sequence[Batch]) -> tuple[Sequence[Batch], dict[str, np.ndarray]]:
-        """Find the rows that a step sees.
+        """Find the rows that a step reads.
 
         Args:
             micro: the step's micro-batches.
 
         Returns:
-            The micro-batches, each with the places of its ids among those rows, int32 (B, T); and the
-            rows by table, int32 (S,), sorted and distinct.
+            The micro-batches, each with the positions of its ids among the step's rows, int32 (B, T);
+            and the rows by table, int32 (S,), sorted and distinct.
         """
         return micro, {}
 
     def packed(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Write a snapshot's tables as a checkpoint has them: up to date, and what makes them the old bits."""
+        """Convert a snapshot's tables to checkpoint form: up to date, plus data to restore the same bits."""
         return arrays
 
     def unpacked(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        """Read what :meth:`packed` wrote: ``model.<name>`` is the table as it lies on the device."""
+        """Invert :meth:`packed`: ``model.<name>`` is then the table as on the device."""
         return arrays
 
 
 def tables_of(plan: Plan, backend: str, none: type[Tables], *of: Any) -> Any:
-    """Make the tables of a plan; ``of`` is what the backend hands in, ``none`` its class of a plan without.
+    """Create the tables of a plan, with the backend's arguments ``of``; ``none`` is its class for no tables.
 
     Raises:
-        BackendError: no installed distribution brings them.
+        BackendError: no installed distribution provides the backend's class.
         PluginError: several do.
     """
     if not plan.by_rows:

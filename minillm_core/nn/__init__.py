@@ -1,1 +1,1 @@
-"""The model, written once for every framework; imports none. A plan is made of its declarations."""
+"""The model, written once for every framework; imports none. A plan is built from its declarations."""

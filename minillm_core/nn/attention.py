@@ -1,4 +1,4 @@
-"""Causal self-attention with every slot of it: read top to bottom, a tensor's way through.
+"""Causal self-attention with all its slots; from top to bottom, the path of a tensor through it.
 
 q, k, v = x Wq, x Wk, x Wv
 q, k    = attn.qk nodes before the rotation (project < norm), rotate, after it (shift)
@@ -22,10 +22,10 @@ from minillm_core.nn.rope import RopeSpec, rope_of
 from minillm_core.ops.arrays import visible
 
 TAPPED = ("k", "q", "v", "y")
-"""Arrays that later layers may read, as ``attention.v``: those of the call, and y before Wo."""
+"""Arrays that later layers may read, as ``attention.v``: those of the kernel call, and y before Wo."""
 
 CORE_GIVES = ("q", "k", "v", "mask", "distance", "window", "documents", "scale")
-"""What the function of attention is given: all of the call that it answers; and x, beside these."""
+"""Arguments that an ``attn.core`` may name: those of the kernel call, and the masks; x in addition."""
 
 
 class Call(NamedTuple):
@@ -35,19 +35,19 @@ class Call(NamedTuple):
     k: Any  # (B, T, K, D)
     v: Any  # (B, T, K, D)
     positions: Any = None  # None: 0, 1, 2 ...; int32 (T,) or (B, T)
-    window: Any = None  # how many keys a query sees; None: all before it
-    documents: Any = None  # int32 (B, T): only equal ids attend; None: all
+    window: Any = None  # how many keys a query sees; None: all earlier ones
+    documents: Any = None  # int32 (B, T): a query sees only keys of equal id; None: all
     scale: Any = None  # of the logits; None: D^-1/2
 
 
 class Layout(Module):
     """The base of a claim on ``attn.layout``: another arrangement of heads and positions.
 
-    ``rope = "after"``: the core rotates what ``enter`` returned, at its positions, and ``shift``
-    is closed on that layer. ``stretch``: positions of the entered sequence for one of the row,
-    all of them after those of the positions before: decoding enters the new columns alone, at
-    their positions, and appends the keys and values to the earlier ones. ``joins``: heads that
-    become one, so that an ``attn.core`` is made for that many heads fewer.
+    ``rope = "after"``: the core rotates q and k returned by ``enter``, at its positions, and ``shift``
+    may not be claimed on that layer. ``stretch``: how many positions of the entered sequence one
+    position of the row becomes, all after those of earlier positions: decoding enters only the new
+    columns, at their positions, and appends their keys and values to the cache. ``joins``: how many
+    heads become one; an ``attn.core`` is built for heads / joins heads.
     """
 
     rope = "before"
@@ -55,17 +55,17 @@ class Layout(Module):
     joins = 1
 
     def enter(self, call: Call) -> Call:
-        """Return the call to make instead."""
+        """Return the kernel call in the new arrangement."""
         raise NotImplementedError
 
     def leave(self, y: Any) -> Any:
-        """Return the entered call's y, back as (B, T, H, D)."""
+        """Return the y of the entered call, rearranged to (B, T, H, D)."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class DocumentMask:
-    """A claim that masks other documents: tokens attend within their own alone."""
+    """A claim that masks other documents: tokens attend only within their own document."""
 
     owner: str
     inputs = ("documents",)
@@ -73,14 +73,14 @@ class DocumentMask:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a plugin's own attention sees, of its layer's slots that its ``forward`` names."""
+    """The masks of a plugin's own attention: the slots of its layer that its ``forward`` names."""
 
     window: Setting | None = None
     documents: DocumentMask | None = None
 
 
 UNMASKED = Seen()
-"""Every key up to the query's own, of every document."""
+"""Plain causal attention: every key up to the query's own position, of every document."""
 
 
 @dataclass(frozen=True)
@@ -134,9 +134,9 @@ class Attention(Module):
         self.rope = rope_of(geometry, spec.rope, geometry.positions * self.stretch)
 
     def forward(self, x: Any, scope: Scope, apart: Mapping[str, Any] | None = None) -> Any:
-        """Attend: x (B, T, C) -> (B, T, C); ``scope`` holds what the nodes read besides.
+        """Attend: x (B, T, C) -> (B, T, C); ``scope`` contains the nodes' other inputs.
 
-        ``apart``: of q, k and v, those with an input of their own, (B, T, C).
+        ``apart``: separate inputs of q, k or v, by name, (B, T, C).
         """
         ops, (B, T, _) = self.ops, x.shape
         given = {"q": x, "k": x, "v": x, **(apart or {})}
@@ -171,7 +171,7 @@ class Attention(Module):
         return self.o(ops.reshape(y, (B, T, -1)), scope)
 
     def attend(self, call: Call, x: Any, scope: Scope) -> Any:
-        """Call the kernel, or a plugin's function, inside its layout: (B, T, H, D) -> (B, T, H, D)."""
+        """Call the kernel, or a plugin's core, within the layout: (B, T, H, D) -> (B, T, H, D)."""
         if self.layout is not None:
             call = scope.split_emitted(self.layout, self.layout.enter(call))
         if self.rope_after:
@@ -181,10 +181,10 @@ class Attention(Module):
         return y if self.layout is None else self.layout.leave(y)
 
     def attended(self, call: Call, x: Any, scope: Scope) -> Any:
-        """Attend from queries, those of x, to all the keys that they may see: (B, T, H, D)."""
+        """Attend from the queries of x to all keys that they may see: (B, T, H, D)."""
         q, scale = call.q, call.scale
         if scale is not None and not isinstance(scale, (int, float)):
-            # A schedule's: kernels take a constant, and in bfloat16 the number itself would be off.
+            # A schedule value: kernels take a constant, and a scale rounded to bfloat16 would be off.
             q, scale = self.ops.like(self.ops.astype(q, "float32") * scale, q), 1.0
         call = call._replace(q=q, scale=scale)
         if self.core is not None:
@@ -193,7 +193,7 @@ class Attention(Module):
         return self.ops.attention(q, k, v, scale=scale, window=window, documents=documents)
 
     def by_core(self, core: Any, call: Call, x: Any, scope: Scope) -> Any:
-        """Attend by a plugin's function; keys and values are those of all columns."""
+        """Attend with a plugin's core; keys and values are those of all columns."""
         ops, queries, keys = self.ops, call.q.shape[1], call.k.shape[1]
         own = {name: getattr(call, name) for name in ("q", "k", "v", "window", "documents")}
         own |= {"x": x, "scale": call.q.shape[-1] ** -0.5 if call.scale is None else call.scale}
@@ -205,6 +205,6 @@ class Attention(Module):
 
 
 def entered(geometry: ModelShape, layout: Any) -> ModelShape:
-    """Return the sizes of the heads that a layout enters."""
+    """Return the model shape with the numbers of heads after a layout has joined them."""
     joins = 1 if layout is None else layout.joins
     return replace(geometry, heads=geometry.heads // joins, kv_heads=geometry.kv_heads // joins)

@@ -1,8 +1,8 @@
-"""One block: attention and MLP, each added to the residual stream at a site.
+"""One transformer block: attention and MLP, each added to the residual stream at a site.
 
 Blocks are pure: ``f(x, *reads) -> (x, *taps, *streams, *terms, *statistics)``, one flat tuple, sorted
-within each kind. Nothing is written to a context inside a block, nothing is captured: a checkpoint would
-drop the gradients of what it does not see.
+within each kind. A block writes to no outer context and captures no array: activation checkpointing
+would drop the gradients of arrays that are neither arguments nor results.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from minillm_core.nn.node import ModelShape, Node, Scope, inputs_of
 from minillm_core.nn.residual import Site, SiteSpec
 
 GATHERED = "loss.gather"
-"""The entry of a batch with the positions of its loss, int32 (S,), sorted and distinct: no field has such a name."""
+"""Batch entry: the positions of the loss, int32 (S,), sorted and distinct. No field can have this name."""
 
 COLUMNS = "row.columns"
-"""The entry of a batch that has some columns of its rows: the place of each in its row, int32 (B, T)."""
+"""Batch entry under context parallelism: the position of each column in its row, int32 (B, T)."""
 
 LABELS = "rows.labels"
-"""The entry of a batch that has some rows of a micro-batch, float32 (B, T): each number is that of the labels
-which these rows stand for, the micro-batch's by its parts."""
+"""Batch entry of a part of a micro-batch's rows, float32 (B, T), one number repeated: how many labels these
+rows stand for, the micro-batch's labels divided by the number of parts."""
 
 PARTS = (COLUMNS, LABELS)
-"""Entries of batches that several processes divide: no plan knows of them."""
+"""Batch entries that exist only where several processes divide a batch; no plan contains them."""
 
 INPUTS = ("attention", "attention.q", "attention.k", "attention.v", "mlp")
-"""What a part of a layer is given, where that is not the stream: q, k and v apart from their attention."""
+"""Parts of a layer whose input may be a sum of its own instead of the residual stream; q, k and v one by one."""
 
 
 @dataclass(frozen=True)
 class Omitted:
-    """A claim that leaves a place empty: no attention, no MLP, no norm."""
+    """A claim that leaves a module out: no attention, no MLP, no norm."""
 
     owner: str
 
@@ -53,34 +53,34 @@ class BlockSpec:
     site_mid: SiteSpec | None = None  # None: carry + sublayer
     site_out: SiteSpec | None = None
     taps: tuple[str, ...] = ()  # of this block's "in", "mid", "out", "attention.v" ..., sorted
-    apart: tuple[SiteSpec, ...] = ()  # what parts are given in the place of the stream, by INPUTS
-    seen: Seen = UNMASKED  # by an attention of a plugin's own
+    apart: tuple[SiteSpec, ...] = ()  # inputs of parts (see INPUTS) that replace the stream
+    seen: Seen = UNMASKED  # the masks of a plugin's own attention
 
     @property
     def core_attention(self) -> AttentionSpec | None:
-        """The core's attention with its slots; None: a plugin's own, or none."""
+        """The core's attention with its slots; None: a plugin's own attention, or no attention."""
         return self.attention if isinstance(self.attention, AttentionSpec) else None
 
     @property
     def computed(self) -> set[str]:
-        """The names of the streams that are computed in it."""
+        """The names of the streams that this block computes."""
         sites = filter(None, (self.site_in, self.site_mid, self.site_out, *self.apart))
         return {node.name for site in sites for node in site.computed}
 
     def reads(self) -> tuple[str, ...]:
-        """List the block's inputs besides x, sorted: exactly what its parts declare."""
+        """Return the names of the block's inputs besides x, sorted: exactly those that its parts declare."""
         return tuple(sorted(inputs_of(self)))
 
 
 def norm_of(geometry: ModelShape, claim: Node | Omitted | None) -> Module | None:
-    """Make the norm before a sublayer: RMSNorm, a plugin's, or none."""
+    """Build the norm before a sublayer: RMSNorm, a plugin's norm, or none."""
     if isinstance(claim, Omitted):
         return None
     return RMSNorm(geometry) if claim is None else claim.make(geometry)
 
 
 def normed(norm: Any, x: Any, scope: Scope) -> Any:
-    """Normalise x (B, T, C): by the core's norm, a plugin's, or none."""
+    """Normalise x (B, T, C) by the core's norm, a plugin's norm, or not at all."""
     if norm is None:
         return x
     return scope.apply(norm, {"x": x}) if hasattr(norm, "owner") else norm(x)
@@ -130,9 +130,9 @@ class Block(Module):
         """Run the block: see the module's docstring.
 
         Args:
-            x: the stream.
-            reads: in the order of ``self.inputs``.
-            scope_of: makes the scope of its reads by name.
+            x: the residual stream.
+            reads: the block's other inputs, in the order of ``self.inputs``.
+            scope_of: builds the scope from the inputs by name.
         """
         scope = scope_of(dict(zip(self.inputs, reads, strict=True)))
         at = scope.tapped
@@ -149,7 +149,7 @@ class Block(Module):
             else:
                 y = scope.apply(self.attention, {"x": h, **self.masks(scope)})
         at["mid"] = x = joined(self.site_mid, x, y, scope)
-        if (rows := scope.reads.get(GATHERED)) is not None:  # an input of the last block alone
+        if (rows := scope.reads.get(GATHERED)) is not None:  # an input of the last block only
             x = self.ops.take_rows(self.ops.reshape(x, (-1, x.shape[-1])), rows)  # (S, C)
         y = None
         if self.mlp is not None:
@@ -161,22 +161,22 @@ class Block(Module):
         return (x, *[at[tap] for tap in self.taps], *streams, *emitted)
 
     def masks(self, scope: Scope) -> dict[str, Any]:
-        """Return what a plugin's own attention may see: a number of keys, documents of all columns."""
+        """Return the masks of a plugin's own attention: the window, and the documents of all columns."""
         window, documents = self.seen.window, None
         if self.seen.documents is not None:
             documents = scope.columns(self.attention, scope.reads["documents"])
         return {"window": window and window.of(scope.reads), "documents": documents}
 
     def input(self, part: str, x: Any, scope: Scope) -> Any:
-        """Return what a part is given before its norm, (B, T, C): x, or a sum of its own."""
+        """Return the input of a part before its norm, (B, T, C): x, or a sum of its own."""
         return self.given[part](x, None, scope) if part in self.given else x
 
 
 def check_shared(norm: Any) -> None:
-    """Refuse a norm that cannot be applied several times: to the inputs of q, k and v apart.
+    """Check that a norm can be applied several times, to separate inputs of q, k and v.
 
     Raises:
-        PlanError: it looks back, keeps or emits arrays, of which there would be several.
+        PlanError: the norm looks back, keeps or emits arrays, which would exist several times.
     """
     if norm is not None and any((norm.lookback, norm.keeps, norm.terms, norm.statistics)):
         raise PlanError(

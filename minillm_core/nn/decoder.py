@@ -1,8 +1,8 @@
-"""The decoder: tokens in, loss out. Llama-shaped when no plugin has claimed anything.
+"""The decoder: tokens in, loss out. Without plugins it is Llama's architecture.
 
 x       = embedding[ids], model.embed nodes (mix < norm); x0 = x
-streams = model.streams nodes, each once a micro-batch
-x       = blocks, with the reads that each declares
+streams = model.streams nodes, each once per micro-batch
+x       = blocks, with the inputs that each declares
 x       = site "final", last norm
 loss    = linear_cross_entropy(x, head) + terms
 """
@@ -37,25 +37,25 @@ from minillm_core.ops.form import LossForm
 
 @dataclass(frozen=True)
 class Target:
-    """A further thing to predict from each position, train only."""
+    """A further prediction target at each position, in training only."""
 
     key: str
     owner: str
     weight: Setting
     offset: int | None = None  # n: the token n ahead (1 is the main target)
-    field: str | None = None  # or a batch field, int32 (B, T), -1 where there is none
-    stage: str | None = None  # staged value that is 0 once it is gone; None: always there
-    weight_field: str | None = None  # float32 (B, T): multiplies the weight, position by position
+    field: str | None = None  # or a batch field, int32 (B, T), -1 where unsupervised
+    stage: str | None = None  # staged value that is 0 once the target has ended; None: never ends
+    weight_field: str | None = None  # float32 (B, T): multiplies the weight at each position
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The batch fields and the schedule value that it reads."""
+        """The batch fields and the schedule value that the target reads."""
         return (*self.weight.inputs, *filter(None, (self.field, self.weight_field)))
 
 
 @dataclass(frozen=True)
 class Term:
-    """A further scalar, train only: a mean over its micro-batch, reported apart."""
+    """An auxiliary loss, in training only: a scalar mean over the micro-batch, reported separately."""
 
     key: str
     owner: str
@@ -66,15 +66,15 @@ class Term:
 
 @dataclass(frozen=True)
 class RowChoice:
-    """The choice of the rows of a micro-batch that are trained on."""
+    """The selection of the rows of a micro-batch that are trained on."""
 
-    node: Node  # scores them
-    keep: float  # the share with the highest scores
+    node: Node  # scores the rows
+    keep: float  # the fraction of rows to keep, those with the highest scores
 
 
 @dataclass(frozen=True)
 class Gathering:
-    """The head, and where it can be the last MLP, at supervised positions alone, whose number is rounded up to one of a few."""
+    """The claim that the head, and if possible the last MLP, runs only at supervised positions."""
 
     owner: str
     buckets: int  # sizes: 1 / buckets of a micro-batch's positions, 2 / buckets, ... all of them
@@ -94,12 +94,12 @@ class LossSpec:
 
     @property
     def kept(self) -> float:
-        """The share of a micro-batch's rows that is trained on."""
+        """The fraction of a micro-batch's rows that is trained on."""
         return 1.0 if self.rows is None else self.rows.keep
 
     @property
     def whole(self) -> Node | None:
-        """The node that needs a whole micro-batch: it chooses rows, or says so; None: there is none."""
+        """The node that needs the whole micro-batch: it selects rows, or sets ``whole``; None: no such node."""
         if self.rows is not None:
             return self.rows.node
         weighs = self.weights and (self.weights.cls or resolve(self.weights.reference))
@@ -111,17 +111,17 @@ class LossSpec:
 
 
 def lookup(parameter: str) -> str:
-    """Name the entry of a batch with the rows of a table among those that a step holds, int32 (B, T)."""
+    """Return the name of the batch entry with the places of ids among the table rows of a step, int32 (B, T)."""
     return f"rows.{parameter}"
 
 
 def ahead(offset: int) -> str:
-    """Name the entry of a batch with the labels ``offset`` - 1 further on, where it has some columns of its rows."""
+    """Return the name of the batch entry with the labels ``offset`` - 1 further on, under context parallelism."""
     return f"labels.{offset}"
 
 
 def shifted(ops: Any, labels: Any, offset: int) -> Any:
-    """Shift labels (B, T) int32 to those ``offset`` - 1 further on, -1 past the row's end."""
+    """Shift labels (B, T) int32 left by ``offset`` - 1, with -1 past the row's end."""
     if offset == 1:
         return labels
     steps = offset - 1
@@ -154,20 +154,20 @@ def target_weights(ops: Any, weights: list[Any], count: int) -> Any:
 
 @dataclass(frozen=True)
 class Loop:
-    """Blocks that run several times, one after the other, with one set of parameters."""
+    """A loop over consecutive blocks, which run several times with one set of parameters."""
 
     owner: str
     first: int
-    last: int  # itself one of them
-    times: Setting  # whole, in all
+    last: int  # inclusive
+    times: Setting  # how many times they run, a whole number
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The schedule value that it reads."""
+        """The schedule value that the loop reads."""
         return self.times.inputs
 
     def order(self, layers: int, values: Mapping[str, Any]) -> list[tuple[int, int]]:
-        """List the blocks as they run: (layer, which of its turns, from 0)."""
+        """Return the blocks in the order they run: (layer, turn counted from 0)."""
         turns = range(int(self.times.of(values)))
         looped = [(layer, turn) for turn in turns for layer in range(self.first, self.last + 1)]
         before, behind = range(self.first), range(self.last + 1, layers)
@@ -176,40 +176,40 @@ class Loop:
 
 @dataclass(frozen=True)
 class DecoderSpec:
-    """The whole model, resolved: what :func:`decoder` builds on any framework."""
+    """The whole model, resolved; :func:`decoder` builds it on any framework."""
 
     geometry: ModelShape
     tied: bool
     embed: tuple[Node, ...]
-    streams: tuple[Node, ...]  # in an order in which each finds what it reads
+    streams: tuple[Node, ...]  # sorted so that each comes after the streams it reads
     blocks: tuple[BlockSpec, ...]
-    taps: tuple[tuple[str, str], ...]  # name that a plugin gave -> site, sorted
+    taps: tuple[tuple[str, str], ...]  # name chosen by a plugin -> site, sorted
     final: SiteSpec | None
     final_norm: Node | Omitted | None
     loss: LossSpec
-    linears: tuple[tuple[str, Node], ...] = ()  # leaf -> what replaces its product
+    linears: tuple[tuple[str, Node], ...] = ()  # leaf -> the node that replaces its product
     loop: Loop | None = None  # None: each block runs once
 
     @property
     def narrows(self) -> bool:
-        """Whether positions may be gathered before the last MLP: the loss alone reads what follows."""
+        """Whether positions may be gathered before the last MLP: only the loss reads later arrays."""
         last, loss = self.blocks[-1], self.loss
         nodes = (last.mlp, last.mlp_norm, self.final_norm, loss.weights)
         nodes += tuple(term.node for term in loss.terms)
         sites = last.site_out, self.final
         free = not any(isinstance(one, Node) for one in nodes) and last.mlp is None
-        mlp = f"layers.{len(self.blocks) - 1}.mlp"  # reads of its products are of all positions
+        mlp = f"layers.{len(self.blocks) - 1}.mlp"  # its products may read arrays of all positions
         free = free and self.loop is None and not any(one.name == mlp for one in last.apart)
         free = free and not any(n.external for leaf, n in self.linears if leaf.startswith(mlp))
         return loss.gather is not None and free and sites == (None, None) and "out" not in last.taps
 
     @property
     def training_alone(self) -> tuple[str, ...]:
-        """Paths of modules that the loss alone reads: their parameters are in no export."""
+        """The paths of modules that only the training loss uses: their parameters are not exported."""
         parts = self.embed, self.blocks, self.final, self.final_norm, self.linears
         read = inputs_of(parts)
         unread = []
-        for node in reversed(self.streams):  # each after those that it reads
+        for node in reversed(self.streams):  # a stream's readers come before it here
             if node.name in read:
                 read |= {*node.inputs}
             else:
@@ -218,18 +218,18 @@ class DecoderSpec:
 
     @property
     def attentions(self) -> dict[int, AttentionSpec]:
-        """Layer -> the core's attention; a layer with a plugin's own, or with none, is left out."""
+        """Layer -> the core's attention; without layers that have a plugin's own attention, or none."""
         found = {index: block.core_attention for index, block in enumerate(self.blocks)}
         return {index: one for index, one in found.items() if one is not None}
 
 
 class Loss(NamedTuple):
-    """The loss of a micro-batch; ``objective`` alone is differentiable."""
+    """The loss of a micro-batch; only ``objective`` is differentiable."""
 
     objective: Any  # 0-d float32, scaled
     sums: Any  # float32 (1 + targets present,): nats, main target first, unweighted
     count: Any  # 0-d float32: supervised positions of the main target
-    terms: dict[str, tuple[Any, Any]]  # key -> unweighted, and the labels that it stands for; 0-d
+    terms: dict[str, tuple[Any, Any]]  # key -> unweighted term, number of labels it covers; 0-d
     statistics: dict[str, Any]  # path.name -> array, without gradient
 
 
@@ -269,7 +269,7 @@ class Decoder(Module):
         Args:
             batch: ids, labels (B, T) int32, and the fields that nodes read.
             values: schedule values, 0-d float32, and ``normaliser``: loss scale / supervised tokens
-                of the whole step.
+                of the whole step, over all micro-batches and ranks.
         """
         all_losses = None
         if self.rows is not None:
@@ -285,7 +285,7 @@ class Decoder(Module):
         statistics: dict[str, Any],
         all_losses: tuple[Any, Any] | None = None,
     ) -> Loss:
-        """Compute the loss of what :meth:`hidden` gave; ``all_losses``: of rows that were not kept as well."""
+        """Compute the loss from the result of :meth:`hidden`; ``all_losses``: (labels, losses) of all rows."""
         ops, normaliser = self.ops, values["normaliser"]
         B, T = batch["labels"].shape
         targets, weights = [batch["labels"]], [batch.get("weights")]
@@ -313,7 +313,7 @@ class Decoder(Module):
             scale = ops.take(scale, at, 1) if len(getattr(scale, "shape", ())) == 2 else scale
         head, form = self.head_weight(), self.loss.form
         total, sums, count = ops.linear_cross_entropy(rows, head, ids, scale, form)
-        if all_losses is not None:  # report all rows, and let those kept stand for them
+        if all_losses is not None:  # report all rows; scale up the objective of the kept ones
             labels, every = all_losses
             positions = ops.sum(ops.astype(labels >= 0, "float32"))
             ratio = positions / ops.maximum(count, ops.like(1.0, count))
@@ -332,14 +332,14 @@ class Decoder(Module):
                 labels = of_rows
             value = ops.astype(value, "float32")
             terms[term.key] = ops.stop_gradient(value), labels
-            share = labels * values["normaliser"]  # of the step's, times loss scale
+            share = labels * values["normaliser"]  # fraction of the step's labels, times loss scale
             objective = objective + value * ops.like(term.weight.of(values), value) * share
         return Loss(objective, sums, count, terms, statistics)
 
     def kept_rows(
         self, batch: dict[str, Any], values: dict[str, Any]
     ) -> tuple[dict[str, Any], tuple[Any, Any]]:
-        """Choose rows: the batch of those that are trained on; all labels, and the losses of all, (B, T)."""
+        """Select rows: return the batch of the rows to train on, and labels and losses of all rows, (B, T)."""
         ops = self.ops
         with self.framework.constant():
             losses = self.losses(batch, values)
@@ -351,14 +351,14 @@ class Decoder(Module):
         return chosen, (batch["labels"], losses)
 
     def token_losses(self, hidden: Any, labels: Any) -> Any:
-        """Compute the nats of each position after (B, T, C), as held-out text is judged: float32 (B, T), constant."""
+        """Compute each position's held-out loss from hidden (B, T, C): nats, float32 (B, T), no gradient."""
         (B, T, C), head = hidden.shape, self.head_weight()
         rows, ids = self.ops.reshape(hidden, (B * T, C)), self.ops.reshape(labels, (B * T,))
         losses = self.ops.token_losses(rows, head, ids, self.loss.form.evaluated())
         return self.ops.reshape(losses, (B, T))
 
     def losses(self, batch: dict[str, Any], values: dict[str, Any]) -> Any:
-        """Compute the nats of each position, float32 (B, T), 0 where nothing is predicted."""
+        """Compute each position's loss in nats, float32 (B, T), 0 where unsupervised."""
         return self.token_losses(self.hidden(batch, values)[0], batch["labels"])
 
     def all_logits(self, batch: dict[str, Any], values: dict[str, Any]) -> Any:
@@ -369,14 +369,14 @@ class Decoder(Module):
         return self.ops.reshape(self.ops.logits(rows, self.head_weight(), form), (B, T, -1))
 
     def scores(self, batch: dict[str, Any], values: dict[str, Any]) -> tuple[Any, Any]:
-        """Compute the nats of each label, and by how much the likeliest logit exceeds its own, (B, T) each."""
+        """Compute the nats of each label, and the largest logit minus the label's logit, (B, T) each."""
         logits, ops = self.all_logits(batch, values), self.ops
         labels = ops.expand_dims(ops.maximum(batch["labels"], 0), -1)
         own = ops.take_along_axis(logits, labels, -1)[..., 0]
         return ops.logsumexp(logits, -1) - own, ops.max(logits, -1) - own
 
     def evaluate(self, batch: dict[str, Any], values: dict[str, Any]) -> tuple[Any, Any]:
-        """Compute (nats, predictions) of the main target, for validation, both 0-d float32."""
+        """Compute the held-out loss: (sum of nats, number of predictions) of the main target, 0-d float32."""
         ops, (hidden, _, _) = self.ops, self.hidden(batch, values)
         rows = ops.reshape(hidden, (-1, hidden.shape[-1]))
         ids = ops.reshape(batch["labels"], (1, -1))
@@ -408,9 +408,9 @@ class Decoder(Module):
         values: dict[str, Any],
         scope_of: Callable[[dict[str, Any]], Scope] | None = None,
     ) -> tuple[Any, Scope, dict[str, Any]]:
-        """Compute (B, T, C) after the last norm, the scope behind the blocks, and the statistics.
+        """Compute (B, T, C) after the last norm; return it, the scope after the blocks, and the statistics.
 
-        In training it is (S, C), at the positions of the batch that are gathered, where ``narrow`` says so.
+        In training it is (S, C) if ``narrow`` is set and the batch has gathered positions.
         """
         scope = self.scope(batch, values, scope_of)
         x = self.embedded(scope)
@@ -424,15 +424,15 @@ class Decoder(Module):
         values: dict[str, Any],
         scope_of: Callable[[dict[str, Any]], Scope] | None = None,
     ) -> Scope:
-        """Make the scope of a batch: what blocks and nodes may read."""
+        """Build the scope of a batch: the arrays that blocks and nodes may read."""
         make: Any = scope_of or (self.framework.scope_of if COLUMNS in batch else Scope)
         scope = make({GATHERED: None, **batch, **values})
-        for name, ids in self.lookups.items():  # of a step: places among the rows that it holds
+        for name, ids in self.lookups.items():  # training: places among the step's table rows
             scope.reads[lookup(name)] = batch.get(lookup(name), batch[ids])
         return scope
 
     def embedded(self, scope: Scope) -> Any:
-        """Compute what enters the first block, (B, T, C); later ones read it as x0."""
+        """Compute the input of the first block, (B, T, C); nodes may read it as x0."""
         x = self.embedding(scope.reads["ids"])
         for node in self.embed.values():
             x = scope.apply(node, {"x": x})
@@ -440,14 +440,14 @@ class Decoder(Module):
         return x
 
     def compute_streams(self, names: Iterable[str], scope: Scope) -> None:
-        """Compute these streams, each behind those that it reads."""
+        """Compute these streams, given in an order in which each comes after those it reads."""
         for name in names:
             scope.reads[name] = scope.apply(self.streams[name], {})
 
     def through(
         self, order: Iterable[tuple[int, int]], x: Any, scope: Scope
     ) -> tuple[Any, dict[str, Any]]:
-        """Run blocks, (layer, turn) each, on x (B, T, C); return it and their statistics."""
+        """Run blocks, given as (layer, turn), on x (B, T, C); return x and the blocks' statistics."""
         statistics: dict[str, Any] = {}
         for layer, turn in order:
             block = self.layers[layer]
@@ -460,34 +460,34 @@ class Decoder(Module):
                         scope.reads[known_as] = value
                 elif name in block.term_names:
                     scope.emitted[name] = value
-                else:  # last, and here alone: MLX corrupts gradients under an earlier stop
+                else:  # stop_gradient comes last: on MLX an earlier one corrupts the gradients
                     statistics[name] = self.ops.stop_gradient(value)
         return x, statistics
 
     def ended(self, x: Any, scope: Scope) -> Any:
-        """Compute what the head is given of the last block's x."""
+        """Compute the head's input from the last block's x: the final site, then the last norm."""
         if self.site_final is not None:
             x = self.site_final(x, None, scope)
         return normed(self.norm, x, scope)
 
     def emitted(self, scope: Scope) -> dict[str, Any]:
-        """Return the statistics that nodes outside blocks have emitted."""
+        """Return the statistics emitted by nodes outside the blocks."""
         names = (name for name in self.statistic_names if name in scope.emitted)
         return {name: self.ops.stop_gradient(scope.emitted[name]) for name in names}
 
     def order(self, values: Mapping[str, Any]) -> list[tuple[int, int]]:
-        """List the blocks as they run: (layer, which of its turns, from 0)."""
+        """Return the blocks in the order they run: (layer, turn counted from 0)."""
         if self.loop is None:
             return [(layer, 0) for layer in range(len(self.layers))]
         return self.loop.order(len(self.layers), values)
 
     def head_weight(self) -> Any:
-        """Return the head, or the embedding that it is tied to, (V, C)."""
+        """Return the weight of the head, or of the embedding that it is tied to, (V, C)."""
         return self.embedding.weight if self.head is None else self.head.weight
 
 
 def as_numbers(node: Any, result: Any, shape: tuple[int, ...]) -> Any:
-    """Return a node's result as float32; refuse another shape than its slot asks for."""
+    """Return a node's result as float32; raise PluginCodeError if its shape is not the slot's."""
     if tuple(result.shape) != shape:
         did, fix = f"returned {tuple(result.shape)} from", f"return {shape}"
         name = f"{type(node).__name__}.forward"
@@ -498,7 +498,7 @@ def as_numbers(node: Any, result: Any, shape: tuple[int, ...]) -> Any:
 def _no_leaf(
     spec: DecoderSpec, leaf: str, node: Node, built: Mapping[str, Any], leaves: Mapping[str, Any]
 ) -> PlanError:
-    """Refuse a claim on the product of what is no leaf; name the plugin whose module is in its place."""
+    """Return the error for a claim on the product of a missing leaf; name the plugin that replaced it."""
     above = leaf
     while above and above not in built:
         above = above.rpartition(".")[0]
@@ -516,15 +516,15 @@ def _no_leaf(
 
 
 def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:
-    """Build the model on the current framework, every module knowing its path and claims; seal it.
+    """Build the model on the current framework, set each module's path and claims, and seal it.
 
     Args:
         spec: the model.
         checkpointing: recompute each block in the backward pass.
 
     Raises:
-        PlanError: a claim on the product of what is no Linear leaf of this model, or a module
-            that promises terms or statistics where nothing would collect them.
+        PlanError: a claim on the product of a module that is not a Linear leaf of this model, or a
+            module that declares terms or statistics where nothing collects them.
     """
     model: Any = Decoder(spec, checkpointing=checkpointing)
     built = dict(named_modules(model))
@@ -576,10 +576,10 @@ def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:
 
 
 def _lookups(model: Any) -> dict[str, str]:
-    """Map the tables of streams that are looked up by a batch field to that field; bind their places.
+    """Return the tables with ``rows=``, each with its batch field; rebind that argument to the rows' places.
 
     Raises:
-        PlanError: a table says so, and its module is no stream, or is not given such an argument.
+        PlanError: a table sets ``rows=``, and its module is no stream, or has no such argument.
     """
     found: dict[str, str] = {}
     streams = {id(stream) for stream in model.streams.values()}  # MLX compares modules by arrays
@@ -600,7 +600,7 @@ def _lookups(model: Any) -> dict[str, str]:
 
 
 def _check_emits(path: str, module: Any) -> None:
-    """Refuse terms, statistics and what is kept of a module that is not called as a node: nothing collects them."""
+    """Check that only nodes declare terms, statistics or kept arrays: nothing collects those of other modules."""
     if not (module.terms or module.statistics or module.keeps):
         return
     if not hasattr(module, "owner") or path.endswith(".product"):
@@ -612,10 +612,10 @@ def _check_emits(path: str, module: Any) -> None:
 
 
 def emissions(modules: list[Any], kind: str) -> tuple[str, ...]:
-    """List path.name of every term or statistic that ``modules`` emit, sorted."""
+    """Return path.name of every term or statistic that ``modules`` emit, sorted."""
     return tuple(sorted(f"{m.path}.{name}" for m in modules for name in getattr(m, kind)))
 
 
 def layer_geometry(geometry: ModelShape, layer: int) -> ModelShape:
-    """Return the same sizes, at a layer."""
+    """Return the model shape with its ``layer`` set."""
     return replace(geometry, layer=layer)

@@ -1,9 +1,9 @@
-"""Decoding with a KV cache: the training model's own forward pass over the new columns alone.
+"""Decoding with a KV cache: the training model's own forward pass over only the new columns.
 
-Attention caches keys and values as the kernel takes them, rotated and laid out, and of those within its
-window alone. A node with a
-``lookback`` sees the new columns of each argument behind so many cached ones, and its results for
-those are dropped; one that ``keeps`` arrays gets those of all earlier columns back. There is no second forward pass for generation.
+Attention caches keys and values as the kernel takes them, rotated and laid out; with a window only those
+within it. A node with a ``lookback`` gets that many cached columns in front of the new columns of each
+argument, and its results for the cached ones are dropped. A node that ``keeps`` arrays gets back those of
+all earlier columns. Generation has no forward pass of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minillm_core.nn.node import Scope
 CORE_PATH = ".attention.core"
 
 EVERYTHING = sys.maxsize
-"""``lookback`` of a node that needs every earlier column, such as an attention of its own."""
+"""``lookback`` of a node that needs every earlier column, such as a plugin's own attention."""
 
 
 class KVCache:
@@ -27,7 +27,7 @@ class KVCache:
 
     def __init__(self) -> None:
         self.columns = 0
-        self.rows = self.new = 0  # B and T of the pass that is under way
+        self.rows = self.new = 0  # B and T of the current pass
         self.kept: dict[str, list[Any]] = {}
         self.fresh: dict[str, list[Any]] = {}  # replaces kept when the pass is committed
 
@@ -47,8 +47,8 @@ class KVCache:
 
         Args:
             ops: the framework's array functions.
-            path: of the module that they are arguments of.
-            values: arrays (B, T, ...) are appended; anything else (numbers, None) stays as it is.
+            path: the path of the module whose arguments they are.
+            values: arrays (B, T, ...) are appended; any other value (number, None) stays unchanged.
             lookback: how many columns to cache.
             columns: T.
         """
@@ -68,14 +68,14 @@ class KVCache:
 
 
 class CachedScope(Scope):
-    """A scope of columns that follow those in a :class:`KVCache`."""
+    """The scope of columns that follow those in a :class:`KVCache`."""
 
     def __init__(self, reads: dict[str, Any], cache: KVCache, turn: int = 0) -> None:
         super().__init__(reads)
         self.cache, self.turn = cache, turn
 
     def place(self, module: Any) -> str:
-        """Return the key of a module's columns; a block that runs again has others for each turn."""
+        """Return the cache key of a module's columns: its path, and the turn of a block that runs again."""
         return f"{module.path}@{self.turn}" if self.turn else module.path
 
     def run_block(
@@ -86,7 +86,7 @@ class CachedScope(Scope):
         return block(x, *reads, scope_of=lambda given: CachedScope(given, self.cache, turn))
 
     def apply(self, node: Any, own: dict[str, Any], like: tuple[str, ...] = ()) -> Any:
-        """Run ``node.forward`` on its lookback and the new columns; return its results for the new."""
+        """Run ``node.forward`` on its cached and new columns; return its results for the new ones."""
         if not node.lookback:
             result = super().apply(node, own, like)
             self.keep(node)
@@ -102,15 +102,15 @@ class CachedScope(Scope):
         return latest(node, result, earlier, cache.new)
 
     def kept(self, node: Any) -> dict[str, Any]:
-        """Return what the node returned for the cached columns; None where there are none."""
+        """Return the arrays that a node kept of the cached columns, by name; None if no column is cached."""
         held = self.cache.kept.get(self.place(node), [None] * len(node.keeps))
         return dict(zip(node.keeps, held, strict=True)) if node.keeps else {}
 
     def keep(self, node: Any) -> None:
-        """Append what the node has returned for the new columns.
+        """Append the arrays that a node keeps of the new columns.
 
         Raises:
-            PluginCodeError: it is not of these columns.
+            PluginCodeError: an array has another shape than the new columns.
         """
         if not node.keeps:
             return
@@ -133,7 +133,7 @@ class CachedScope(Scope):
                 kept[index] = new[name]
 
     def columns(self, node: Any, documents: Any) -> Any:
-        """Append the documents of the new columns to those cached; a node that looks back has them so."""
+        """Append the documents of the new columns to those cached; a node with a lookback already has them."""
         if node.lookback:
             return documents
         place, new = f"{self.place(node)}.documents", self.cache.new
@@ -144,13 +144,13 @@ class CachedScope(Scope):
         return ops.arange(self.cache.columns + self.cache.new)[self.cache.columns :]
 
     def attend(self, attention: Attention, call: Call, x: Any) -> Any:
-        """Attend to the keys, values and documents of all columns that the new ones may see, cached and new.
+        """Attend to the keys, values and documents of all columns, cached and new, that the new ones may see.
 
-        Within a window a query sees no others, so no more are cached, unless a plugin's function keeps
-        arrays of its own beside them, which are of all columns.
+        With a window only the keys within it are cached, unless a plugin's core keeps arrays of its own
+        beside them, which cover all columns.
 
         Raises:
-            PluginCodeError: a layout made another number of positions than it declares.
+            PluginCodeError: a layout returned another number of positions than it declares.
         """
         columns, keeps = self.cache.new * attention.stretch, attention.core and attention.core.keeps
         if attention.layout is not None and (made := call.k.shape[1]) != columns:
@@ -173,7 +173,7 @@ class CachedScope(Scope):
 
 
 def latest(node: Any, y: Any, earlier: int, columns: int) -> Any:
-    """Return a node's result y for the new columns; y is (B, earlier + columns, ...) or flat.
+    """Return a node's result y for the new columns; y is (B, earlier + columns, ...), or 1-d.
 
     Raises:
         PluginCodeError: y has another number of columns.
@@ -192,13 +192,13 @@ def latest(node: Any, y: Any, earlier: int, columns: int) -> Any:
 
 
 def check_lookbacks(modules: Mapping[str, Any]) -> None:
-    """Check that ``lookback`` stands only where it has an effect: on nodes that are fed columns.
+    """Check that only modules which are fed earlier columns declare a ``lookback``.
 
     Args:
-        modules: of a model, by path.
+        modules: the modules of a model, by path.
 
     Raises:
-        PlanError: it is no whole number, or its module is never fed earlier columns.
+        PlanError: a lookback is no whole number, or its module is never fed earlier columns.
     """
     nodes = {path: module for path, module in modules.items() if hasattr(module, "owner")}
     for path, module in modules.items():

@@ -1,6 +1,6 @@
-"""Initial values: data in the plan, drawn on the host in float32, each parameter from a stream of its own.
+"""Initialisers: data in the plan, drawn on the host in float32, each parameter by a random generator of its own.
 
-The stream is keyed by the run's seed and the parameter's name, so that adding a plugin changes no
+The generator is keyed by the run's seed and the parameter's name, so that adding a plugin changes no
 other parameter's value, and every backend starts from the same bits.
 """
 
@@ -24,7 +24,7 @@ class Init:
         raise NotImplementedError
 
     def first(self, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw the values of a parameter at the start of a run, from the stream of its name."""
+        """Draw the initial values of a parameter, by the generator of its name."""
         return self.draw(generator(seed, name), shape)
 
     def data(self) -> dict[str, Any]:
@@ -34,7 +34,7 @@ class Init:
 
 @dataclass(frozen=True)
 class Normal(Init):
-    """Gaussian with mean zero."""
+    """A normal distribution with mean zero."""
 
     std: float
 
@@ -45,7 +45,7 @@ class Normal(Init):
 
 @dataclass(frozen=True)
 class Uniform(Init):
-    """Uniform on [-bound, bound)."""
+    """A uniform distribution on [-bound, bound)."""
 
     bound: float
 
@@ -86,13 +86,13 @@ class Referenced(Init):
 
 @dataclass(frozen=True)
 class Same(Init):
-    """The values of another parameter of this shape, bit by bit."""
+    """The initial values of another parameter of this shape, bitwise."""
 
     parameter: str
-    init: Init  # of that one
+    init: Init  # the other parameter's
 
     def first(self, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw the other's values."""
+        """Draw the other parameter's values."""
         return self.init.first(seed, self.parameter, shape)
 
     def data(self) -> dict[str, Any]:
@@ -101,12 +101,12 @@ class Same(Init):
 
 
 def fan_in(inputs: int) -> Normal:
-    """Scale a normal to std = inputs^-1/2: a product of normed inputs has size one, whatever the width."""
+    """Return a normal with std = inputs^-1/2: products of normalised inputs have size one at any width."""
     return Normal(inputs**-0.5)
 
 
 def fan_in_residual(inputs: int, layers: int) -> Normal:
-    """Divide :func:`fan_in` by sqrt(2 layers): the sum of 2 layers products keeps the stream's size."""
+    """Return :func:`fan_in` with std / sqrt(2 layers): the sum of 2 layers products keeps the stream's size."""
     return Normal((inputs * 2 * layers) ** -0.5)
 
 
@@ -115,6 +115,6 @@ ones = Constant(1.0)
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
-    """Make the random generator that belongs to ``name`` in a run with ``seed``."""
+    """Return the random generator of ``name`` in a run with ``seed``."""
     key = hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16]
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))

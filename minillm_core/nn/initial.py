@@ -1,4 +1,4 @@
-"""Every declared array's first value, the same bits on every backend, and the proof that it is."""
+"""Initial values of all declared arrays, the same bits on every backend, and the evidence that they are used."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minillm_core.nn.param import Buffer, Param, State
 def _drawn(
     model: Any, inits: Mapping[str, Init], seed: int, kind: type[Param] | type[State]
 ) -> Iterator[tuple[str, Any, str, Deferred]]:
-    """Yield (name, module, attribute, first value) of every Param or State."""
+    """Yield (name, module, attribute, initial value) of every Param or State."""
     for name, module, attribute, one in declared(model, kind):
         init = inits.get(name, one.init) if kind is Param else one.init
         rows = partial(_rows, init, seed, name, one.shape)
@@ -26,7 +26,7 @@ def _drawn(
 
 
 def _rows(init: Init, *drawn: Any) -> np.ndarray:
-    """Draw a whole array, since its numbers come from one stream, and keep some rows."""
+    """Draw a whole array, since one generator draws all its numbers, and return some of its rows."""
     *of, first, count = drawn
     return np.atleast_1d(init.first(*of))[first : first + count]
 
@@ -34,13 +34,13 @@ def _rows(init: Init, *drawn: Any) -> np.ndarray:
 def initial_values(
     model: Any, inits: Mapping[str, Init], seed: int, *, parameters: bool = True
 ) -> Iterator[tuple[Any, str, np.ndarray]]:
-    """Yield (module, attribute, value) of everything that ``model`` declares.
+    """Yield (module, attribute, initial value) of every array that ``model`` declares.
 
     Args:
         model: a materialised model.
-        inits: parameter -> initialiser, where a plugin claimed it.
-        seed: the run's.
-        parameters: False: of everything else.
+        inits: parameter -> initialiser, of those that a plugin claimed.
+        seed: the run's seed.
+        parameters: False: leave parameters out.
     """
     for kind in (Param, State) if parameters else (State,):
         for _, module, attribute, value in _drawn(model, inits, seed, kind):
@@ -50,12 +50,12 @@ def initial_values(
 
 
 def initial_arrays(model: Any, inits: Mapping[str, Init], seed: int) -> dict[str, Any]:
-    """Return ``model.<parameter>`` and ``state.<name>``, each drawn when it is read, as by :func:`initial_values`.
+    """Return the values of :func:`initial_values`, drawn when read, as ``model.<parameter>`` and ``state.<name>``.
 
     Args:
-        model: materialised, or the outline alone.
-        inits: parameter -> initialiser, where a plugin claimed it.
-        seed: the run's.
+        model: a materialised model, or its outline.
+        inits: parameter -> initialiser, of those that a plugin claimed.
+        seed: the run's seed.
     """
     return {
         f"{kept}.{name}": value
@@ -71,14 +71,14 @@ def witness_inits(
     host: Callable[[Any], np.ndarray],
     witness: Callable[[str], None],
 ) -> None:
-    """Witness ``init:<parameter>`` where the model holds what a claimed initialiser draws.
+    """Record ``init:<parameter>`` for each parameter that equals what its claimed initialiser draws.
 
     Args:
         model: materialised and filled, float32.
-        inits: parameter -> initialiser, where a plugin claimed it.
-        seed: the run's.
-        host: one of the framework's arrays as NumPy's.
-        witness: called with each parameter whose digest is its initialiser's.
+        inits: parameter -> initialiser, of those that a plugin claimed.
+        seed: the run's seed.
+        host: converts an array of the framework to NumPy.
+        witness: called for each parameter whose digest is that of its initialiser's values.
     """
     for name, module, attribute, param in declared(model, Param):
         if name in inits:

@@ -1,4 +1,4 @@
-"""The plain model's layers: linear, embedding, RMSNorm and SwiGLU; larger modules are made of them."""
+"""The basic layers: linear, embedding, RMSNorm and SwiGLU."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from minillm_core.nn.param import Param
 
 
 class Linear(Module):
-    """A linear layer: x (..., C) -> x @ weight.T (..., O), on the framework's own linear class.
+    """A linear layer: x (..., C) -> x @ weight.T (..., O), a subclass of the framework's own linear class.
 
-    ``product`` is a plugin's claim on this leaf (FP8, LoRA): ``product(x, weight) -> (..., O)``, and
-    with what it reads besides where the caller has a scope, as the core's attention and SwiGLU do.
-    ``share`` is that of the tokens which are multiplied here, for the count of FLOPs: less than 1 in
-    an expert.
+    ``product`` is a plugin's claim on this leaf (FP8, LoRA): ``product(x, weight) -> (..., O)``, with
+    further inputs if the caller passes a scope, as the core's attention and SwiGLU do.
+    ``share`` is the fraction of tokens that pass through this layer, for the FLOP count: less than 1
+    in an expert.
 
     Args:
         in_features: C.
         out_features: O; the weight is (O, C).
-        role: as of a :class:`Param`.
+        role: the role of the weight, see :class:`Param`.
         axes: logical names of the weight's axes.
-        init: how it starts; None: a normal with std C^-1/2.
+        init: the initialiser; None: a normal with std C^-1/2.
         lr_mul: factor on the learning rate.
         wd_mul: factor on the weight decay.
 
@@ -70,7 +70,7 @@ class Linear(Module):
 
 
 HEAD_STD = 0.02
-"""Logits near 0: the first loss is the logarithm of the vocabulary."""
+"""Keeps the first logits near 0: the first loss is the logarithm of the vocabulary size."""
 
 
 class Embedding(Module):
@@ -93,7 +93,7 @@ class Embedding(Module):
 
 
 def head_of(geometry: ModelShape) -> Linear:
-    """Make the untied head, (V, C)."""
+    """Build the untied head, (V, C)."""
     return Linear(
         geometry.dim, geometry.vocab, role="head", axes=("vocab", "dim"), init=Normal(HEAD_STD)
     )

@@ -1,7 +1,7 @@
-"""The neutral module: written once against ``self.ops``, materialised as a real module of a framework.
+"""The framework-neutral module: written once against ``self.ops``, materialised as a native module.
 
 Inside ``materialising(framework)`` a class instantiates as a subclass of itself *and* of the
-framework's own module class; outside it, as an outline that only knows its declarations.
+framework's own module class; outside, as an outline that contains only its declarations.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _current: ContextVar[Framework | None] = ContextVar("framework", default=None)
 
 @contextmanager
 def materialising(framework: Framework) -> Iterator[None]:
-    """Make every Module that is constructed inside native to ``framework``."""
+    """Construct every Module inside this context as a native module of ``framework``."""
     token = _current.set(framework)
     try:
         yield
@@ -30,75 +30,75 @@ def materialising(framework: Framework) -> Iterator[None]:
 
 
 class Module:
-    """The base of everything that computes.
+    """The base class of all layers, nodes and models.
 
     Subclasses call ``super().__init__()`` first in their ``__init__``, then declare (Param, Buffer,
-    State, other modules, plain values), and compute in ``forward`` with ``self.ops`` alone. Plain
-    values are frozen once materialised: a compiled step has them baked in.
+    State, other modules, plain values), and compute in ``forward`` using only ``self.ops``. Plain
+    values are frozen once the model is built: a compiled step has them baked in.
     """
 
     ops: Any
-    framework: ClassVar[Any] = None  # a Framework, once native
-    leaf: ClassVar[str | None] = None  # the framework's own class to stand on, by a backend's name
+    framework: ClassVar[Any] = None  # the Framework of a native class
+    leaf: ClassVar[str | None] = None  # the key of the framework's class to subclass, see Framework
 
     reads: ClassVar[Mapping[str, str]] = {}
-    """Argument of ``forward`` -> the name at hand that it takes, where that is another: names of
-    schedule values have dots (``{"lr": "train.lr"}``)."""
+    """Argument of ``forward`` -> the name of the value to bind it to, if the two differ: names of schedule
+    values have dots (``{"lr": "train.lr"}``)."""
     terms: ClassVar[tuple[str, ...]] = ()
-    """Named scalars that ``forward`` returns after its result, for the loss."""
+    """Names of scalars that ``forward`` returns after its result, as loss terms."""
     statistics: ClassVar[dict[str, str]] = {}
-    """Named arrays that ``forward`` returns last -> their reduction over micro-batches and ranks
-    (sum, mean, max); they carry no gradient and are what :meth:`next_state` is given."""
+    """Names of arrays that ``forward`` returns last -> their reduction over micro-batches and ranks
+    (sum, mean, max); they carry no gradient and are passed to :meth:`next_state`."""
     lookback: int = 0
-    """How many earlier columns ``forward`` needs beside each one that it computes, of any argument
-    (B, T, ...): of x itself, a stream, a batch field. Decoding feeds a node the new columns of a
-    sequence behind so many earlier ones (fewer at its start), and drops what it gives for those:
+    """How many earlier columns ``forward`` needs for each column that it computes, of any argument
+    (B, T, ...): x itself, a stream, a batch field. Decoding passes a node the new columns of a
+    sequence with so many earlier ones in front (fewer at its start), and drops its results for these:
     so ``forward`` is written once, for whole rows. A constructor may set it; ``EVERYTHING``: all
-    columns, at the price of computing them again for each new one. A node that looks back and does
-    not say so generates from other numbers than those it was trained on. Processes that share rows
-    bring a node these columns, and refuse one with ``EVERYTHING``, or with ``keeps``."""
+    columns, at the cost of computing them again for each new one. A node that looks back without
+    declaring it generates from other numbers than it was trained on. Context parallelism exchanges
+    these columns between processes, and refuses nodes with ``EVERYTHING`` or with ``keeps``."""
 
     keeps: ClassVar[tuple[str, ...]] = ()
-    """Named arrays (B, T, ...), a column a token, that ``forward`` returns after its result, before
-    terms. It has an argument of each name: None in training and at a sequence's start, else what it
-    returned for all earlier columns (B, S, ...), which decoding appends and hands back (a latent of
-    keys and values, cumulative gates). Such a node is given the new columns alone of all else."""
+    """Names of arrays (B, T, ...), one column per token, that ``forward`` returns after its result, before
+    the terms. ``forward`` has an argument of each name: None in training and at a sequence's start, else
+    the array returned for all earlier columns (B, S, ...), which decoding appends and passes back (a
+    latent of keys and values, cumulative gates). Of all other arguments such a node gets only new columns."""
     recurrent: ClassVar[tuple[str, ...]] = ()
-    """Those of ``keeps`` that are a state (B, ...) after the last column, and no column a token: what was
-    returned last is handed back alone (a linear attention's memory, the tail of a convolution)."""
+    """The names in ``keeps`` of recurrent states: (B, ...) after the last column, not one column per token.
+    Only the last one returned is passed back (the state of linear attention, the tail of a convolution)."""
 
     whole: ClassVar[bool] = False
-    """Weights of the loss (``loss.weights``) that a position has by the other rows of its micro-batch, as
-    where the highest of all are taken: processes then divide a step by whole micro-batches alone."""
+    """Whether the loss weights (``loss.weights``) of a position depend on other rows of its micro-batch, as
+    with a top-k over all positions: processes then divide a step only by whole micro-batches."""
 
     path: str
-    """Where it stands in the model; set once that is built."""
+    """The module's path in the model; set when the model is built."""
     owner: str
-    """The plugin whose node it is; the core's modules have none."""
+    """The plugin that a node belongs to; the core's modules have no such attribute."""
     bound: tuple[str, ...]
-    """What a node's ``forward`` is given, by the names at hand."""
+    """The names of the values that a node's ``forward`` is called with, in order."""
 
-    if TYPE_CHECKING:  # a native base gives both
+    if TYPE_CHECKING:  # a native base defines both
 
         def __call__(self, *args: Any, **named: Any) -> Any:
             """Run ``forward`` through the framework."""
 
         def __getattr__(self, name: str) -> Any:
-            """Return what a backend or a subclass has set (for type checkers)."""
+            """Return an attribute set by a backend or a subclass (for type checkers)."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make an instance of the current framework's subclass of this class."""
+        """Create an instance of the current framework's subclass of this class."""
         native: Any = cls
         if cls.framework is None:
             native = (_current.get() or OUTLINE).native(cls)
-        return super(Module, native).__new__(native)  # past Module in the native class
+        return super(Module, native).__new__(native)  # the class after Module in the native MRO
 
     def __init__(self) -> None:
         self.__dict__.update(_declared={}, _children={})
         super().__init__()
 
     def forward(self, *args: Any) -> Any:
-        """Compute; arguments are bound by their names while planning."""
+        """Compute the result; arguments are bound by name when the plan is built."""
         raise NotImplementedError(f"{type(self).__name__}.forward")
 
     def next_state(self, **statistics: Any) -> dict[str, Any]:
@@ -107,21 +107,21 @@ class Module:
 
 
 class Framework:
-    """The base of all frameworks: it makes native classes, each once, and runs what they compute.
+    """The base of all frameworks: it creates native classes, each once, and records evidence.
 
     Args:
-        bases: the framework's own module classes by :attr:`Module.leaf`; None: for all others.
-        ops: what modules compute with; None: they only declare.
+        bases: :attr:`Module.leaf` -> the framework's own module class; None -> that of all others.
+        ops: the ops object of modules; None: they only declare.
     """
 
     ops: Any
-    scope_of: Any = None  # the scope of batches with some columns of their rows, of those reads
-    apart: Any = None  # a device without memory: of parameters each process will have parts
+    scope_of: Any = None  # builds the scope under context parallelism, from the inputs by name
+    apart: Any = None  # "meta" device if parameters are sharded: they get memory later, in parts
 
     def __init__(self, bases: Mapping[str | None, type], ops: Any = None) -> None:
         self._bases, self.ops = bases, ops
         self._native: dict[type, type] = {}
-        self.seen = Counter[str]()  # evidence: key -> how often it was witnessed
+        self.seen = Counter[str]()  # evidence: key -> how often it was recorded
 
     def native(self, cls: type[Module]) -> type:
         """Return ``cls`` as a subclass of itself and of the framework's class for it."""
@@ -133,27 +133,27 @@ class Framework:
         return self._native[cls]
 
     def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
-        """Run ``block(*arguments)``, recomputed in the backward pass."""
+        """Run ``block(*arguments)`` with activation checkpointing: recomputed in the backward pass."""
         raise NotImplementedError
 
     def constant(self) -> AbstractContextManager[Any]:
-        """Keep nothing for a backward pass of what is computed inside, where that takes saying so."""
+        """Return a context without gradients, on frameworks that need one."""
         return nullcontext()
 
     def witness(self, key: str) -> None:
-        """Note, while tracing or in eager, that ``key`` takes part; costs a compiled step nothing."""
+        """Record, at trace time or in eager mode, that ``key`` takes part; costs a compiled step nothing."""
         self.seen[key] += 1
 
     def versions(self, arrays: Iterable[Any]) -> tuple[int, ...]:
-        """Count how often each was written in place, where the framework does; else nothing."""
+        """Return how often each array was written in place; empty if the framework does not count it."""
         return ()
 
 
 def record(module: Any, name: str, value: Any) -> None:
-    """Note what an attribute declares or contains: every framework's base calls this first.
+    """Record the declaration or modules that an attribute is set to; every framework's base calls this first.
 
     Raises:
-        AttributeError: a plain value, and the model is sealed.
+        AttributeError: it is a plain value, and the model is sealed.
         PlanError: ``super().__init__()`` has not been called.
     """
     notes = module.__dict__
@@ -176,10 +176,10 @@ def record(module: Any, name: str, value: Any) -> None:
 
 
 def check_begun(module: Any) -> None:
-    """Refuse a module whose constructor has left out the base's, on every framework alike.
+    """Check that a module's constructor has called ``super().__init__()``.
 
     Raises:
-        PlanError: one framework would fail far from there, another not at all.
+        PlanError: it has not; one framework would fail far from there, another not at all.
     """
     if "_declared" not in module.__dict__:
         raise PlanError(
@@ -190,19 +190,19 @@ def check_begun(module: Any) -> None:
 
 
 def seal(model: Any) -> None:
-    """Freeze the plain attributes of every module: the model is built."""
+    """Freeze the plain attributes of every module of a built model."""
     for _, module in named_modules(model):
         module.__dict__["_sealed"] = True
 
 
 def _is_plain(name: str, value: Any) -> bool:
-    """Return whether it is neither an array nor a framework's own note (torch's train, eval)."""
+    """Return whether it is neither an array nor a framework's own attribute (torch's ``training``)."""
     own = name.startswith("_") or name == "training"
     return not own and not (hasattr(value, "dtype") and hasattr(value, "shape"))
 
 
 def named_modules(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, module) of everything below, this one first, on any framework."""
+    """Yield (path, module) of a module and all modules below it, itself first, on any framework."""
     yield path, module
     for name, child in module.__dict__.get("_children", {}).items():
         yield from named_modules(child, f"{path}.{name}" if path else name)
@@ -211,7 +211,7 @@ def named_modules(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def declared(
     module: Any, kind: type[Declaration] = Declaration
 ) -> Iterator[tuple[str, Any, str, Any]]:
-    """Yield (name, owning module, attribute, declaration) of everything of ``kind`` below."""
+    """Yield (name, owning module, attribute, declaration) of every declaration of ``kind`` in a module."""
     for path, owner in named_modules(module):
         for attribute, declaration in owner.__dict__.get("_declared", {}).items():
             if isinstance(declaration, kind):
@@ -219,7 +219,7 @@ def declared(
 
 
 class OutlineModule:
-    """A base that only records."""
+    """A module base that only records declarations."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         record(self, name, value)
@@ -227,4 +227,4 @@ class OutlineModule:
 
 
 OUTLINE = Framework({None: OutlineModule})
-"""The framework of planning: no arrays, only what modules declare."""
+"""The framework for building plans: modules have declarations, and no arrays."""

@@ -1,8 +1,8 @@
-"""Nodes: planned modules, and how their arguments find them.
+"""Nodes: modules that plugins put into slots, and the binding of their arguments.
 
-A node's ``forward`` names its arguments; each is bound while planning to one of the slot's own names
-(q, k, x ...) or to something the model has at hand (a batch field, stream, tap or schedule value),
-by the same name unless the class gives another in ``reads``.
+When a plan is built, each argument of a node's ``forward`` is bound to one of the slot's own names
+(q, k, x ...) or to a value of the model (a batch field, stream, tap or schedule value), by the same
+name unless the class sets another in ``reads``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Setting:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The schedule value that it reads."""
+        """The schedule value that the setting reads."""
         return () if self.value is None else (self.value,)
 
     def of(self, reads: Mapping[str, Any]) -> Any:
@@ -35,14 +35,14 @@ class Setting:
         return self.constant if self.value is None else reads[self.value]
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the setting as JSON."""
         number = self.constant if self.value is None else {"value": self.value}
         return {"owner": self.owner, "number": number}
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of the model, and the place in it: a constructor that names ``geometry`` gets one."""
+    """The sizes of the model, and a layer index; passed to constructors that name ``geometry``."""
 
     layers: int
     dim: int  # C
@@ -51,9 +51,9 @@ class ModelShape:
     head_dim: int  # D
     hidden: int  # width inside the MLP
     vocab: int  # V
-    positions: int  # longest row that will be fed; not part of the plan's hash
-    layer: int | None = None  # of this place; None outside the blocks
-    norm_eps: float = 1e-5  # what RMSNorm adds to the mean square; Llama's
+    positions: int  # length of the longest row; not part of the plan's hash
+    layer: int | None = None  # the module's layer; None outside the blocks
+    norm_eps: float = 1e-5  # RMSNorm's epsilon, added to the mean square; Llama's
 
 
 Geometry = ModelShape
@@ -66,36 +66,36 @@ RESERVED = frozenset(
         *("statistics", "terms"),
     )
 )
-"""Attributes of every module that a node's constructor may not set."""
+"""Attributes that a node's constructor may not set: they have a meaning in every module."""
 
 
 @dataclass(frozen=True)
 class Node:
     """A module that a plugin put into a slot, as data."""
 
-    name: str  # the child's name: the plugin's, or plugin.suffix
+    name: str  # the child module's name: the plugin's, or plugin.suffix
     owner: str
     reference: str  # module:class
     arguments: tuple[tuple[str, Any], ...] = ()
-    reads: tuple[str, ...] = ()  # what forward is given, in the order of its arguments
-    external: tuple[str, ...] = ()  # those of them that are not the slot's own
+    reads: tuple[str, ...] = ()  # names of the values that forward gets, in order
+    external: tuple[str, ...] = ()  # the names in reads that are not the slot's own
     cls: type | None = field(default=None, compare=False, repr=False)
-    slot: str = field(default="", compare=False)  # where it was put, for people to read
+    slot: str = field(default="", compare=False)  # the slot's name, for messages
     own: tuple[str, ...] = field(
         default=(), compare=False, repr=False
-    )  # what the slot itself gives
+    )  # the names that the slot itself supplies
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The fields, streams and values that it reads beside those of its slot."""
+        """The fields, streams, taps and schedule values that the node reads, without its slot's own names."""
         return self.external
 
     def make(self, geometry: ModelShape) -> Module:
-        """Make the node a module of the current framework.
+        """Build the node's module on the current framework.
 
         Raises:
-            PlanError: its constructor, or that of a module in it, leaves out ``super().__init__()``,
-                or it set an attribute that the core gives a meaning.
+            PlanError: its constructor, or that of a module in it, does not call ``super().__init__()``,
+                or it sets an attribute in ``RESERVED``.
         """
         cls = self.cls or resolve(self.reference)
         arguments = dict(self.arguments)
@@ -126,7 +126,7 @@ class Node:
 
 
 def calls_of(node: Node) -> tuple[str, ...]:
-    """Return the ops of kernels that a node's class says it calls."""
+    """Return the ops that a node's class declares in ``calls``."""
     return getattr(node.cls or resolve(node.reference), "calls", ())
 
 
@@ -134,7 +134,7 @@ def call_names(function: Any) -> tuple[str, ...]:
     """Return the argument names of a method, without ``self``.
 
     Raises:
-        ValueError: ``*args`` or ``**kwargs``: nothing can be bound to those.
+        ValueError: it takes ``*args`` or ``**kwargs``, which cannot be bound by name.
     """
     names = []
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
@@ -158,13 +158,13 @@ def node_of(
     slot: str = "",
     reads: Mapping[str, str] | None = None,
 ) -> Node:
-    """Make the Node of a plugin's class for a slot that gives the names ``own``.
+    """Build the Node of a plugin's class for a slot that supplies the names ``own``.
 
-    ``reads`` is of this node alone, and comes before that of the class.
+    ``reads`` applies to this node only, and overrides that of the class.
 
     Raises:
-        ValueError: not a Module class, arguments its constructor does not take or lacks, a
-            ``forward`` that cannot be bound.
+        ValueError: ``cls`` is not a Module class, its constructor does not take an argument or lacks
+            one, or its ``forward`` cannot be bound.
     """
     if isinstance(cls, Module):
         kind = type(cls).__name__
@@ -215,24 +215,23 @@ def node_of(
 
 
 class Scope:
-    """The arrays that the nodes of one call may read, and those that they emit; blocks stay pure.
+    """The arrays that the nodes of one forward pass may read, and those that they emit; blocks stay pure.
 
-    This one is of whole rows; ``CachedScope`` (decoding.py) of columns that follow cached ones.
+    This class is for whole rows; ``CachedScope`` (decoding.py) for columns that follow cached ones.
     """
 
     def __init__(self, reads: dict[str, Any]) -> None:
         self.reads = reads
         self.emitted: dict[str, Any] = {}
-        self.tapped: dict[str, Any] = {}  # of a block: "in", "attention.v" ... -> array
+        self.tapped: dict[str, Any] = {}  # the taps of a block: "in", "attention.v" ... -> array
 
     def apply(self, node: Any, own: dict[str, Any], like: tuple[str, ...] = ()) -> Any:
-        """Run ``node.forward`` on its arguments by name; set its terms and statistics aside.
+        """Run ``node.forward`` on its arguments by name; record its terms and statistics.
 
         Args:
-            node: a node.
-            own: what its slot gives, by name.
-            like: those of them whose shapes the slot's result has, in the order of its parts; none:
-                any shape.
+            node: the node.
+            own: the slot's own arrays, by name.
+            like: the names in ``own`` whose shapes the results must have, in order; empty: any shape.
         """
         names = self.reads | own | self.kept(node)
         given = [names[name] for name in node.bound]
@@ -248,9 +247,9 @@ class Scope:
     def run_block(
         self, block: Any, x: Any, *, checkpointing: bool, turn: int = 0
     ) -> tuple[Any, ...]:
-        """Run a block on exactly what it reads; with ``checkpointing`` recompute it in the backward pass.
+        """Run a block on exactly its declared inputs; with ``checkpointing`` recompute it in the backward pass.
 
-        ``turn`` counts the times that it runs: a KV cache has columns for each.
+        ``turn`` counts the runs of a looped block: a KV cache has columns for each.
         """
         reads = [self.reads[name] for name in block.inputs]
         if checkpointing:
@@ -258,23 +257,23 @@ class Scope:
         return block(x, *reads)
 
     def kept(self, node: Any) -> dict[str, Any]:
-        """Return what a node has returned for earlier columns, by the names that it keeps."""
+        """Return the arrays that a node kept of earlier columns, by name; here None for each."""
         return dict.fromkeys(node.keeps)
 
     def positions(self, ops: Any) -> Any:
-        """Return the columns' positions where no plugin sets them; None: 0, 1, 2 ..."""
+        """Return the columns' positions if no plugin sets them; None: 0, 1, 2 ..."""
         return None
 
     def attend(self, attention: Any, call: Any, x: Any) -> Any:
-        """Attend from the call's queries, those of x, to all keys that they may see; here its own."""
+        """Attend from the call's queries to all keys that they may see; here the keys of the call."""
         return attention.attended(call, x, self)
 
     def columns(self, node: Any, documents: Any) -> Any:
-        """Return the documents of all columns that a node may see, the new ones last; here its own."""
+        """Return the documents of all columns that a node may see, the new ones last; here ``documents``."""
         return documents
 
     def split_emitted(self, node: Any, result: Any) -> Any:
-        """Note that ``node`` took part; return its result without what it keeps and emits."""
+        """Record that ``node`` took part; return its result without the arrays that it keeps and emits."""
         node.framework.witness(f"node:{node.path}")
         emits = (*node.keeps, *node.terms, *node.statistics)
         if not emits:
@@ -291,10 +290,10 @@ class Scope:
 
 
 def _check_arrays(node: Any, like: Collection[Any], result: Any) -> None:
-    """Refuse a node's result that is no array, or has another shape than it must have.
+    """Check that a node's results are arrays of the shapes of ``like``.
 
     Raises:
-        PluginCodeError: the core would fail on it later, or worse, would not fail.
+        PluginCodeError: they are not; the core would fail on them later, or worse, would not fail.
     """
     parts = result if isinstance(result, (tuple, list)) else (result,)
     given = [_shape(part) for part in parts]
@@ -306,7 +305,7 @@ def _check_arrays(node: Any, like: Collection[Any], result: Any) -> None:
 
 
 def _shape(part: Any) -> tuple[int, ...] | str:
-    """Return an array's shape; for anything else the name of its type."""
+    """Return an array's shape, or the name of the type of any other object."""
     return tuple(part.shape) if hasattr(part, "shape") else type(part).__name__
 
 
@@ -316,7 +315,7 @@ def _did(node: Any, did: str, fix: str) -> PluginCodeError:
 
 
 def inputs_of(spec: Any) -> set[str]:
-    """Collect the names of fields, streams, taps and schedule values that a resolved spec reads."""
+    """Return the names of fields, streams, taps and schedule values that a resolved spec reads."""
     if hasattr(spec, "inputs"):
         return {*spec.inputs}
     if is_dataclass(spec):

@@ -1,4 +1,4 @@
-"""What a module declares: parameters, constants, and arrays that the step itself writes."""
+"""Declarations of modules: parameters, constants, and State that the update writes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from minillm_core.nn.init import Init, Normal
 
 
 class Declaration:
-    """The base of Param, Buffer and State; it belongs to the attribute that it is first assigned to."""
+    """The base of Param, Buffer and State; a declaration belongs to the attribute it is first assigned to."""
 
     shape: tuple[int, ...]
     owned: bool = False
 
     def claim(self, attribute: str) -> None:
-        """Note that ``attribute`` owns this declaration.
+        """Record that ``attribute`` owns this declaration.
 
         Raises:
-            ValueError: another attribute already does. A tie is one owner and an argument
-                elsewhere; two owners would be split in silence by one of the frameworks.
+            ValueError: another attribute already owns it. To tie weights, keep one owner and pass the
+                array to the others; one of the frameworks would silently split two owners.
         """
         if self.owned:
             raise ValueError(
@@ -32,20 +32,20 @@ class Declaration:
 
 
 class Param(Declaration):
-    """A trained array.
+    """A trained parameter.
 
     Args:
         shape: its shape; matrices are (out, in).
-        axes: logical names of the axes: ``heads``, ``kv_heads`` and ``hidden``, along which processes
-            that share layers have slices, ``dim``, ``vocab`` and any others.
-        init: how it starts.
-        role: a path that optimizers and exports choose by: attention.q, .k, .v, .o, mlp.gate,
-            mlp.up, mlp.down, embedding.token, embedding.bigram, head, norm, gate, scalar.
+        axes: logical names of the axes: ``heads``, ``kv_heads`` and ``hidden``, which tensor
+            parallelism slices, ``dim``, ``vocab`` and any others.
+        init: the initialiser.
+        role: a path by which optimizers and exports select parameters: attention.q, .k, .v, .o,
+            mlp.gate, mlp.up, mlp.down, embedding.token, embedding.bigram, head, norm, gate, scalar.
         lr_mul: factor on the learning rate.
         wd_mul: factor on the weight decay.
-        rows: the argument of ``forward`` whose ids, int32 (B, T), choose the rows that it reads, by
-            ``ops.embedding`` alone: such a table may be updated by rows (``optimizer.rows``), and a
-            step then holds none but those. The argument is a batch field, the module a stream of
+        rows: the argument of ``forward`` whose ids, int32 (B, T), select the rows that it reads, only
+            through ``ops.embedding``: such a table may be updated by rows (``optimizer.rows``), and a
+            step then holds only those rows. The argument is a batch field, the module a stream of
             the model (``model.stream``).
 
     ::
@@ -75,11 +75,11 @@ class Param(Declaration):
 
 
 class Buffer(Declaration):
-    """A constant array, made on the host; never trained nor saved.
+    """A constant array, computed on the host; never trained nor saved.
 
     Args:
         shape: its shape.
-        fn: without arguments; gives the array.
+        fn: a function without arguments that returns the array.
     """
 
     def __init__(self, shape: tuple[int, ...], fn: Callable[[], np.ndarray]) -> None:
@@ -87,13 +87,13 @@ class Buffer(Declaration):
 
 
 class State(Declaration):
-    """An array without a gradient that the update writes once a step (a router's bias, an amax).
+    """An array without a gradient that the update writes once per step (a router's bias, an amax).
 
-    ``next_state`` of its module gives the new value from the step's statistics; it is saved.
+    ``next_state`` of its module returns the new value from the step's statistics; checkpoints contain it.
 
     Args:
         shape: its shape.
-        init: how it starts.
+        init: the initialiser.
     """
 
     def __init__(self, shape: tuple[int, ...], init: Init) -> None:

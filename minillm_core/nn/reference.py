@@ -1,6 +1,6 @@
 """References: a class or function named as ``module:qualname``, so that a plan is data.
 
-Hooks hand in references and JSON arguments, never closures: a plan can then be hashed, printed,
+Hooks pass references and JSON arguments, never closures: a plan can then be hashed, printed,
 diffed and rebuilt.
 """
 
@@ -23,11 +23,11 @@ class Function(NamedTuple):
     arguments: tuple[tuple[str, Any], ...] = ()
 
     def call(self, *given: Any) -> Any:
-        """Call it with what the slot gives, and its arguments."""
+        """Call the function with the slot's arguments and its own."""
         return resolve(self.reference)(*given, **dict(self.arguments))
 
     def broken(self, what: str, fix: str, did: str = "broke the rows in") -> PluginCodeError:
-        """Make the error of a result that cannot be used."""
+        """Return the error for a result that cannot be used."""
         name = self.reference.rpartition(":")[2]
         return PluginCodeError(self.owner, name, did=did, where=what, fix=fix)
 
@@ -36,8 +36,8 @@ def reference_of(target: Any) -> str:
     """Return ``module:qualname`` of a class or function.
 
     Raises:
-        ValueError: a lambda, a local function, an instance or its method: nothing that can be
-            found again.
+        ValueError: a lambda, a local function, an instance or its method: it cannot be resolved
+            from its name.
     """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not module or not name or "<" in name or not _found_again(target, f"{module}:{name}"):
@@ -56,7 +56,7 @@ def _found_again(target: Any, reference: str) -> bool:
 
 
 def resolve(reference: str) -> Any:
-    """Return the object that ``reference`` names; its module is imported if need be."""
+    """Return the object that ``reference`` names; import its module if necessary."""
     module, _, name = reference.partition(":")
     target: Any = importlib.import_module(module)
     for part in name.split("."):
@@ -65,16 +65,16 @@ def resolve(reference: str) -> Any:
 
 
 def place_of(function: Any) -> str | None:
-    """Return file and line of a function or method; None: it was not written in Python."""
+    """Return the file and line of a function or method; None if it is not written in Python."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return code and f"{code.co_filename}:{code.co_firstlineno}"
 
 
 def json_arguments(arguments: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """Convert arguments to sorted pairs, lists to tuples, so that they can be hashed.
+    """Convert arguments to sorted pairs, and lists to tuples, so that they can be hashed.
 
     Raises:
-        ValueError: a value that is not JSON, or a mapping: its items are arguments themselves.
+        ValueError: a value is not JSON, or is a mapping: pass its items as arguments of their own.
     """
     for key, value in arguments.items():
         try:

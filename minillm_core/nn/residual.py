@@ -1,7 +1,7 @@
-"""Residual sites: one update of the stream, the sum over sources of coefficient x source.
+"""Residual sites: one update of the residual stream, the sum over sources of coefficient x source.
 
-What a part is given may be such a sum as well, which the stream does not get: attention, its q, k
-and v, and the MLP.
+The input of attention, of its q, k and v, and of the MLP may be such a sum as well; it is not written
+to the stream.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from minillm_core.nn.param import Param
 
 @dataclass(frozen=True)
 class Learned:
-    """A coefficient that is a trained scalar."""
+    """A learned scalar coefficient: its initial value and optimizer factors."""
 
     start: float
     lr_mul: float = 1.0
@@ -26,14 +26,14 @@ class Learned:
 
 @dataclass(frozen=True)
 class SiteSpec:
-    """A residual site: source -> coefficient, sources sorted, since float sums depend on the order."""
+    """A residual site, as data: source -> coefficient, sources sorted, since float sums depend on the order."""
 
-    name: str  # layers.i.in, .mid, .out, final; or of an input: layers.i.attention, .attention.q, .mlp
+    name: str  # layers.i.in, .mid, .out, final; of an input: layers.i.attention, .attention.q, .mlp
     terms: tuple[tuple[str, str, Setting | Learned | Node], ...] = field(default=())
-    """(source, owner, coefficient); sources: carry, sublayer, a stream, a tap, which may be there for
-    several owners."""
+    """(source, owner, coefficient); sources: carry, sublayer, a stream, a tap; several owners may use the
+    same source."""
     computed: tuple[Node, ...] = ()
-    """Streams that are computed here, before the sum, each behind those that it reads."""
+    """Streams that are computed here, before the sum, each after those that it reads."""
 
     @property
     def inputs(self) -> set[str]:
@@ -44,14 +44,14 @@ class SiteSpec:
 
 
 class LearnedScalar(Module):
-    """A trained number."""
+    """A learned scalar."""
 
     def __init__(self, start: float, lr_mul: float, wd_mul: float) -> None:
         super().__init__()
         self.scalar = Param((1,), init=Constant(start), role="scalar", lr_mul=lr_mul, wd_mul=wd_mul)
 
     def forward(self) -> Any:
-        """Return the number, (1,)."""
+        """Return the scalar, (1,)."""
         return self.scalar
 
 
@@ -103,7 +103,7 @@ class Site(Module):
         return x
 
     def scaled(self, key: str, value: Any, own: dict[str, Any], scope: Scope) -> Any:
-        """Multiply coefficient and value, in value's dtype."""
+        """Multiply a value by its coefficient, in the value's dtype."""
         if key in self.settings:
             number = self.settings[key].of(scope.reads)
             return value * self.ops.like(number, value)

@@ -17,26 +17,26 @@ from minillm_core.ops.contract import Rotary
 
 
 def llama_frequencies(head_dim: int, base: float) -> np.ndarray:
-    """Compute base^(-2i/D), radians a position, float64 (D/2,)."""
+    """Compute base^(-2i/D), radians per position, float64 (D/2,)."""
     return base ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
 
 
 @dataclass(frozen=True)
 class Staged:
-    """An argument that is another whole number in each stage of the run."""
+    """An argument that is a staged value: a whole number that changes between stages of the run."""
 
-    value: str  # the staged value that holds it
-    numbers: tuple[int, ...]  # all that it is ever
+    value: str  # the name of the staged value
+    numbers: tuple[int, ...]  # all numbers that it takes
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The staged value."""
+        """The name of the staged value."""
         return (self.value,)
 
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """The claims on the rotary embedding; None: Llama's."""
+    """The claims on the rotary embedding; None: as in Llama."""
 
     base: float
     frequencies: Function | None = None
@@ -45,20 +45,20 @@ class RopeSpec:
 
     @property
     def staged(self) -> Staged | None:
-        """The argument of ``scaling`` that changes from stage to stage, where one does."""
+        """The argument of ``scaling`` that is a staged value; None: no argument is."""
         arguments = () if self.scaling is None else self.scaling.arguments
         return next((value for _, value in arguments if isinstance(value, Staged)), None)
 
     @property
     def numbers(self) -> tuple[int | None, ...]:
-        """The values of the staged argument of ``scaling``; None alone: it has none."""
+        """The numbers that the staged argument of ``scaling`` takes; (None,) if there is none."""
         return (None,) if self.staged is None else self.staged.numbers
 
     def radians(self, head_dim: int, number: int | None = None) -> np.ndarray:
         """Compute the frequencies, claimed or Llama's, scaled for one of ``numbers``; float64 (D/2,).
 
         Raises:
-            PlanError: a claimed function gave another shape.
+            PlanError: a claimed function returned another shape.
         """
         if self.frequencies is None:
             theta = llama_frequencies(head_dim, self.base)
@@ -78,7 +78,7 @@ class Rope(Module):
     """Tables of cos and sin for ``length`` positions; angles in float64, tables in float32.
 
     Args:
-        theta: float64 (D/2,), radians a position.
+        theta: float64 (D/2,), radians per position.
         length: how many positions.
     """
 
@@ -94,16 +94,16 @@ class Rope(Module):
         self.frequencies = Buffer((half,), lambda: theta.astype(np.float32))
 
     def forward(self, positions: Any) -> Rotary:
-        """Return what ``ops.rotate`` takes, for positions None (0, 1, 2 ...), int32 (T,) or (B, T)."""
+        """Return the tables for ``ops.rotate``, at positions None (0, 1, 2 ...), int32 (T,) or (B, T)."""
         return Rotary(self.cos, self.sin, self.frequencies, positions)
 
     def at(self, reads: Mapping[str, Any]) -> Self:
-        """Return the tables of a step: always these."""
+        """Return the tables of a step: itself in every stage."""
         return self
 
 
 class StagedRope(Module):
-    """Tables for each number that a staged value takes: a compiled step holds those of its stage."""
+    """Tables for each number of a staged value: a compiled step contains only those of its stage."""
 
     def __init__(self, spec: RopeSpec, staged: Staged, head_dim: int, length: int) -> None:
         super().__init__()
@@ -114,12 +114,12 @@ class StagedRope(Module):
         }
 
     def at(self, reads: Mapping[str, Any]) -> Any:
-        """Return the :class:`Rope` of the stage that the step is in."""
+        """Return the :class:`Rope` of the step's stage."""
         return self.stages[f"at_{int(reads[self.value])}"]
 
 
 def rope_of(geometry: ModelShape, spec: RopeSpec, length: int) -> Rope | StagedRope:
-    """Make one layer's tables, for ``length`` positions."""
+    """Build one layer's tables, for ``length`` positions."""
     if spec.staged is not None:
         return StagedRope(spec, spec.staged, geometry.head_dim, length)
     return Rope(spec.radians(geometry.head_dim), length)

@@ -1,1 +1,1 @@
-"""The ops: contracts, and the choice of a kernel. Imports no framework."""
+"""The ops: their contracts, and kernel selection. Imports no framework."""

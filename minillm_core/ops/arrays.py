@@ -17,10 +17,10 @@ Axis = int | tuple[int, ...] | None
 
 
 class ArrayFunctions(Protocol):
-    """Element by element unless said otherwise; results keep the dtype of their argument."""
+    """Array functions: elementwise unless documented otherwise; results keep the dtype of their argument."""
 
     matmul_dtype: str
-    """In which matrices may be multiplied where accuracy allows: bfloat16 on NVIDIA's GPUs."""
+    """The dtype for matrix products that tolerate low precision: bfloat16 on NVIDIA GPUs, else float32."""
 
     def exp(self, x: Array) -> Array: ...
     def log(self, x: Array) -> Array: ...
@@ -29,17 +29,17 @@ class ArrayFunctions(Protocol):
     def abs(self, x: Array) -> Array: ...
     def sign(self, x: Array) -> Array: ...
     def round(self, x: Array) -> Array:
-        """To the nearest whole number, halves to the even one; its gradient is 0."""
+        """Round to the nearest integer, halves to even; the gradient is 0."""
 
     def sin(self, x: Array) -> Array: ...
     def cos(self, x: Array) -> Array: ...
     def tanh(self, x: Array) -> Array: ...
     def sigmoid(self, x: Array) -> Array: ...
     def silu(self, x: Array) -> Array:
-        """x * sigmoid(x)."""
+        """Compute x * sigmoid(x)."""
 
     def relu(self, x: Array) -> Array:
-        """max(x, 0), with gradient 0 at 0."""
+        """Compute max(x, 0), with gradient 0 at 0."""
 
     def maximum(self, x: Array, y: Array | float) -> Array: ...
     def minimum(self, x: Array, y: Array | float) -> Array: ...
@@ -54,7 +54,7 @@ class ArrayFunctions(Protocol):
     def qr(self, x: Array) -> tuple[Array, Array]:
         """Decompose x (..., R, C), R >= C, into orthonormal columns (..., R, C) and an upper triangle (..., C, C).
 
-        float32; on a CPU with MLX. Which of the triangle's diagonal are negative is the framework's choice.
+        float32; MLX runs it on the CPU. The signs of the triangle's diagonal depend on the framework.
         No gradient.
         """
         ...
@@ -62,21 +62,21 @@ class ArrayFunctions(Protocol):
     def concat(self, arrays: Sequence[Array], axis: int = 0) -> Array: ...
     def stack(self, arrays: Sequence[Array], axis: int = 0) -> Array: ...
     def split(self, x: Array, parts: int | Sequence[int], axis: int = -1) -> Sequence[Array]:
-        """Cut into ``parts`` equal pieces, or into pieces of the given sizes.
+        """Split into ``parts`` equal pieces, or into pieces of the given sizes.
 
-        Prefer it to slices where a backward pass follows: one concatenation instead of a padded
-        array for every slice and a sum of those.
+        Prefer it to slices where gradients flow: the backward pass is one concatenation instead of a
+        padded array for every slice and the sum of these.
         """
         ...
 
     def take(self, x: Array, indices: Array, axis: int) -> Array:
-        """Entries of ``x`` along ``axis``: indices int32 (n,) keep it, a 0-d index drops it."""
+        """Take entries of ``x`` along ``axis``: indices int32 (n,) keep the axis, a 0-d index drops it."""
 
     def take_rows(self, x: Array, indices: Array) -> Array:
-        """Rows of ``x`` (N, ...) at ``indices`` int32 (S,), which are distinct.
+        """Take the rows of ``x`` (N, ...) at ``indices`` int32 (S,), which must be distinct.
 
-        As :meth:`take` along axis 0; its gradient is written, not added up: on a GPU that is faster,
-        and the same bits each time.
+        Like :meth:`take` along axis 0, but the gradient is written instead of accumulated: on a GPU
+        that is faster, and deterministic.
         """
         ...
 
@@ -84,24 +84,24 @@ class ArrayFunctions(Protocol):
         """Take one element for every index; indices int32 with as many axes as ``x``."""
 
     def argsort(self, x: Array, axis: int = -1) -> Array:
-        """int32: where along ``axis`` the smallest stands, the next ...; equal ones in any order.
+        """Return the int32 indices that sort ``x`` along ``axis`` in ascending order; ties in any order.
 
-        No gradient: give it an ``x`` under :meth:`stop_gradient`.
+        No gradient: wrap ``x`` in :meth:`stop_gradient`.
         """
 
     def cumsum(self, x: Array, axis: int) -> Array:
-        """Sums of the entries up to each one along ``axis``, itself included; float32 inside."""
+        """Compute the inclusive cumulative sum along ``axis``, accumulated in float32."""
 
     def tril(self, x: Array, diagonal: int = 0) -> Array:
-        """Zeros above a diagonal of the last two axes: 0 is the main one, -1 that below it."""
+        """Set the entries above a diagonal of the last two axes to 0: 0 is the main diagonal, -1 the one below."""
 
     def scan(
         self, step: Callable[[Any, tuple[Array, ...]], Any], carry: Any, arrays: Sequence[Array]
     ) -> tuple[Any, Array]:
-        """Run ``carry, y = step(carry, slices)`` along axis 1; return the last carry, and (B, n, ...).
+        """Run ``carry, y = step(carry, slices)`` along axis 1; return the last carry and all y, (B, n, ...).
 
-        Arrays are (B, n, ...), slices (B, ...), and the y of each turn are stacked along axis 1. The
-        turns are written out in a compiled step: for tens of chunks, not for thousands of tokens.
+        Arrays are (B, n, ...), slices (B, ...); the y of all iterations are stacked along axis 1. A
+        compiled step unrolls the loop: use it for tens of chunks, not for thousands of tokens.
         """
         ...
 
@@ -114,17 +114,17 @@ class ArrayFunctions(Protocol):
     def ones_like(self, x: Array) -> Array: ...
     def full_like(self, x: Array, value: float) -> Array: ...
     def like(self, number: Array | float, x: Array) -> Array:
-        """Return a 0-d array in ``x``'s dtype; a Python number as it is.
+        """Cast a 0-d array to ``x``'s dtype; return a Python number unchanged.
 
-        Schedule values are float32, and float32 times bfloat16 is bfloat16 on one framework and
+        Schedule values are float32, and a 0-d float32 times bfloat16 is bfloat16 on one framework and
         float32 on the other.
         """
 
     def constant(self, numbers: Sequence[float], shape: Sequence[int]) -> Array:
-        """float32, made once: a constant of the compiled step."""
+        """Return the numbers as a float32 array of ``shape``: a constant of the compiled step."""
 
     def scalar(self, number: Array | float) -> Array:
-        """Make a 0-d float32 array of a number or a 0-d array."""
+        """Convert a number or a 0-d array to a 0-d float32 array."""
 
     def arange(self, n: int, dtype: str = "int32") -> Array:
         """Return 0, 1, ... n - 1 on the ops' device."""
@@ -133,20 +133,20 @@ class ArrayFunctions(Protocol):
         """Cast to a ``dtype`` by name: "float32", "bfloat16", "int32", "bool" ..."""
 
     def astype_like(self, x: Array, y: Array) -> Array:
-        """Cast to the dtype of ``y``: a Buffer is float32 where the step computes in bfloat16."""
+        """Cast to the dtype of ``y``: a Buffer stays float32 even where the step computes in bfloat16."""
 
     def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
-        """Over all axes, one or several; accurate to float32 at any size."""
+        """Sum over all axes, one or several; accurate to float32 at any size."""
 
     def mean(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array: ...
     def max(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array: ...
     def logsumexp(self, x: Array, axis: int = -1, keepdims: bool = False) -> Array: ...
 
     def stop_gradient(self, x: Array) -> Array:
-        """Return ``x`` as a constant.
+        """Return ``x`` detached from the graph.
 
-        On MLX, return such outputs after the differentiable ones: before them they corrupt the
-        gradients.
+        On MLX, a function must return such outputs after its differentiable ones: in front of them
+        they corrupt the gradients.
         """
 
 
@@ -159,14 +159,14 @@ COMMON = (
     *("abs", "cos", "exp", "log", "round", "sigmoid", "sign", "sin", "sqrt", "square", "tanh"),
     *("ones_like", "reshape", "tril", "where", "zeros_like"),
 )
-"""Array functions that the modules of the frameworks have by the same names and with the same meaning."""
+"""Array functions that ``torch`` and ``mlx.core`` provide under the same name with the same meaning."""
 
 
 class Known:
-    """Base of every ops object: a name that is none of an op's is answered with the nearest.
+    """Base of every ops object: the error for an unknown op suggests the nearest name.
 
-    Kernels are plain attributes, so that a trace reads them without a lookup. A subclass that names its
-    framework's ``module`` has the functions of :data:`COMMON` from there.
+    Kernels are plain attributes, so that a trace reads them without a lookup. A subclass with a
+    ``module`` (``torch``, ``mlx.core``) takes the functions of :data:`COMMON` from it.
     """
 
     linear: Kernel
@@ -186,7 +186,7 @@ class Known:
             setattr(cls, name, staticmethod(getattr(module, name)))
 
     def take_kernels(self, kernels: Mapping[str, Kernel]) -> None:
-        """Serve each op by its function, ops of plugins included."""
+        """Set the kernel of each op, ops of plugins included."""
         for op, kernel in kernels.items():
             setattr(self, op, kernel)
 
@@ -202,7 +202,7 @@ class Known:
             found.append(y)
         return carry, ops.stack(found, 1)
 
-    if not TYPE_CHECKING:  # to which every name would be known
+    if not TYPE_CHECKING:  # a type checker would accept every name
 
         def __getattr__(self, name: str) -> NoReturn:
             if name.startswith("_"):
@@ -218,12 +218,12 @@ class Known:
 
 
 def visible(distance: Array, window: int | Array | None, documents: Array | None) -> Array:
-    """Return which key each query sees in causal attention: bool (T, S), or (B, 1, T, S) with documents.
+    """Return the causal attention mask, True where a query sees a key: bool (T, S), with documents (B, 1, T, S).
 
     Args:
-        distance: (T, S): the query's position - the key's; the queries are the last T positions.
-        window: how many keys a query sees, itself included; None: all before it.
-        documents: int32 (B, S); only equal ones see each other. None: all do.
+        distance: (T, S): query position - key position; the queries are the last T positions.
+        window: how many keys a query sees, itself included; None: all earlier ones.
+        documents: int32 (B, S) document ids; a query sees only keys of its document. None: no mask.
     """
     mask = distance >= 0
     if window is not None:
@@ -236,7 +236,7 @@ def visible(distance: Array, window: int | Array | None, documents: Array | None
 
 
 def last_first(axis: Axis, ndim: int) -> list[int]:
-    """Return the axes to reduce, none counted from the end, the last one first.
+    """Return the axes to reduce, non-negative, in descending order.
 
     >>> last_first(None, 3), last_first((0, -1), 3), last_first(-2, 3)
     ([2, 1, 0], [2, 0], [1])

@@ -1,4 +1,4 @@
-"""The ops: what each one computes, to which accuracy, and where gradients flow.
+"""The op contracts: what each op computes, its tolerance, and where gradients flow.
 
 A kernel is a candidate for an op (select.py); minillm_kit.reference is every op in NumPy float64. Letters
 in shapes: B rows, T queries, S keys (S >= T), H query heads, K key-value heads, D head size,
@@ -17,16 +17,16 @@ from minillm_core.ops.form import LossForm
 
 
 class Rotary(NamedTuple):
-    """Rotary angles: cos and sin are those of ``position * frequency``, computed in float64."""
+    """Rotary tables: cos and sin of ``position * frequency``, computed in float64."""
 
     cos: Array  # float32 (P, D/2)
     sin: Array  # float32 (P, D/2)
-    frequencies: Array  # float32 (D/2,): radians a position; 0 leaves a pair as it is
+    frequencies: Array  # float32 (D/2,): radians per position; 0 leaves a pair unrotated
     positions: Array | None = None  # int32 (T,) or (B, T), each < P; None: 0 .. T-1
 
 
 class Operations(ArrayFunctions, Protocol):
-    """The ops that kernels compete for, beside the array functions."""
+    """The ops that have selectable kernels, in addition to the array functions."""
 
     def linear(self, x: Array, weight: Array) -> Array:
         """x weight^T: x (..., C), weight (O, C) -> (..., O). 2 N C O FLOPs."""
@@ -59,15 +59,15 @@ class Operations(ArrayFunctions, Protocol):
     ) -> Array:
         """softmax(scale q k^T + mask) v, causal, softmax in float32.
 
-        q (B, T, H, D), k and v (B, S, K, D) -> (B, T, H, D). Query t stands at i = t + S - T and
-        sees key j iff 0 <= i - j, and i - j < window where one is given, and documents[i] =
-        documents[j] where they are. Query head h reads key-value head h // (H / K). Without
-        ``scale`` it is D ** -0.5. documents int32 (B, S). 4 B T S H D FLOPs where nothing is
+        q (B, T, H, D), k and v (B, S, K, D) -> (B, T, H, D). Query t is at position i = t + S - T
+        and sees key j iff 0 <= i - j, and i - j < window if ``window`` is given, and documents[i] =
+        documents[j] if ``documents`` is given. Query head h reads key-value head h // (H / K).
+        ``scale`` defaults to D ** -0.5. documents int32 (B, S). 4 B T S H D FLOPs if no block is
         skipped.
         """
 
     def logits(self, hidden: Array, weight: Array, form: LossForm) -> Array:
-        """Return the head's logits, for the next token of few rows.
+        """Compute the head's logits, for sampling the next token of a few rows.
 
         hidden (B, C), weight (V, C) -> float32 (B, V).
         """
@@ -76,10 +76,10 @@ class Operations(ArrayFunctions, Protocol):
         """silu(gate) * up: both (..., F)."""
 
     def gram(self, x: Array, alpha: float = 1.0, beta: float = 0.0) -> Array:
-        """alpha x x^T + beta x, which is symmetric: x (N, R, C) -> (N, R, R), sums in float32.
+        """alpha x x^T + beta x, which is symmetric: x (N, R, C) -> (N, R, R), accumulated in float32.
 
-        With a beta other than 0 each x is symmetric itself, R = C. Stages of the optimizer use it:
-        no gradient flows through it. 2 N R^2 C FLOPs, of which a kernel may leave out one triangle's.
+        With a non-zero beta each x must itself be symmetric, R = C. Optimizer stages use it: no
+        gradient flows through it. 2 N R^2 C FLOPs; a kernel may compute one triangle only.
         """
         ...
 
@@ -91,7 +91,7 @@ class Operations(ArrayFunctions, Protocol):
         weights: Array | None = None,
         form: LossForm = LossForm(),  # noqa: B008  (frozen)
     ) -> tuple[Array, Array, Array]:
-        """Cross-entropy of the head's logits, which never leave the op.
+        """Compute the cross-entropy of the head's logits, which never leave the op.
 
         hidden (N, C), weight (V, C) in one dtype, targets int32 (K, N), < 0 where unsupervised,
         weights float32 (K,) or (K, N) or None (ones) -> (total, sums, count), all float32:
@@ -99,10 +99,10 @@ class Operations(ArrayFunctions, Protocol):
             loss[k, n] = form's loss of position n for targets[k, n], 0 where unsupervised
             total () = sum over k and n of weights * loss: the only differentiable output
             sums (K,) = sum over n of loss, unweighted, for reports
-            count () = the positions where targets[0] >= 0
+            count () = the number of positions where targets[0] >= 0
 
-        Weights are constants. Kernels that make gradients in the forward pass know one upstream
-        scalar: whatever differs by target or position goes in as a weight, never on the outside.
+        Weights are constants. Kernels that compute gradients in the forward pass have one upstream
+        scalar: pass any factor per target or position as a weight, never multiply the result by it.
         2 N C V FLOPs forward, 4 N C V backward.
         """
         ...
@@ -114,7 +114,7 @@ class Operations(ArrayFunctions, Protocol):
         targets: Array,
         form: LossForm = LossForm(),  # noqa: B008  (frozen)
     ) -> Array:
-        """Cross-entropy of each position, as numbers through which no gradient flows.
+        """Compute the cross-entropy of each position, without gradient.
 
         hidden (N, C), weight (V, C) in one dtype, targets int32 (N,), < 0 where unsupervised ->
         float32 (N,): the form's loss, 0 where unsupervised. 2 N C V FLOPs.
@@ -128,7 +128,7 @@ class Contract:
 
     ``tolerance``: dtype -> the largest ``norm(got - reference) / max(norm(reference), sqrt(size))``
     of any output and any gradient, with inputs and upstream gradients of order one and the
-    reference computed in float64 from the same inputs. (Sums cancel: hence the second size.)
+    reference computed in float64 from the same inputs. (Sums can cancel: hence ``sqrt(size)``.)
     """
 
     name: str
@@ -151,7 +151,7 @@ _OPS: tuple[tuple[Callable[..., Any], tuple[str, ...], tuple[float, ...]], ...] 
     (Operations.linear_cross_entropy, ("hidden", "weight"), (1e-12, 5e-6, 5e-3, 4e-2)),
     (Operations.token_losses, (), (1e-12, 5e-6, 5e-3, 4e-2)),
 )
-"""Op, its differentiable arguments, and its tolerance for each of the dtypes."""
+"""(op, its differentiable arguments, its tolerance for each of ``_DTYPES``)."""
 
 
 def _without_self(function: Callable[..., Any]) -> inspect.Signature:
@@ -169,4 +169,4 @@ CONTRACTS: Mapping[str, Contract] = {
     )
     for op, differentiable, tolerance in _OPS
 }
-"""Op -> contract, for the ops of the core; a plugin may declare more."""
+"""Op -> contract, for the ops of the core; plugins may declare more."""

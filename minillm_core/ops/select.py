@@ -1,6 +1,6 @@
-"""Which kernel serves an op: a request, the candidates' answers, and the user's policy -> a choice.
+"""Kernel selection: a request, the candidates' answers and the user's ``--kernels`` policy -> a choice.
 
-Nothing falls back silently: a choice carries its reason and the reasons of those that refused.
+Nothing falls back silently: a choice records its reason and the reason of each candidate that refused.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from minillm_core.install import pip_line, unmet
 
 @dataclass(frozen=True)
 class Request:
-    """The demands of a plan, bound to a device, on an op.
+    """What a plan, bound to a device, requires of an op's kernel.
 
-    Facts, each of which may be missing where it is not known yet:
+    Facts, each of which may be missing if it is not known yet:
         attention: ``window`` None, "static" or "dynamic"; ``documents`` bool; ``grouped`` bool;
             ``head_dim`` and ``length`` int
         rotate: ``positions`` None, "row" (T,) or "batch" (B, T)
@@ -41,52 +41,52 @@ def serves_all(request: Request) -> str | None:
 
 
 def first(request: Request) -> int:
-    """Rank a candidate first wherever it serves."""
+    """Return 0, the default rank: candidates keep their order."""
     return 0
 
 
 def lacking(requirement: str) -> str | None:
-    """Say how this installation misses a requirement, read from metadata; None: it does not."""
+    """Return why the installed distributions do not meet a requirement, from metadata; None: they do."""
     reason = unmet((requirement,)).get(requirement)
     return reason and f"needs {requirement}: {reason} ({pip_line(requirement)})"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kernel that offers to serve an op."""
+    """A kernel that is offered for an op."""
 
     op: str
     name: str  # as in --kernels op=name
     backends: tuple[str, ...]
     reference: str  # "package.module:function", with the op's signature
     devices: tuple[str, ...] = ("cpu", "cuda", "mps", "metal")
-    accepts: Callable[[Request], str | None] = serves_all  # None: yes; else the reason why not
+    accepts: Callable[[Request], str | None] = serves_all  # None: accepted; else the reason
     rank: Callable[[Request], int] = first  # lower is preferred; equal ranks keep their order
     plain: bool = False  # composed of array functions: for --kernels reference and op=reference
-    within_tolerance: bool = True  # False: used only when it, or its plugin, is named
+    within_tolerance: bool = True  # False: used only if the kernel, or its plugin, is named
     requires: tuple[str, ...] = ()  # distributions, as in a pyproject.toml: "liger-kernel>=0.8.5"
-    # the option that disables it ("loss=false"), or "-NAME" where its plugin is there for it alone; where
-    # there is one it serves, or no run begins
+    # the option that disables it ("loss=false"), or "-NAME" if it is all that its plugin does; a kernel
+    # with such an option is required: a run is refused if it cannot serve
     disable_option: str = ""
     provider: str = "core"
     unless: str = field(default="", repr=False)  # deprecated alias of disable_option
 
     def __post_init__(self) -> None:
-        """Give both names of ``disable_option`` the same value."""
+        """Set ``disable_option`` and its alias to the same value."""
         option = self.disable_option or self.unless
         object.__setattr__(self, "disable_option", option)
         object.__setattr__(self, "unless", option)
 
     @property
     def offered(self) -> bool:
-        """May serve without being named by ``--kernels``."""
+        """Whether it may serve without being named by ``--kernels``."""
         return self.within_tolerance or bool(self.disable_option)
 
     def refusal(self, request: Request) -> str | None:
-        """Why this candidate does not serve the request; None where it does.
+        """Return why this candidate cannot serve the request; None: it can.
 
         Raises:
-            PluginCodeError: ``accepts`` gave neither None nor words.
+            PluginCodeError: ``accepts`` returned neither None nor a string.
         """
         if request.backend not in self.backends:
             return f"serves {' and '.join(self.backends)}, not {request.backend}"
@@ -122,7 +122,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Choice:
-    """Which candidate serves an op, and why the others do not."""
+    """The kernel chosen for an op, and why the others do not serve."""
 
     op: str
     kernel: str
@@ -131,14 +131,14 @@ class Choice:
 
 
 def choose(request: Request, candidates: Iterable[Candidate], policy: Policy = AUTO) -> Choice:
-    """Pick a kernel: the named one, else by mode.
+    """Choose a kernel: the one named by the policy, else by the policy's mode.
 
-    ``auto`` takes the first in order of preference that serves; ``strict`` refuses to go past the
-    first; ``reference``, as the mode or as the op's name, takes the plain one. Order of preference:
-    rank, then the order given.
+    ``auto`` takes the first in order of preference that can serve; ``strict`` raises if the preferred
+    kernel cannot; ``reference``, as the mode or as the kernel of an op, takes the plain one. Order of
+    preference: rank, then the order given.
 
     Raises:
-        BackendError: the kernel that is asked for does not serve, or none does.
+        BackendError: the named kernel cannot serve, or no kernel can.
     """
     offers = [c for c in candidates if c.op == request.op]
     ours = sorted(
@@ -171,10 +171,10 @@ def choose_all(
 
 
 def check_named_ops(policy: Policy, requests: Iterable[Request]) -> None:
-    """Refuse a policy that names an op which no request is for.
+    """Check that the policy names only ops that the plan uses.
 
     Raises:
-        BackendError: it does.
+        BackendError: it names another op.
     """
     asked = sorted(request.op for request in requests)
     for op, name in policy.named.items():
@@ -189,7 +189,7 @@ def check_named_ops(policy: Policy, requests: Iterable[Request]) -> None:
 def load(
     choices: Iterable[Choice], candidates: Sequence[Candidate], backend: str
 ) -> dict[str, Callable[..., Any]]:
-    """Op -> function, as the ops objects take them.
+    """Import the chosen kernels: op -> function, as the ops objects take them.
 
     Raises:
         BackendError: a function cannot be imported.
@@ -218,7 +218,7 @@ def _named(
 
 
 def _plain(request: Request, ours: Sequence[Candidate], refused: Mapping[str, str]) -> Choice:
-    """Choose the plain implementation, as ``op=reference`` asks."""
+    """Choose the plain implementation, for ``op=reference``."""
     where = f"--kernels {request.op}={REFERENCE}"
     plain = [c for c in ours if c.plain]
     for c in plain:

@@ -1,1 +1,1 @@
-"""Update rules as stages, and schedules as values: pure functions, written once."""
+"""Optimizers as update rules made of stages, and schedules: pure functions, written once for all frameworks."""

@@ -1,6 +1,6 @@
-"""AdamW (arXiv:1711.05101) as stages: moments with bias correction, decoupled decay, write.
+"""AdamW (arXiv:1711.05101) as stages: moments with bias correction, decoupled weight decay, write.
 
-Decay is added to the update and both are scaled by the learning rate at the end:
+Weight decay is added to the update, and the learning rate scales both at the end:
 p <- p - lr (m^ / (sqrt(v^) + eps) + wd p).
 """
 
@@ -21,7 +21,7 @@ def adam(
     epsilon: float,
     updates: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """Turn the gradient into m^ / (sqrt(v^) + eps), moments in float32, ``updates`` counted from 1."""
+    """Compute m^ / (sqrt(v^) + eps) of the gradient; moments in float32, ``updates`` counted from 1."""
     m = state["m"] * beta1 + update * (1 - beta1)
     v = state["v"] * beta2 + ops.square(update) * (1 - beta2)
     m_hat = m / (1 - ops.exp(updates * math.log(beta1)) if beta1 else 1.0)
@@ -39,5 +39,5 @@ def decay(
 def write(
     ops: Any, update: Any, param: Any, state: dict[str, Any], *, lr: Any, lr_mul: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Return the new parameter."""
+    """Return the new parameter: the old one minus the learning rate times the update."""
     return param - update * (lr * lr_mul), state

@@ -1,7 +1,7 @@
-"""The seam of parameters that are tied to another one until a share of the run, and untied after it.
+"""Temporary weight tying: a parameter equals another one (its leader) until a fraction of the run.
 
-Until then both get the sum of their gradients and take the same step from the same state, so that they
-stay equal bit by bit; nothing has to be copied when they part.
+Until then both get the sum of their gradients and take the same step from the same optimizer state, so
+that they stay bitwise equal; nothing has to be copied when they are untied.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FOLLOW = "follow:"
-"""Before a parameter's name in a witness: a step has looked up whether it is still tied."""
+"""Prefix of a parameter's name in a witness: a step has checked whether the parameter is still tied."""
 
 
 @dataclass(frozen=True)
@@ -20,31 +20,31 @@ class Follow:
 
     owner: str
     leader: str  # the other parameter
-    until: float  # share of the run
-    value: str  # schedule value: 1 as long as they are one, then 0
+    until: float  # fraction of the run
+    value: str  # schedule value: 1 while they are tied, then 0
 
     def __str__(self) -> str:
         return f"{self.leader} until {self.until:.3g} of the run"
 
 
 def tied(follows: Mapping[str, Follow], values: Mapping[str, float]) -> dict[str, str]:
-    """Map the parameters that are another one at these schedule values to that one."""
+    """Return the parameters that are tied at these schedule values, each with its leader."""
     return {name: one.leader for name, one in follows.items() if values[one.value] > 0}
 
 
 def shared(
     ops: Any, follows: Mapping[str, Follow], grads: Mapping[str, Any], values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Give parameters that are one the sum of their gradients.
+    """Replace the gradients of tied parameters by their sum.
 
     Args:
-        ops: the framework's.
-        follows: parameter -> what it follows.
-        grads: parameter -> float32.
+        ops: the framework's array functions.
+        follows: parameter -> its tie.
+        grads: parameter -> float32 gradient.
         values: schedule value -> 0-d float32.
 
     Returns:
-        The gradients, and those by which their norm is measured: each sum once.
+        The gradients, and the gradients to compute the norm from, with each sum in them once.
     """
     made, counted = dict(grads), dict(grads)
     for name, one in follows.items():

@@ -1,4 +1,4 @@
-"""Groups: parameters that one rule updates together, same-shaped where matrices must be stacked."""
+"""Parameter groups: parameters that one update rule updates together, stacked where it needs matrices."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from minillm_core.optim.stage import Rule
 
 @dataclass(frozen=True)
 class ByRows:
-    """The claim that a table is updated by the rows that a step sees."""
+    """The claim that a table is updated only in the rows that a step reads."""
 
     owner: str
-    field: str  # of the batch: ids of rows, int32 (B, T)
-    rule: str  # module:class of what is done to rows in between
-    buckets: int  # sizes to which the number of rows is rounded up
+    field: str  # the batch field with the ids of rows, int32 (B, T)
+    rule: str  # module:class of the RowRule for the other rows
+    buckets: int  # how many sizes the number of rows is rounded up to
 
     def __str__(self) -> str:
         return f"rows of '{self.field}' alone, in {self.buckets} sizes"
@@ -31,37 +31,37 @@ class Member:
 
     name: str
     shape: tuple[int, ...]
-    lr_mul: float | str  # a number, or the name of the schedule value that holds it
+    lr_mul: float | str  # a number, or the name of a schedule value
     wd_mul: float | str
-    overrides: tuple[tuple[str, Any], ...] = ()  # stage argument -> number, of this parameter alone
-    rows: ByRows | None = None  # None: every row in every step
-    view: Function | None = None  # what is evaluated in its place; None: it itself
-    blocks: int = 1  # its rows are so many matrices, one above the other
-    follows: Follow | None = None  # the parameter that it is at first; None: it itself
+    overrides: tuple[tuple[str, Any], ...] = ()  # stage argument -> number, only here
+    rows: ByRows | None = None  # None: every row is updated in every step
+    view: Function | None = None  # computes what is evaluated instead of it; None: no view
+    blocks: int = 1  # how many matrices its rows are, one below the other
+    follows: Follow | None = None  # the parameter that it is tied to at first; None: untied
 
 
 @dataclass(frozen=True)
 class Group:
-    """Members under one rule: a stack (N, *shape), or one alone where the rule does not stack."""
+    """A parameter group: members under one rule, stacked to (N, *shape), or a single unstacked member."""
 
     rule: Rule  # with the members' overrides in its arguments
     members: tuple[Member, ...]
 
     @property
     def blocks(self) -> int:
-        """Matrices in each member."""
+        """The number of matrices in each member."""
         return self.members[0].blocks
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """What the stages see of one member: all of it, or one of its blocks."""
+        """The shape of a member as the stages see it: the whole parameter, or one of its blocks."""
         whole = self.members[0].shape
         return whole if self.blocks == 1 else (whole[0] // self.blocks, *whole[1:])
 
     def kept(self) -> dict[str, dict[str, Kept]]:
-        """Map anchor -> entry -> (N, ...) of the stack; without N where the rule does not stack.
+        """Return the optimizer state: anchor -> entry -> shape (N, ...) and dtype; unstacked rules have no N.
 
-        Of a member in blocks it is (N, blocks, ...).
+        With members in blocks the shape is (N, blocks, ...).
         """
         n = (len(self.members),) if self.rule.stacked else ()
         n += (self.blocks,) if self.blocks > 1 else ()
@@ -75,12 +75,12 @@ class Group:
         return {anchor: entries for anchor, entries in found.items() if entries}
 
     def state_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Map anchor -> entry -> the shape of :meth:`kept`."""
+        """Return the shapes of :meth:`kept`: anchor -> entry -> shape."""
         held = self.kept().items()
         return {anchor: {entry: one.shape for entry, one in its.items()} for anchor, its in held}
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the group as JSON."""
         members = [
             {"name": m.name, "lr_mul": m.lr_mul, "wd_mul": m.wd_mul, "overrides": dict(m.overrides)}
             | ({"rows": dict(vars(m.rows))} if m.rows else {})
@@ -94,7 +94,7 @@ class Group:
 
 
 def groups_of(assigned: Mapping[str, tuple[Rule, Member]]) -> tuple[Group, ...]:
-    """Group parameters -> (rule, member), in the order of the parameters' names."""
+    """Build the groups from parameter -> (rule, member), in the order of the parameters' names."""
     buckets: dict[Any, list[tuple[Rule, Member]]] = {}
     for name in sorted(assigned):
         rule, member = assigned[name]

@@ -1,15 +1,15 @@
-"""State in fewer bits: what a stage declares as ``like:bfloat16`` or ``like:int8`` is packed between updates.
+"""Quantised optimizer state: entries of kind ``like:bfloat16`` or ``like:int8`` are packed between updates.
 
-The stage is given float32 and returns float32. Of ``like:int8`` each 256 numbers of a parameter, in the
-order of its elements, share a scale s, the largest magnitude among them; a code c from -127 to 127 stands
-for
+The stage takes and returns float32. In ``like:int8`` each block of 256 numbers of a parameter, in the
+order of its elements, shares a scale s, the largest magnitude in the block; a code c from -127 to 127
+represents
 
     s sign(c) (c / 127)^4
 
-and fourth roots are rounded to the nearest, the same way every time; what is not 0 does not become 0.
-Steps follow a number's size: it is off by 1.6 % at most near s, by 5 % at s / 100, and 4e-9 s is the least.
-Linear steps of 8 bits lose what is below s / 254, which in one block of Adam's second moments is most.
-A running mean whose steps are smaller than these would stand still, but for its scale, which moves.
+Fourth roots are rounded to nearest, deterministically; a number other than 0 never becomes 0.
+The error is relative: at most 1.6 % near s, 5 % at s / 100; the smallest magnitude is 4e-9 s.
+Linear 8-bit quantisation loses numbers below s / 254: most of a block of Adam's second moments.
+A running mean whose steps are smaller than a code's would not change, except through its scale.
 """
 
 from __future__ import annotations
@@ -21,51 +21,51 @@ from typing import Any, NamedTuple
 import numpy as np
 
 BLOCK = 256
-"""Numbers that share a scale."""
+"""How many numbers share a scale."""
 
 LEVELS = 127.0
 SCALE = ".scale"
-"""Behind an entry's name: that of its scales, float32 (blocks,)."""
+"""Suffix of the entry that holds an entry's scales, float32 (blocks,)."""
 
-TINY = 1e-38  # of a scale: a block of zeros stays one
+TINY = 1e-38  # least scale to divide by: a block of zeros stays zeros
 
 BFLOAT16, INT8 = "like:bfloat16", "like:int8"
 NARROW = (BFLOAT16, INT8)
 
 
 class Kept(NamedTuple):
-    """An array that is kept between updates, of one parameter."""
+    """The shape and dtype of an array of optimizer state of one parameter, as stored between updates."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
 
     @property
     def asked(self) -> tuple[Any, ...]:
-        """Arguments of ``zeros`` that make it."""
+        """The arguments of ``zeros`` that create the array."""
         return (self.shape,) if self.dtype == "float32" else tuple(self)
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """The array's size in bytes."""
         return prod(self.shape) * {"float32": 4, "bfloat16": 2, "int8": 1}[self.dtype]
 
 
 def kept(entry: str, kind: str, shape: tuple[int, ...]) -> dict[str, Kept]:
-    """Return what is kept of an entry of a narrow kind, by name."""
+    """Return the arrays stored for an entry of a narrow kind, by name."""
     if kind == BFLOAT16:
         return {entry: Kept(shape, "bfloat16")}
     return {entry: Kept(shape, "int8"), f"{entry}{SCALE}": Kept((-(-prod(shape) // BLOCK),))}
 
 
 def packed(ops: Any, entry: str, kind: str, array: Any, axes: int) -> dict[str, Any]:
-    """Pack an entry.
+    """Pack a float32 entry into the arrays that are stored for it.
 
     Args:
-        ops: the framework's.
-        entry: its name.
-        kind: of NARROW.
+        ops: the framework's array functions.
+        entry: the entry's name.
+        kind: one of NARROW.
         array: float32 (N, *shape), or (*shape).
-        axes: 1 where N parameters are stacked, else 0.
+        axes: 1 if N parameters are stacked, else 0.
     """
     if kind == BFLOAT16:
         return {entry: ops.astype(array, "bfloat16")}
@@ -77,7 +77,7 @@ def packed(ops: Any, entry: str, kind: str, array: Any, axes: int) -> dict[str, 
     size_of = ops.maximum(x, -x)
     scale = ops.max(size_of, -1, keepdims=True)  # (..., blocks, 1)
     root = ops.sqrt(ops.sqrt(size_of / ops.maximum(scale, TINY)))
-    # a cast cuts off: half a step more makes it the nearest
+    # a cast truncates: adding a half rounds to nearest
     code = ops.where(size_of > 0, ops.maximum(root * LEVELS + 0.5, 1.0), root)
     code = ops.astype(code, "int8")
     code = ops.reshape(ops.where(x < 0, -code, code), (*stack, blocks * BLOCK))
@@ -89,7 +89,7 @@ def packed(ops: Any, entry: str, kind: str, array: Any, axes: int) -> dict[str, 
 
 
 def unpacked(ops: Any, entry: str, kind: str, state: Mapping[str, Any], axes: int) -> Any:
-    """Return an entry in float32; the arguments are those of :func:`packed`, and what that gave."""
+    """Unpack an entry to float32: the inverse of :func:`packed`, whose result ``state`` contains."""
     array = ops.astype(state[entry], "float32")
     if kind == BFLOAT16:
         return array
@@ -107,7 +107,7 @@ def unpacked(ops: Any, entry: str, kind: str, state: Mapping[str, Any], axes: in
 
 
 def on_host(array: np.ndarray) -> np.ndarray:
-    """Return state as numbers, float64, of an array of a checkpoint: int16 are the bits of bfloat16."""
+    """Convert an array of optimizer state from a checkpoint to float64; int16 holds the bits of bfloat16."""
     if array.dtype == np.int16:
         array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float64)

@@ -1,8 +1,8 @@
-"""The seam of tables that are updated by rows: what a rule for the rows in between is asked.
+"""Sparse updates of tables by rows: the interface of a rule that catches up on skipped updates.
 
-A step holds the rows that it sees, (S, C); all others lie still, each with the number of the update at
-which it was last brought up to date. What the group's rule owes to them a :class:`RowRule` computes from
-that number; the step itself is the group's stages, on fewer rows.
+A step updates only the rows that it reads, (S, C). Every other row stays unchanged, with the number of
+the update at which it was last brought up to date; from that number a :class:`RowRule` computes the
+updates that the row missed. The step itself runs the group's stages, on fewer rows.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from minillm_core.optim.groups import Group
 from minillm_core.optim.update import multiplier
 
 Held = Mapping[str, Any]
-"""Of some rows: ``param`` and the group's state by ``stage.entry`` (``precondition.m``), float32 (S, C);
-``last``, float32 (S,), the update at which each was brought up to date."""
+"""Arrays of some rows: ``param`` and the group's state by ``stage.entry`` (``precondition.m``), float32 (S, C);
+``last``, float32 (S,), the update at which each row was last brought up to date."""
 Shared = Mapping[str, Any]
-"""State that a rule keeps for a whole table, float32."""
+"""State that a rule keeps once for a whole table, float32."""
 
 
 class RowRule(ABC):
-    """What the rule of a table does to rows between the updates that see them.
+    """A rule that applies to rows of a table the updates of the steps that did not read them.
 
-    Pure, and written once for all frameworks. Of some rows it is handed what is ``held``: ``param`` and
-    the group's state by ``stage.entry`` (``precondition.m``), float32 (S, C), and ``last``, float32 (S,),
-    the update at which each was brought up to date; and what it keeps for the table, its ``shared``:
-    entry -> shape, float32, 0 at first. The step itself is the group's stages, on the rows that are seen.
+    Pure, and written once for all frameworks. Its methods take ``held``, the arrays of some rows:
+    ``param`` and the group's state by ``stage.entry`` (``precondition.m``), float32 (S, C), and ``last``,
+    float32 (S,), the update at which each row was last brought up to date; and ``shared``, the state of
+    the whole table, float32, 0 at first. The step itself runs the group's stages, on the rows it reads.
 
     Args:
-        group: of the table alone.
+        group: the parameter group, of the table alone.
     """
 
     shared: ClassVar[Mapping[str, tuple[int, ...]]] = {}
-    """State of a table: entry -> shape, float32, 0 at first."""
+    """The state of a whole table: entry -> shape; float32, 0 at first."""
 
     def __init__(self, group: Group) -> None:
         self.group, self.name = group, group.members[0].name
@@ -43,61 +43,61 @@ class RowRule(ABC):
             _ = stage.function  # imported here: a trace cannot
 
     def constant(self, anchor: str, argument: str) -> Any:
-        """Return a constant of a stage of the group's rule; KeyError where it has none."""
+        """Return a constant of a stage of the group's rule; KeyError if there is none."""
         stages = {name: stage for name, _, stage in self.group.rule.stages}
         return dict(stages[anchor].arguments)[argument]
 
     def rate(self, values: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return a step's learning rate, and by how much it decays weights; factors of the table included."""
+        """Return a step's learning rate and learning rate times weight decay, with the table's factors."""
         stages = {name: stage for name, _, stage in self.group.rule.stages}
         member = self.group.members[0]
         rate = values[dict(stages["write"].values)["lr"]] * multiplier(member.lr_mul, values)
-        if member.wd_mul == 0:  # whatever the stage is
+        if member.wd_mul == 0:  # also if the decay stage has no such constant
             return rate, rate * 0.0
         decay = self.constant("decay", "weight_decay")
         return rate, rate * (decay * multiplier(member.wd_mul, values))
 
     def refuses(self) -> str | None:
-        """Say why the group's rule cannot be followed; None: it can."""
+        """Return why this class does not support the group's rule; None: it does."""
         return None
 
     @abstractmethod
     def brought(self, ops: Any, held: Held, shared: Shared, updates: Any) -> dict[str, Any]:
-        """Bring rows up to date; return all that is held of them but ``last``.
+        """Bring rows up to date; return their arrays, without ``last``.
 
-        Bit by bit what they were where ``last`` is ``updates``.
+        Rows whose ``last`` equals ``updates`` are returned bitwise unchanged.
 
         Args:
-            ops: the framework's.
+            ops: the framework's array functions.
             held: the rows.
-            shared: of the table.
-            updates: 0-d float32: how many there were.
+            shared: the state of the table.
+            updates: 0-d float32: the number of updates so far.
         """
 
     @abstractmethod
     def next_shared(
         self, ops: Any, shared: Shared, updates: Any, values: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return what is kept for the table after one more update.
+        """Compute the state of the table after one more update.
 
         Args:
-            ops: the framework's.
-            shared: of the table.
-            updates: 0-d float32: how many there were, that one not included.
+            ops: the framework's array functions.
+            shared: the state of the table.
+            updates: 0-d float32: the number of updates so far, without this one.
             values: schedule value -> 0-d float32.
         """
 
     @abstractmethod
     def in_turn(self, ops: Any, updates: Any) -> Any:
-        """Return rows that are brought up to date whether they are seen or not, int32 (n,), distinct."""
+        """Return rows to bring up to date in this step even if it does not read them, int32 (n,), distinct."""
 
 
 def rules_of(plan: Any) -> dict[str, RowRule]:
-    """Make the rules of a plan's tables that are updated by rows, by name."""
+    """Build the rules of a plan's tables that are updated by rows, by name."""
     groups = {group.members[0].name: group for group in plan.groups}
     return {name: resolve(one.rule)(groups[name]) for name, one in plan.by_rows.items()}
 
 
 def groups_of_whole(plan: Any) -> dict[str, Group]:
-    """Return the groups of all other parameters, by keys that are the same in every run."""
+    """Return the groups of all parameters but these tables, by keys that are the same in every run."""
     return {str(i): one for i, one in enumerate(plan.groups) if one.members[0].rows is None}

@@ -1,8 +1,8 @@
-"""Schedules are values: wherever a number stands, one of these may stand.
+"""Schedules as values: a schedule may be used wherever a number may.
 
 Knots are fractions of the run. *Dynamic* values become 0-d float32 inputs of the compiled step;
-*staged* values (windows, depths) are finite and listed, each with a compiled callable of its own, but
-for windows where the kernel takes them as inputs (``Binding.inputs``).
+*staged* values (windows, depths) form a finite list, with one compiled callable for each, except for
+windows that the kernel takes as inputs (``Binding.inputs``).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from minillm_core.nn.reference import Function
 
 @dataclass(frozen=True)
 class TrainSchedule:
-    """The run's own warm-up and decay, as a factor of a peak."""
+    """The run's learning-rate schedule, as a factor of the peak: warm-up and decay."""
 
     shape: str  # a key of SHAPES
     warmup: float  # fraction of the run
-    cooldown: float = 0.2  # fraction of what follows the warm-up, for shapes that have one
-    curve: Function | None = None  # a plugin's, in the place of the shape
-    rates: Schedule | None = None  # a plugin's factor
+    cooldown: float = 0.2  # fraction of the run after the warm-up, for shapes with a cooldown
+    curve: Function | None = None  # a plugin's function that replaces the shape
+    rates: Schedule | None = None  # a plugin's further factor
 
     def factor(self, progress: float) -> float:
         """Return the factor at ``progress`` in (0, 1]."""
@@ -39,12 +39,12 @@ class TrainSchedule:
 
 
 def _cosine(x: float, cooldown: float) -> float:
-    """Fall from 1 to 0.1 along half a cosine."""
+    """Decay from 1 to 0.1 along half a cosine."""
     return 0.1 + 0.45 * (1 + math.cos(math.pi * min(x, 1.0)))
 
 
 def _wsd(x: float, cooldown: float) -> float:
-    """Hold 1, then fall linearly to 0 at the end (warm-up, stable, decay: arXiv:2404.06395)."""
+    """Hold 1, then decay linearly to 0 at the end (warm-up, stable, decay: arXiv:2404.06395)."""
     return min(1.0, (1.0 - x) / cooldown)
 
 
@@ -68,13 +68,13 @@ class Schedule:
         raise NotImplementedError
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the schedule as JSON."""
         return {"schedule": type(self).__name__.lower(), **asdict(self)}
 
 
 @dataclass(frozen=True)
 class Piecewise(Schedule):
-    """Linear between knots (fraction of the run, number); constant outside them."""
+    """A schedule that is linear between knots (fraction of the run, number), and constant outside them."""
 
     knots: tuple[tuple[float, float], ...]
 
@@ -91,7 +91,7 @@ class Piecewise(Schedule):
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """``start`` to ``end`` along half a cosine over the whole run."""
+    """A schedule from ``start`` to ``end`` along half a cosine over the whole run."""
 
     start: float
     end: float
@@ -103,7 +103,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class Scheduled(Schedule):
-    """``peak`` times the run's own warm-up and decay."""
+    """A schedule that is ``peak`` times the run's own warm-up and decay."""
 
     peak: float
 
@@ -114,62 +114,62 @@ class Scheduled(Schedule):
 
 @dataclass(frozen=True)
 class Plateaus(Schedule):
-    """Numbers that are held, then jump: (from this fraction of the run on, number)."""
+    """A step function: knots (fraction of the run from which the number holds, number)."""
 
     knots: tuple[tuple[float, float], ...]
 
     def at(self, progress: float, run: TrainSchedule) -> float:
-        """Return the number of the last knot that is past; at a knot still that of the one before."""
+        """Return the number of the last knot before ``progress``; exactly at a knot, the previous number."""
         return [number for start, number in self.knots if start < progress or start == 0][-1]
 
 
 @dataclass(frozen=True)
 class Stages(Plateaus):
-    """Whole numbers that change the compiled step: (from this fraction of the run on, number)."""
+    """A staged value: a step function of whole numbers, each baked into a compiled step."""
 
     knots: tuple[tuple[float, int], ...]
 
     def all(self) -> tuple[int, ...]:
-        """List every number that occurs, sorted."""
+        """Return every number that occurs, sorted."""
         return tuple(sorted({number for _, number in self.knots}))
 
 
 def piecewise(*knots: tuple[float, float]) -> Piecewise:
-    """Linear between ``(fraction of the run, number)`` knots.
+    """Make a schedule that is linear between ``(fraction of the run, number)`` knots.
 
     Raises:
-        ValueError: no knots, fractions that do not rise, or a value that is no number.
+        ValueError: no knots, fractions that do not rise, or a number that is not finite.
     """
     _check(knots)
     return Piecewise(tuple((float(x), float(y)) for x, y in knots))
 
 
 def cosine(start: float, end: float) -> Cosine:
-    """``start`` to ``end`` along half a cosine."""
+    """Make a schedule from ``start`` to ``end`` along half a cosine."""
     return Cosine(float(start), float(end))
 
 
 def scheduled(peak: float) -> Scheduled:
-    """``peak`` times the run's own warm-up and decay, as train.lr is."""
+    """Make a schedule of ``peak`` times the run's own warm-up and decay, like train.lr."""
     return Scheduled(float(peak))
 
 
 def plateaus(*knots: tuple[float, float]) -> Plateaus:
-    """Any numbers, each from its fraction of the run on, as ``stages`` change; the first is 0.
+    """Make a step function of any numbers, each from its fraction of the run; the first fraction is 0.
 
     Raises:
-        ValueError: no knots, fractions that do not rise, a first one that is not 0, or a value
-            that is no number.
+        ValueError: no knots, fractions that do not rise, a first fraction that is not 0, or a number
+            that is not finite.
     """
     _check_held(knots)
     return Plateaus(tuple((float(x), float(y)) for x, y in knots))
 
 
 def stages(*knots: tuple[float, int]) -> Stages:
-    """Whole numbers, each from its fraction of the run on; the first fraction is 0.
+    """Make a staged value: whole numbers, each from its fraction of the run; the first fraction is 0.
 
     Raises:
-        ValueError: no knots, fractions that do not rise, a first one that is not 0, or numbers
+        ValueError: no knots, fractions that do not rise, a first fraction that is not 0, or numbers
             that are not whole.
     """
     _check_held(knots)

@@ -1,4 +1,4 @@
-"""A rule is stages; a stage is a pure function on a stack of same-shaped arrays."""
+"""Update rules and their stages: a stage is a pure function on a stack of same-shaped arrays."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from minillm_core.optim.narrow import NARROW, Kept, kept, packed, unpacked
 from minillm_core.optim.schedules import Schedule
 
 BEHIND = ("lookahead", "average")
-"""The stages behind the write: their update and their param both are the new parameter. The first gives
-the one at which the next gradients are taken; the second gives it back."""
+"""The stages after the write: both their ``update`` and their ``param`` are the new parameter. ``lookahead``
+returns the parameter at which the next gradients are computed; ``average`` returns it unchanged."""
 
 ANCHORS = ("momentum", "orthogonalise", "precondition", "scale", "decay", "write", *BEHIND)
-"""The stages of a rule, in order."""
+"""The anchors of a rule's stages, in order."""
 
 GRADIENT = "gradient"
-"""The chain before them: stages that plugins add to rules, each given what the one before it gave."""
+"""The anchor of the chain in front of these: stages that plugins add to rules, each on the result of the last."""
 
 SUPPLIED = ("lr_mul", "wd_mul", "layer_grad_norm", "updates", "due")
-"""Arguments that the core supplies: a factor a parameter, a number or float32 (N, 1, ...); the norm of the
-gradients of its whole layer, clipped as they are, 0-d or (N, 1, ...); how many updates there were, this one
-included, 0-d float32; and whether it is the turn of a stage with ``every``."""
+"""Arguments that the core supplies: ``lr_mul``, ``wd_mul``: each parameter's factor, a number or float32
+(N, 1, ...); the norm of the clipped gradients of the parameter's whole layer, 0-d or (N, 1, ...); the number
+of updates, this one included, 0-d float32; and whether a stage with ``every`` is due."""
 
 NEEDS = ("element", "matrix")
 
 KINDS = ("like", "scalar", *NARROW)
-"""Of an entry of the state, beside functions of the shape."""
+"""The kinds of a state entry; a function of the shape is allowed as well."""
 
 
 class Inherited:
@@ -38,25 +38,25 @@ class Inherited:
 
 
 INHERITED = Inherited()
-"""As an argument of a stage that extends a rule: the argument of the stage that it replaces."""
+"""Marks an argument of a stage that extends a rule: take its value from the stage that it replaces."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage, as data; made by :func:`stage`."""
+    """One stage of an update rule, as data; built by :func:`stage`."""
 
     reference: str
     state: tuple[tuple[str, str], ...] = ()  # entry -> one of KINDS, or a function of the shape
-    needs: str = "element"  # what must be whole: an element, or the parameter's matrix
+    needs: str = "element"  # "matrix": it works on whole matrices; "element": elementwise
     arguments: tuple[tuple[str, Any], ...] = ()  # constants of the compiled step
     values: tuple[tuple[str, str], ...] = ()  # argument -> name of a schedule value
     supplied: tuple[str, ...] = ()
-    every: int = 1  # updates from one turn to the next
+    every: int = 1  # the stage runs once in so many updates
 
     def kept(self, shape: tuple[int, ...]) -> dict[str, Kept]:
-        """Map what is kept of the entries of a parameter between updates to shapes and dtypes.
+        """Return the shape and dtype of the state stored for a parameter of ``shape``, by entry.
 
-        A scalar has as many axes as the parameter, all 1.
+        A scalar has as many axes as the parameter, all of size 1.
         """
         found: dict[str, Kept] = {}
         for entry, kind in self.state:
@@ -65,7 +65,7 @@ class Stage:
         return found
 
     def packed(self, ops: Any, state: Mapping[str, Any], axes: int) -> dict[str, Any]:
-        """Turn entries in float32 into what is kept of them; ``axes`` is 1 for stacks, else 0."""
+        """Pack float32 entries as they are stored between updates; ``axes`` is 1 for stacks, else 0."""
         found: dict[str, Any] = {}
         for entry, kind in self.state:
             array = state[entry]
@@ -81,12 +81,12 @@ class Stage:
 
     @property
     def narrow(self) -> bool:
-        """Whether any entry is kept in fewer bits than float32."""
+        """Whether any entry is stored in fewer bits than float32."""
         return any(kind in NARROW for _, kind in self.state)
 
     @cached_property
     def function(self) -> Any:
-        """The function that computes it; a trace must find it imported, since it cannot import."""
+        """The function that computes it; access it before tracing, since a trace cannot import."""
         return resolve(self.reference)
 
     def apply(
@@ -94,7 +94,7 @@ class Stage:
     ) -> tuple[Any, dict[str, Any]]:
         """Run the stage: update, param and state entries are float32 stacks (N, ...).
 
-        Where no stage of the rule needs matrices they are one parameter's own arrays, unstacked.
+        If no stage of the rule needs matrices, they are the arrays of one parameter, unstacked.
         """
         named = dict(self.arguments)
         named.update((argument, given[value]) for argument, value in self.values)
@@ -109,7 +109,7 @@ class Stage:
         return tuple(function(shape, **{k: v for k, v in self.arguments if k in takes}))
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the stage as JSON."""
         return {
             "reference": self.reference,
             "state": dict(self.state),
@@ -122,17 +122,17 @@ class Stage:
 
 @dataclass(frozen=True)
 class Draft:
-    """A stage before its schedule values have got their names in the plan."""
+    """A stage whose schedule values have no names in the plan yet."""
 
     stage: Stage
     schedules: dict[str, Schedule] = field(default_factory=dict)
-    inherited: tuple[str, ...] = ()  # arguments still to be taken over
+    inherited: tuple[str, ...] = ()  # arguments to take from the replaced stage
 
     def instead_of(self, other: Draft | None) -> Draft:
-        """Take over the arguments that are inherited from the replaced stage.
+        """Return the draft with its inherited arguments filled in from the stage that it replaces.
 
         Raises:
-            ValueError: that has no such argument, or there is none.
+            ValueError: the replaced stage has no such argument, or no stage is replaced.
         """
         constants, schedules = dict(self.stage.arguments), dict(self.schedules)
         had = {} if other is None else dict(other.stage.arguments) | other.schedules
@@ -144,7 +144,7 @@ class Draft:
         return Draft(replace(self.stage, arguments=tuple(sorted(constants.items()))), schedules)
 
     def named(self, prefix: str) -> Stage:
-        """Make the stage, its schedule values named ``prefix.argument``."""
+        """Return the stage, with its schedule values named ``prefix.argument``."""
         return replace(
             self.stage, values=tuple((a, f"{prefix}.{a}") for a in sorted(self.schedules))
         )
@@ -158,28 +158,28 @@ def stage(
     every: int = 1,
     **arguments: Any,
 ) -> Draft:
-    """A stage from ``function(ops, update, param, state, *, ...) -> (update, state)``.
+    """Make a stage from ``function(ops, update, param, state, *, ...) -> (update, state)``.
 
     Args:
-        function: of a module; pure; returns new arrays.
-        state: entry -> "like" (the parameter's shape), "scalar", or a function of the shape, and of
-            those of the stage's constants that it names (``rank``), to another shape; float32.
-            "like:bfloat16" and "like:int8" are kept in those dtypes between updates (the second with
-            a float32 scale for each 256 numbers), and are float32 for the function as well.
-        needs: "element", or "matrix" where whole matrices must be at hand, stacked (N, R, C).
-        every: updates from one turn of the stage to the next; the first update is one. In between it
-            does not run: the update passes by, its state stays. A function that names ``due`` runs
-            in every update, with due=True in its turn, a bool of Python: each has a compiled step
-            of its own, and what is left out costs nothing.
+        function: a module-level function; pure: it returns new arrays.
+        state: entry -> "like" (the parameter's shape), "scalar", or a function that maps the shape,
+            and those of the stage's constants that it names (``rank``), to another shape; float32.
+            "like:bfloat16" and "like:int8" are stored in these dtypes between updates (int8 with
+            a float32 scale for each 256 numbers); the function still gets float32.
+        needs: "element", or "matrix" for a function that needs whole matrices, stacked (N, R, C).
+        every: the stage runs in the first update, and then once in so many updates. In the others
+            the update is passed on and the state stays. A function that names ``due`` runs in every
+            update, with due=True, a Python bool, whenever the stage is due: both cases have a compiled
+            step of their own, so that skipped work costs nothing.
         arguments: its keyword arguments: numbers are constants of the compiled step, schedules
             are inputs of it; INHERITED is the argument of the stage that this one replaces.
-            ``lr_mul``, ``wd_mul``, ``updates`` and ``due`` are supplied where the function names them;
-            and ``layer_grad_norm``, 0-d or (N, 1, ...): the norm of the gradients of all parameters of
-            its layer together, or of itself where it is in no layer.
+            ``lr_mul``, ``wd_mul``, ``updates`` and ``due`` are supplied if the function names them;
+            so is ``layer_grad_norm``, 0-d or (N, 1, ...): the norm of the gradients of all parameters
+            of the parameter's layer together, or of the parameter alone if it is in no layer.
 
     Raises:
-        ValueError: an argument that the function does not take, lacks, or that is not JSON; a state
-            of no such kind.
+        ValueError: an argument that the function does not take, or lacks, or that is not JSON; an
+            unknown kind of state.
     """
     if needs not in NEEDS:
         raise ValueError(f"needs={needs!r}: one of {', '.join(NEEDS)}")
@@ -211,7 +211,7 @@ def stage(
 
 @dataclass(frozen=True)
 class Rule:
-    """An update rule: its stages by anchor, and who provides each."""
+    """An update rule: its stages, each with its anchor and the plugin that provides it."""
 
     name: str
     owner: str
@@ -219,15 +219,15 @@ class Rule:
 
     @property
     def stacked(self) -> bool:
-        """Whether same-shaped parameters are worked on together."""
+        """Whether same-shaped parameters are stacked and updated together."""
         return any(s.needs == "matrix" for _, _, s in self.stages)
 
     def takes(self, *arguments: str) -> bool:
-        """Return whether there is a stage for each of these constants."""
+        """Return whether the stages take all of these constants."""
         return set(arguments) <= {name for _, _, s in self.stages for name, _ in s.arguments}
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the rule as JSON."""
         return {
             "name": self.name,
             "owner": self.owner,

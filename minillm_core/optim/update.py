@@ -1,6 +1,6 @@
-"""The update, written once: a global phase (unscale, norm, clip), then every group's stages.
+"""The optimizer update, written once: gradient norm and clipping, then the stages of every parameter group.
 
-Pure: new parameters and new state come back, and only a backend writes them.
+Pure: it returns new parameters and new optimizer state, and only a backend writes them.
 """
 
 from __future__ import annotations
@@ -14,32 +14,32 @@ from minillm_core.optim.stage import BEHIND, Stage
 from minillm_core.text import few
 
 State = dict[str, dict[str, dict[str, Any]]]
-"""group key -> anchor -> entry -> what is kept, (N, ...) where the rule stacks; see Stage.kept."""
+"""group key -> anchor -> entry -> stored array, (N, ...) if the rule stacks; see Stage.kept."""
 
-EPSILON = 1e-6  # torch's, in clip_grad_norm_
+EPSILON = 1e-6  # as in torch's clip_grad_norm_
 
 
 def global_norm(ops: Any, grads: Iterable[Any]) -> Any:
-    """Compute the norm over all arrays together, 0-d float32; last axes are reduced first."""
+    """Compute the norm over all arrays together, 0-d float32; the last axes are reduced first."""
     squares = [ops.sum(ops.square(ops.astype(grad, "float32"))) for grad in grads]
     return ops.sqrt(ops.sum(ops.stack(squares, 0)))
 
 
 def clip_factor(ops: Any, norm: Any, clip: float) -> Any:
-    """Compute the factor on gradients, 0-d float32, that makes their norm at most ``clip``."""
+    """Compute the clipping factor, 0-d float32: it scales the gradients to a norm of at most ``clip``."""
     if not clip:
         return ops.ones_like(norm)
     return ops.minimum(clip / (norm + EPSILON), ops.ones_like(norm))
 
 
 def layer_of(name: str) -> str:
-    """Name the layer that a parameter is in; one that is in none is its own: ``layers.0``, ``head.weight``."""
+    """Return a parameter's layer, or its own name if it is in none: ``layers.0``, ``head.weight``."""
     first, _, rest = name.partition(".")
     return f"{first}.{rest.partition('.')[0]}" if first == "layers" else name
 
 
 def layer_grad_norms(ops: Any, grads: Mapping[str, Any], factor: Any) -> dict[str, Any]:
-    """Compute the norm of each layer's gradients together, times ``factor``: layer -> 0-d float32."""
+    """Compute the norm over all gradients of each layer, times ``factor``: layer -> 0-d float32."""
     layers: dict[str, list[Any]] = {}
     for name, grad in grads.items():
         layers.setdefault(layer_of(name), []).append(grad)
@@ -47,7 +47,7 @@ def layer_grad_norms(ops: Any, grads: Mapping[str, Any], factor: Any) -> dict[st
 
 
 def initial_state(groups: Mapping[str, Group], zeros: Callable[..., Any]) -> State:
-    """Make the state of a run's start: zeros everywhere, ``zeros(shape)`` and ``zeros(shape, dtype)``."""
+    """Create the initial optimizer state, all zeros, by ``zeros(shape)`` or ``zeros(shape, dtype)``."""
     return {
         key: {
             anchor: {entry: zeros(*one.asked) for entry, one in entries.items()}
@@ -59,7 +59,7 @@ def initial_state(groups: Mapping[str, Group], zeros: Callable[..., Any]) -> Sta
 
 
 def by_parameter(groups: Mapping[str, Group], state: State) -> dict[str, Any]:
-    """Map ``anchor.entry.parameter`` to that parameter's part of a stack."""
+    """Return the optimizer state by parameter: ``anchor.entry.parameter`` -> its slice of the stack."""
     named = {}
     for key, anchors in state.items():
         group = groups[key]
@@ -72,13 +72,13 @@ def by_parameter(groups: Mapping[str, Group], state: State) -> dict[str, Any]:
 
 
 def cycles_of(groups: Iterable[Group]) -> tuple[int, ...]:
-    """Return the numbers of updates after which stages have a turn, but 1, sorted."""
+    """Return the values of ``every`` of all stages, except 1, sorted."""
     stages = (stage for group in groups for _, _, stage in group.rule.stages)
     return tuple(sorted({stage.every for stage in stages} - {1}))
 
 
 def due_at(cycles: Iterable[int], step: int) -> frozenset[int]:
-    """Return those that have a turn in a step, from 0: a decision of the host, which waits for nothing."""
+    """Return the cycles that are due in a step, counted from 0; decided on the host, without waiting."""
     return frozenset(every for every in cycles if step % every == 0)
 
 
@@ -102,18 +102,18 @@ def update(
         ops: the backend's array functions.
         groups: key -> group.
         params: name -> float32 master weights.
-        grads: name -> gradient of the mean loss, times anything that ``factor`` undoes.
-        factor: 0-d float32, multiplies every gradient (clipping, loss scale).
-        state: as of :func:`initial_state`.
-        updates: 0-d float32: how many updates there were, this one included.
+        grads: name -> gradient of the mean loss, times any scale that ``factor`` removes.
+        factor: 0-d float32, multiplies every gradient (clipping, inverse loss scale).
+        state: the optimizer state, as :func:`initial_state` makes it.
+        updates: 0-d float32: the number of updates, this one included.
         values: schedule value -> 0-d float32.
         witness: called with every stage that ran, at trace time.
-        versions: how often arrays were written in place, where that can be told.
-        due: of :func:`due_at`; None: every stage has its turn.
-        norms: layer -> 0-d norm of its gradients, where ``grads`` are not all of them.
+        versions: returns how often arrays were written in place, if the framework counts it.
+        due: the result of :func:`due_at`; None: every stage is due.
+        norms: layer -> 0-d norm of its gradients; needed if ``grads`` is only a part of them.
 
     Raises:
-        PluginCodeError: a stage gave something else than it should, or wrote in place.
+        PluginCodeError: a stage returned a wrong result, or wrote in place.
     """
     new_params: dict[str, Any] = {}
     new_state: State = {}
@@ -138,7 +138,7 @@ def update(
             given["due"] = stage.every == 1 or due is None or stage.every in due
             if not given["due"] and "due" not in stage.supplied:
                 new |= {anchor: old[anchor]} if anchor in old else {}
-                for _ in names:  # a resumed run may be judged before the next turn
+                for _ in names:  # a resumed run may be checked for evidence before it is due
                     witness(f"stage:{where}")
                 continue
             flat = {entry: flattened(ops, group, one) for entry, one in old.get(anchor, {}).items()}
@@ -168,7 +168,7 @@ def update(
 
 
 def joined(ops: Any, group: Group, arrays: list[Any]) -> Any:
-    """Stack arrays (*shape) to (N, *shape); a rule that does not stack gets its single array."""
+    """Stack arrays (*shape) to (N, *shape); for a rule that does not stack return the single array."""
     return ops.stack(arrays, 0) if group.rule.stacked else arrays[0]
 
 
@@ -181,12 +181,12 @@ def apart(ops: Any, group: Group, stack: Any) -> list[Any]:
 
 
 def in_blocks(ops: Any, group: Group, stack: Any) -> Any:
-    """Cut each member (R, C) of a stack into its blocks: (N * blocks, R / blocks, C)."""
+    """Split each member (R, C) of a stack into its blocks: (N * blocks, R / blocks, C)."""
     return ops.reshape(stack, (-1, *group.shape)) if group.blocks > 1 else stack
 
 
 def flattened(ops: Any, group: Group, kept: Any) -> Any:
-    """Turn what is kept of members in blocks, (N, blocks, ...), into a stack of all blocks."""
+    """Reshape the stored state of members in blocks, (N, blocks, ...), to a stack (N * blocks, ...)."""
     return ops.reshape(kept, (-1, *kept.shape[2:])) if group.blocks > 1 else kept
 
 
@@ -197,7 +197,7 @@ def by_block(ops: Any, group: Group, stack: Any) -> Any:
 
 
 def multipliers(ops: Any, group: Group, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Make lr_mul and wd_mul: a number, or 0-d, where all members agree, else float32 (N, 1, ...)."""
+    """Compute lr_mul and wd_mul: a number or 0-d if all members agree, else float32 (N, 1, ...)."""
     given = {}
     for field in ("lr_mul", "wd_mul"):
         factors = [getattr(member, field) for member in group.members]
@@ -213,7 +213,7 @@ def multipliers(ops: Any, group: Group, values: Mapping[str, Any]) -> dict[str, 
 
 
 def each(ops: Any, group: Group, scalars: list[Any]) -> Any:
-    """Give each member of a group its 0-d array: (N, 1, ...) for the blocks of a stack; one alone as it is."""
+    """Stack one 0-d array per member to (N, 1, ...), repeated for its blocks; unstacked rules get it as it is."""
     if not group.rule.stacked:
         return scalars[0]
     repeated = [scalar for scalar in scalars for _ in range(group.blocks)]
@@ -221,12 +221,12 @@ def each(ops: Any, group: Group, scalars: list[Any]) -> Any:
 
 
 def multiplier(factor: float | str, values: Mapping[str, Any]) -> Any:
-    """Return a factor: a constant of the compiled step, or the schedule value of that name."""
+    """Return a factor: the constant, or the schedule value of that name."""
     return values[factor] if isinstance(factor, str) else factor
 
 
 def _check(made: Any, u: Any, stage: Stage, owner: str, where: str) -> None:
-    """Refuse anything but (update, state): an array like the update that went in, and a dict."""
+    """Check that a stage returned (update, state): an array shaped like its input, and a dict."""
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
         raise _did(stage, owner, "returned no (update, state) from", "return update, state", where)
     if got := _unlike(made[0], u):
@@ -237,10 +237,10 @@ def _check(made: Any, u: Any, stage: Stage, owner: str, where: str) -> None:
 def _check_state(
     made: Mapping[str, Any], held: Mapping[str, Any], stage: Stage, owner: str, where: str
 ) -> None:
-    """Refuse another state than the stage declares, entry by entry, in shape and dtype.
+    """Check that the returned state is what the stage declares: entries, shapes and dtypes.
 
-    torch would cast another dtype into its place without a word, and MLX would keep that dtype until
-    the first checkpoint cannot be written.
+    torch would silently cast another dtype, and MLX would keep that dtype until the first checkpoint
+    cannot be written.
     """
     if made.keys() != held.keys():
         names = sorted({*made} ^ {*held})
@@ -259,7 +259,7 @@ def _check_state(
 
 
 def _unlike(made: Any, old: Any) -> str | None:
-    """Describe an array of another shape than ``old``, or anything that is no array."""
+    """Describe how ``made`` differs: the type if it is no array, else its shape; None: the shape of ``old``."""
     shape = getattr(made, "shape", None)
     if shape is None:
         return type(made).__name__
@@ -267,7 +267,7 @@ def _unlike(made: Any, old: Any) -> str | None:
 
 
 def dtype_name(array: Any) -> str:
-    """Name a dtype alike on every framework: ``float32``."""
+    """Return a dtype's name, the same on every framework: ``float32``."""
     return str(array.dtype).rpartition(".")[2]
 
 

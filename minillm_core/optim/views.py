@@ -1,4 +1,4 @@
-"""The seam of views: what evaluation, samples and exports use in the place of parameters."""
+"""Views: arrays that evaluation, sampling and exports use instead of parameters (weight averages)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from minillm_core.optim.stage import Stage
 from minillm_core.optim.update import State, by_block, by_parameter, dtype_name, flattened
 
 VIEW = "view:"
-"""Prefix of a parameter's name in a witness: its view was computed."""
+"""Prefix of a parameter's name in a witness: the parameter's view was computed."""
 
 VIEWED = "view."
-"""Before a parameter's name, in a checkpoint: what is evaluated in its place, float32."""
+"""Prefix of a parameter's name in a checkpoint: the parameter's view, float32."""
 
 
 def views_of(
@@ -23,18 +23,18 @@ def views_of(
     state: State,
     tables: Iterable[tuple[Member, Any, Mapping[str, Any]]] = (),
 ) -> Iterator[tuple[str, Any]]:
-    """Compute the views, one after the other: parameter -> float32, where one is claimed.
+    """Yield (parameter, view), float32, of each parameter with a claimed view, computed one by one.
 
     Args:
-        framework: ops, witness and versions.
-        groups: key -> group, but those of tables.
+        framework: the framework object, with ops, witness and versions.
+        groups: key -> group, without those of tables that are updated by rows.
         params: name -> float32 master weights.
-        state: as of :func:`minillm_core.optim.update.initial_state`.
-        tables: of those that are updated by rows and have a view, the member, and the table with its
-            state by ``stage.entry``, up to date.
+        state: the optimizer state, as of :func:`minillm_core.optim.update.initial_state`.
+        tables: for each table that is updated by rows and has a view: the member, and the table and
+            its state by ``stage.entry``, up to date.
 
     Raises:
-        PluginCodeError: a view is no array like its parameter, or was written in place.
+        PluginCodeError: a view is not an array like its parameter, or its function wrote in place.
     """
     viewed = {key: one for key, one in groups.items() if any(m.view for m in one.members)}
     ops = framework.ops
@@ -81,7 +81,7 @@ def _view(framework: Any, member: Member, param: Any, held: Mapping[str, Any]) -
 
 
 def _seen(ops: Any, member: Member, param: Any, held: Mapping[str, Any]) -> Any:
-    """Compute a view; of a parameter in blocks (R / blocks, C) block by block."""
+    """Compute a view; for a parameter in blocks (R / blocks, C), block by block."""
     view, blocks = member.view, member.blocks
     assert view is not None
     if blocks == 1:
@@ -92,7 +92,7 @@ def _seen(ops: Any, member: Member, param: Any, held: Mapping[str, Any]) -> Any:
 
 
 def evaluated(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Put the views of a checkpoint's arrays into the places of their parameters, ``model.<parameter>``."""
+    """Return a checkpoint's arrays with each view in the place of its parameter, ``model.<parameter>``."""
     names = [name for name in arrays if name.startswith(VIEWED)]
     found = {name: array for name, array in arrays.items() if name not in names}
     return found | {f"model.{name.removeprefix(VIEWED)}": arrays[name] for name in names}

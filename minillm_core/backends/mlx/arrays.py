@@ -10,14 +10,14 @@ import mlx.core as mx
 
 from minillm_core.ops.arrays import Axis, Known, last_first
 
-BLOCK = 4096  # elements that MLX adds one after another without losing float32
+BLOCK = 4096  # how many elements MLX adds sequentially within float32's tolerance
 
 
 class MLXArrays(Known, module=mx):
     """The functions of :class:`minillm_core.ops.arrays.ArrayFunctions`, for mlx.core.array.
 
-    A reduction over a whole array is off by up to 10 % on a CPU (one float32 accumulator for all
-    of it): sums go axis by axis, the last one first, and long axes in blocks.
+    On a CPU a reduction over a whole array is off by up to 10 % (a single float32 accumulator): sums
+    go axis by axis, the last one first, and long axes in blocks.
     """
 
     clip = staticmethod(mx.clip)
@@ -28,7 +28,7 @@ class MLXArrays(Known, module=mx):
     expand_dims = staticmethod(mx.expand_dims)
     stop_gradient = staticmethod(mx.stop_gradient)
 
-    matmul_dtype = "float32"  # Newton-Schulz in bfloat16 has left the range on MLX
+    matmul_dtype = "float32"  # Newton-Schulz in bfloat16 has overflowed on MLX
 
     @staticmethod
     def like(number: mx.array | float, x: mx.array) -> mx.array | float:
@@ -81,7 +81,7 @@ class MLXArrays(Known, module=mx):
 
     @staticmethod
     def qr(x: mx.array) -> tuple[mx.array, mx.array]:
-        return mx.linalg.qr(x, stream=mx.cpu)  # it has none for a GPU
+        return mx.linalg.qr(x, stream=mx.cpu)  # MLX has no QR on a GPU
 
     @staticmethod
     def concat(arrays: Sequence[mx.array], axis: int = 0) -> mx.array:
@@ -153,14 +153,14 @@ class MLXArrays(Known, module=mx):
 
     @staticmethod
     def logsumexp(x: mx.array, axis: int = -1, keepdims: bool = False) -> mx.array:
-        if mx.default_device() == mx.cpu and x.shape[axis] > BLOCK:  # which adds one by one there
+        if mx.default_device() == mx.cpu and x.shape[axis] > BLOCK:  # it adds sequentially there
             parts = mx.split(x, range(BLOCK, x.shape[axis], BLOCK), axis=axis)
             x = mx.concatenate([mx.logsumexp(y, axis=axis, keepdims=True) for y in parts], axis)
         return mx.logsumexp(x, axis=axis, keepdims=keepdims)
 
 
 def _sum(x: mx.array, axis: int) -> mx.array:
-    """Sum over one axis, kept; an axis of more than BLOCK elements in blocks."""
+    """Sum over one axis with keepdims; an axis of more than BLOCK elements in blocks."""
     n = x.shape[axis]
     if n <= BLOCK:
         return x.sum(axis, keepdims=True)

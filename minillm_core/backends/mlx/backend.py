@@ -1,4 +1,4 @@
-"""MLX: on Apple's GPUs, on NVIDIA's by its CUDA build, and on a CPU."""
+"""The MLX backend: Apple GPUs, NVIDIA GPUs with its CUDA build, and CPUs."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from minillm_core.errors import BackendError
 from minillm_core.ops.select import Candidate
 
 SLOW = 15e9
-"""FLOP/s of a float32 product: below it, one thread of a reference BLAS is at work."""
+"""FLOP/s of a float32 matrix product below which MLX uses one thread of a reference BLAS."""
 
 
 @cache
 def multiply_speed(size: int = 384) -> float:
-    """Measure the FLOP/s of a float32 matrix product here, once; takes some 20 ms at 5 GFLOP/s."""
+    """Measure the FLOP/s of a float32 matrix product, once per process; takes some 20 ms at 5 GFLOP/s."""
     a = mx.ones((size, size))
     mx.eval(a, a @ a)
     began = time.perf_counter()
@@ -36,7 +36,7 @@ def multiply_speed(size: int = 384) -> float:
 
 
 class MLXBackend(NativeBackend):
-    """A device of MLX's.
+    """The MLX backend on one device.
 
     Args:
         binding: the decisions, kernels included.

@@ -1,6 +1,6 @@
-"""Linear cross-entropy on MLX: dense, with the fused cross-entropy, and in chunks of rows.
+"""Linear cross-entropy on MLX: dense, with MLX's fused cross-entropy, and in chunks of rows.
 
-MLX 0.32 has no fused linear cross-entropy: its own keeps N V logits and N V gradients.
+MLX 0.32 has no fused linear cross-entropy: its cross-entropy holds N V logits and N V gradients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def dense(
     weights: mx.array | None = None,  # (K,) or (K, N)
     form: LossForm = PLAIN,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Compute all logits at once in float32: 6 N C V FLOPs with the backward pass, 8 N V bytes and up."""
+    """Compute the loss from all logits at once, in float32: 6 N C V FLOPs with backward, 8 N V bytes and up."""
     ids, scale = _supervision(targets, weights)
     loss, _, _ = _losses(hidden, weight, ids, form)
     return _reported(MLXArrays.sum(loss * scale), loss, targets)
@@ -36,7 +36,7 @@ def fused(
     weights: mx.array | None = None,  # (1,) or (1, N)
     form: LossForm = PLAIN,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """mx.fast.cross_entropy on logits in the compute dtype: one target, empty form.
+    """Call mx.fast.cross_entropy on logits in the compute dtype: one target, empty form.
 
     6 N C V FLOPs; on a GPU 2 N V bytes for bfloat16 logits and as many for their gradient.
     """
@@ -54,19 +54,19 @@ def chunked(
     *,
     rows: int | None = None,
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Losses and gradients chunk by chunk, both in the forward pass: 6 N C V FLOPs.
+    """Compute losses and gradients chunk by chunk, both in the forward pass: 6 N C V FLOPs.
 
-    Each chunk waits for the losses and gradients of the one before (``mx.depends``): without that
-    MLX schedules all products first and holds all logits. So the gradients are computed even
-    where only the loss is read; in an evaluation that costs 4 N C V FLOPs more, and no memory.
+    Each chunk depends on the losses and gradients of the one before (``mx.depends``): otherwise MLX
+    schedules all products first and holds all logits. Therefore the gradients are computed even if
+    only the loss is read: in evaluation that costs 4 N C V more FLOPs, and no memory.
 
     Args:
-        hidden: the stream after its last norm.
+        hidden: the hidden states after the last norm.
         weight: the head.
         targets: see the contract.
         weights: see the contract; constants.
         form: see the contract.
-        rows: positions in a chunk; by default as many as :func:`chunk_rows` says.
+        rows: positions per chunk; default: :func:`chunk_rows`.
     """
     rows = rows or chunk_rows(hidden.shape[0], weight.shape[0])
     ids, scale = _supervision(targets, weights)
@@ -98,7 +98,7 @@ def token_losses(
     targets: mx.array,  # (N,) int32
     form: LossForm = PLAIN,
 ) -> mx.array:
-    """Each position's loss (N,), without gradient: chunks wait for each other, as in :func:`chunked`."""
+    """Compute each position's loss (N,), without gradient, in dependent chunks as in :func:`chunked`."""
     hidden, weight = mx.stop_gradient(hidden), mx.stop_gradient(weight)
     rows, ids = chunk_rows(hidden.shape[0], weight.shape[0]), mx.maximum(targets, 0)[None]
     losses: list[mx.array] = []
@@ -111,7 +111,7 @@ def token_losses(
 
 
 def chunk_rows(positions: int, vocab: int) -> int:
-    """Choose the rows of a chunk: ``positions``, halved until the float32 logits fit CHUNK_BYTES.
+    """Choose the number of rows per chunk: ``positions``, halved until the float32 logits fit CHUNK_BYTES.
 
     >>> chunk_rows(65_536, 50_304), chunk_rows(2_048, 4_096)
     (1024, 2048)
@@ -125,7 +125,7 @@ def chunk_rows(positions: int, vocab: int) -> int:
 def _walk(
     hidden: mx.array, weight: mx.array, ids: mx.array, scale: mx.array, form: LossForm, rows: int
 ) -> tuple[mx.array, ...]:
-    """Total (), gradients (N, C) in hidden's dtype and (V, C) in float32, losses (K, N)."""
+    """Compute total (), gradients (N, C) in hidden's dtype and (V, C) in float32, and losses (K, N)."""
     losses, grads_hidden = [], []
     grad_weight = mx.zeros(weight.shape, mx.float32)
     for start in range(0, hidden.shape[0], rows):
@@ -145,7 +145,7 @@ def _walk(
 
 
 def _supervision(targets: mx.array, weights: mx.array | None) -> tuple[mx.array, mx.array]:
-    """Indices within the vocabulary, (K, N), and each loss's weight, 0 where unsupervised."""
+    """Return valid indices (K, N), and the weight of each loss, 0 where unsupervised, (K, N)."""
     supervised = (targets >= 0).astype(mx.float32)
     if weights is not None:
         supervised = supervised * (weights if weights.ndim == 2 else weights[:, None])
@@ -155,7 +155,7 @@ def _supervision(targets: mx.array, weights: mx.array | None) -> tuple[mx.array,
 def _losses(
     h: mx.array, weight: mx.array, ids: mx.array, form: LossForm
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Loss (K, n), capped logits (n, V) and their log-softmax (n, V), all float32."""
+    """Compute loss (K, n), capped logits (n, V) and their log-softmax (n, V), all float32."""
     logits = form.logits(mx, (h @ weight.T).astype(mx.float32))
     lse = MLXArrays.logsumexp(logits)  # (n,)
     log_p = logits - lse[:, None]
@@ -171,16 +171,16 @@ def _logit_gradient(
     scale: mx.array,  # (K, n)
     form: LossForm,
 ) -> mx.array:
-    """Gradient of the weighted losses with respect to hidden weight^T, (n, V) float32."""
+    """Compute the gradient of the weighted losses with respect to hidden weight^T, (n, V) float32."""
     vocab = logits.shape[-1]
-    by_row = scale.sum(0)  # (n,): p's factor, whatever the target
+    by_row = scale.sum(0)  # (n,): the factor of p, summed over targets
     factor = by_row
     if form.z:
         factor = by_row * (1.0 + 2.0 * form.z * (logits[:, 0] - log_p[:, 0]))  # their lse
     d = mx.exp(log_p) * factor[:, None]
     if form.smoothing:
         d = d - by_row[:, None] * (form.smoothing / vocab)
-    columns = mx.arange(vocab)  # compared, not scattered: it fuses with the lines above
+    columns = mx.arange(vocab)  # a comparison fuses with the lines above, a scatter would not
     for k in range(ids.shape[0]):
         amount = scale[k] * (1.0 - form.smoothing)
         d = d - mx.where(columns == ids[k][:, None], amount[:, None], 0.0)
@@ -190,7 +190,7 @@ def _logit_gradient(
 def _reported(
     total: mx.array, loss: mx.array, targets: mx.array
 ) -> tuple[mx.array, mx.array, mx.array]:
-    """Total (), sums (K,), count () from every position's loss (K, N)."""
+    """Return total (), sums (K,) and count () from each position's loss (K, N)."""
     supervised = targets >= 0
     sums = MLXArrays.sum(mx.where(supervised, mx.stop_gradient(loss), 0.0), -1)
     return total, sums, supervised[0].sum().astype(mx.float32)

@@ -1,7 +1,7 @@
-"""A model on MLX: neutral modules as real ``mlx.nn.Module``s, their arrays, evaluation.
+"""A model on MLX: neutral modules as real ``mlx.nn.Module``s, master weights, evaluation.
 
-MLX rebinds arrays, so nothing is written in place: a step takes masters in float32 and returns new
-ones, and casts them to compute copies on its way.
+MLX rebinds arrays instead of writing in place: a step takes float32 master weights and returns new ones,
+and casts them to the compute dtype within its graph.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Arrays = dict[str, mx.array]
 
 
 class MLXModule(nn.Module):
-    """Base of every materialised module: declarations become arrays, plain values stay outside.
+    """The base of every materialised module: declarations become arrays.
 
-    mlx puts every list, tuple and dict into its tree of parameters; only those of modules belong.
+    MLX puts every list, tuple and dict into its parameter tree; here only containers of modules are.
     """
 
     forward: Callable[..., Any]
@@ -61,14 +61,14 @@ def _plain_container(value: Any) -> bool:
 
 
 class MLXLinear(MLXModule, nn.Linear):
-    """A leaf that tools which look for ``mlx.nn.Linear`` find."""
+    """A linear leaf that is an ``mlx.nn.Linear``, for tools that look for one."""
 
     def __init__(self) -> None:
-        nn.Module.__init__(self)  # nn.Linear's own would draw a weight, and move MLX's key
+        nn.Module.__init__(self)  # nn.Linear's would draw a weight, and so change MLX's random key
 
 
 class MLXEmbedding(MLXModule, nn.Embedding):
-    """A lookup that tools which look for ``mlx.nn.Embedding`` find."""
+    """An embedding that is an ``mlx.nn.Embedding``, for tools that look for one."""
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -78,17 +78,17 @@ BASES: Mapping[str | None, type] = {None: MLXModule, "linear": MLXLinear, "embed
 
 
 class MLXFramework(Framework):
-    """A framework object for neutral modules: one a binding, since it holds the chosen kernels."""
+    """The framework object of neutral modules on MLX: one per binding, since it holds the chosen kernels."""
 
     def __init__(self, ops: MLXOps) -> None:
         super().__init__(BASES, ops)
 
     def placing(self) -> AbstractContextManager[Any]:
-        """Change nothing: arrays lie on MLX's default device."""
+        """Return an empty context: arrays are on MLX's default device."""
         return nullcontext()
 
     def fill(self, module: Any, attribute: str, value: np.ndarray) -> None:
-        """Let a module hold the value of a declared array."""
+        """Set the initial value of a declared array."""
         module[attribute] = mx.array(value)
 
     @staticmethod
@@ -97,17 +97,17 @@ class MLXFramework(Framework):
         return np.array(array)
 
     def checkpoint(self, block: Any, *arguments: Any) -> Any:
-        """Run ``block(*arguments)``, recomputed; its parameters are passed, not captured.
+        """Run ``block(*arguments)`` with activation checkpointing; parameters are passed, not captured.
 
         Raises:
-            BackendError: it draws from MLX's own key.
+            BackendError: the block draws from MLX's own random key.
         """
         before = random.key()
-        places: list[int] = []  # of each result among the distinct ones
+        places: list[int] = []  # index of each result among the distinct ones
 
         def distinct(*given: Any) -> list[Any]:
-            # of one that is returned twice (x, and a tap of it) MLX would count one gradient and
-            # lose the other without a word
+            # if an array is returned twice (x, and a tap of it), MLX uses one of its gradients and
+            # silently drops the other
             results = block(*given)
             found = {id(array): array for array in results}
             places[:] = [list(found).index(id(array)) for array in results]
@@ -126,13 +126,13 @@ class MLXFramework(Framework):
 
 
 class Weights:
-    """Where each parameter's master lives, and how compute copies are made of masters.
+    """The module and attribute of each parameter, and the cast of master weights to the compute dtype.
 
     Args:
         model: materialised and filled, float32.
-        dtype: of the compute copies.
-        frozen: names of parameters without a gradient. Where the compute copies are narrower, theirs
-            stand among the masters, and the float32 originals lie on the host.
+        dtype: the compute dtype.
+        frozen: names of parameters without a gradient. In mixed precision the masters contain them in
+            the compute dtype, and their float32 originals are kept on the host.
     """
 
     def __init__(self, model: Any, dtype: mx.Dtype, frozen: Set[str] = frozenset()) -> None:
@@ -142,18 +142,18 @@ class Weights:
         self.originals: dict[str, np.ndarray] = {}
 
     def taken(self) -> Arrays:
-        """Return the masters that the modules were filled with; no other reference to them is kept."""
+        """Return the masters, the arrays that the modules were filled with; this object keeps no reference."""
         return self.narrowed({n: module[attr] for n, (module, attr) in self.holders.items()})
 
     def narrowed(self, masters: Arrays) -> Arrays:
-        """Put frozen parameters' compute copies in the place of float32 arrays, which go to the host."""
+        """Cast frozen parameters to the compute dtype; the float32 originals are kept on the host."""
         if self.dtype == mx.float32:
             return masters
         self.originals = {name: np.array(masters[name]) for name in self.frozen}
         return masters | {name: masters[name].astype(self.dtype) for name in self.frozen}
 
     def copies(self, masters: Mapping[str, mx.array]) -> Arrays:
-        """Parameter -> compute copy; in float32 it is the master itself."""
+        """Cast the masters to the compute dtype, by parameter; in float32 return the masters themselves."""
         return {name: masters[name].astype(self.dtype) for name in self.holders}
 
 
@@ -169,14 +169,14 @@ class MLXModel(NativeModel):
 
     @contextmanager
     def inferring(self) -> Iterator[None]:
-        """Put real arrays into the modules: tracing leaves its placeholders in them."""
+        """Return a context for inference: real arrays in the modules, in which tracing leaves placeholders."""
         place(self.weights.holders, self.weights.copies(self.masters))
         place(self.statistics.holders, self.state["states"])
         with evaluating(self.model):
             yield
 
     def frozen(self, method: str) -> Callable[[Batch], mx.array]:
-        """Freeze the weights: their float32 masters are dropped; compiled where the binding says so."""
+        """Freeze the weights, drop their float32 masters; return the method, compiled if the binding compiles."""
         place(self.weights.holders, self.weights.copies(self.masters))
         place(self.statistics.holders, self.state["states"])
         self.model.eval()
@@ -186,20 +186,20 @@ class MLXModel(NativeModel):
         return lambda host: run(self.moved(host), given)
 
     def queued(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Wait for a batch's results: all batches together would be one graph."""
+        """Wait for a batch's results: otherwise all batches together would be one graph."""
         mx.eval(results)
         return results
 
     def moved(self, host: Batch) -> Arrays:
-        """Return the fields that the model reads, as MLX's arrays."""
+        """Convert the fields that the model reads to MLX arrays."""
         return {name: mx.array(host[name]) for name in (*self.plan.fields, *PARTS) if name in host}
 
     def numbers(self, numbers: Mapping[str, float]) -> Arrays:
-        """Return each number as 0-d float32."""
+        """Convert each number to 0-d float32."""
         return {name: mx.array(number) for name, number in numbers.items()}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take the model's arrays."""
+        """Load the model's arrays."""
         self.masters = self.weights.narrowed(loaded("model", arrays, self.masters))
         states = loaded("state", arrays, self.state["states"])
         self.state = {**self.state, "states": states}
@@ -207,7 +207,7 @@ class MLXModel(NativeModel):
 
 
 def place(holders: Mapping[str, tuple[Any, str]], arrays: Mapping[str, mx.array]) -> None:
-    """Let modules hold these arrays, by the names of their declarations."""
+    """Set the modules' arrays, by the names of their declarations."""
     for name, (module, attribute) in holders.items():
         module[attribute] = arrays[name]
 
@@ -215,17 +215,17 @@ def place(holders: Mapping[str, tuple[Any, str]], arrays: Mapping[str, mx.array]
 def loaded(
     prefix: str, saved: Mapping[str, np.ndarray], old: Mapping[str, mx.array]
 ) -> dict[str, mx.array]:
-    """Return ``prefix.<name>`` of each old array, shaped as that.
+    """Return the saved ``prefix.<name>`` of each name in ``old``, with the shape there.
 
     Raises:
-        KeyError: one is missing.
+        KeyError: an array is missing.
         ValueError: a shape differs.
     """
     return {n: checked(f"{prefix}.{n}", saved, tuple(array.shape)) for n, array in old.items()}
 
 
 def checked(name: str, saved: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> mx.array:
-    """Return a saved array; raises as :func:`loaded`."""
+    """Return a saved array after checking its shape; raises as :func:`loaded`."""
     value = saved[name]
     if tuple(value.shape) != shape:
         raise ValueError(f"{name}: shape {tuple(value.shape)}, not {shape}")

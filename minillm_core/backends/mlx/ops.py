@@ -1,4 +1,4 @@
-"""The ops on MLX: an object with the array functions and the chosen kernels, and the usual kernels.
+"""The ops on MLX: the ops object, with the array functions and the chosen kernels; and the usual kernels.
 
 The loss is in loss.py.
 """
@@ -36,27 +36,27 @@ class MLXOps(MLXArrays):
 
 
 def linear(x: mx.array, weight: mx.array) -> mx.array:
-    """X weight^T: x (..., C), weight (O, C) -> (..., O)."""
+    """Compute x weight^T: x (..., C), weight (O, C) -> (..., O)."""
     return x @ weight.T
 
 
 def embedding(ids: mx.array, weight: mx.array) -> mx.array:
-    """weight[ids]: ids int32 (...), weight (V, C) -> (..., C). Ids are not checked here."""
+    """Look up weight[ids]: ids int32 (...), weight (V, C) -> (..., C). Ids are not range-checked."""
     return weight[ids]
 
 
 def logits(hidden: mx.array, weight: mx.array, form: LossForm) -> mx.array:
-    """Return the head's logits, for the next token: (B, C), (V, C) -> float32 (B, V)."""
+    """Compute the head's logits, for the next token: (B, C), (V, C) -> float32 (B, V)."""
     return form.logits(mx, (hidden @ weight.T).astype(mx.float32))
 
 
 def swiglu(gate: mx.array, up: mx.array) -> mx.array:
-    """silu(gate) * up."""
+    """Compute silu(gate) * up."""
     return MLXArrays.silu(gate) * up
 
 
 def gram(x: mx.array, alpha: float = 1.0, beta: float = 0.0) -> mx.array:
-    """Alpha x x^T + beta x: (N, R, C) -> (N, R, R)."""
+    """Compute alpha x x^T + beta x: (N, R, C) -> (N, R, R)."""
     x = mx.stop_gradient(x)
     product = x @ x.swapaxes(-1, -2)
     product = product if alpha == 1.0 else alpha * product
@@ -64,20 +64,20 @@ def gram(x: mx.array, alpha: float = 1.0, beta: float = 0.0) -> mx.array:
 
 
 def rms_norm_fused(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
-    """mx.fast.rms_norm, float32 inside: reads and writes x (..., C) once."""
+    """Call mx.fast.rms_norm, float32 inside: reads and writes x (..., C) once."""
     weight = None if weight is None else weight.astype(x.dtype)  # else the result is promoted
     return mx.fast.rms_norm(x, weight, eps)
 
 
 def rms_norm_composed(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:
-    """Compute the formula in float32."""
+    """Compute RMSNorm from array functions, in float32."""
     wide = x.astype(mx.float32)
     normed = wide * mx.rsqrt(mx.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (normed if weight is None else normed * weight).astype(x.dtype)
 
 
 def rotate(q: mx.array, k: mx.array, table: Rotary) -> tuple[mx.array, mx.array]:
-    """Both rotated by the table's angles, in float32: q (B, T, H, D), k (B, T, K, D)."""
+    """Rotate q (B, T, H, D) and k (B, T, K, D) by the table's angles, in float32."""
     if table.positions is None:
         cos, sin = table.cos[: q.shape[1]], table.sin[: q.shape[1]]
     else:
@@ -87,14 +87,14 @@ def rotate(q: mx.array, k: mx.array, table: Rotary) -> tuple[mx.array, mx.array]
 
 
 def rotate_fast(q: mx.array, k: mx.array, table: Rotary) -> tuple[mx.array, mx.array]:
-    """mx.fast.rope where positions are 0 .. T-1, the table where they are given (decoding).
+    """Call mx.fast.rope for positions 0 .. T-1; use the table if positions are given (decoding).
 
-    One read and one write of q and k. Its angles are float32 products, off by 6e-8 of the angle:
+    Reads and writes q and k once. Its angles are float32 products, with a relative error of 6e-8:
     2e-6 of a value after 64 positions, 3e-5 after 1,024.
     """
     if table.positions is not None:
         return rotate(q, k, table)
-    wavelengths = 1.0 / table.frequencies  # wavelengths, not frequencies: 0 makes no rotation
+    wavelengths = 1.0 / table.frequencies  # mx.fast.rope takes these; frequency 0 rotates nothing
     return _roped(q, wavelengths), _roped(k, wavelengths)
 
 
@@ -125,14 +125,14 @@ def sdpa(
     window: int | mx.array | None = None,
     documents: mx.array | None = None,
 ) -> mx.array:
-    """mx.fast.scaled_dot_product_attention: fused forward and backward where plainly causal.
+    """Call mx.fast.scaled_dot_product_attention: fused forward and backward for plain causal attention.
 
-    4 B T S H D FLOPs; with a window or documents MLX 0.32 leaves its fused backward pass and
+    4 B T S H D FLOPs; with a window or documents MLX 0.32 does not use its fused backward pass and
     holds B H T S scores.
     """
     queries, keys = q.shape[1], k.shape[1]
     window = None if isinstance(window, int) and window >= keys else window
-    mask: str | mx.array = "causal"  # lower-right
+    mask: str | mx.array = "causal"  # aligned lower-right
     if window is not None or documents is not None:
         mask = _visible(queries, keys, window, documents)
     y = mx.fast.scaled_dot_product_attention(
@@ -154,7 +154,7 @@ def attention_composed(
     window: int | mx.array | None = None,
     documents: mx.array | None = None,
 ) -> mx.array:
-    """Compute the formula: scores, mask, softmax in float32, product; 6 B H T S bytes and up."""
+    """Compute attention from array functions, softmax in float32; 6 B H T S bytes and up."""
     queries, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     k, v = (mx.repeat(x, group, axis=2).swapaxes(1, 2) for x in (k, v))  # (B, H, S, D)
     factor = q.shape[-1] ** -0.5 if scale is None else scale

@@ -1,7 +1,7 @@
-"""MLX's own key: nothing of the core draws from it, a plugin's native module may.
+"""MLX's global random key: the core does not draw from it, a plugin's native module may.
 
-It belongs to a thread, and MLX splits it wherever random numbers are asked for without a key: a
-compiled step has to take it in and give it back, or it draws the same numbers every time.
+The key belongs to a thread, and MLX splits it on every random call without a key: it has to be an input
+and an output of a compiled step, or the step draws the same numbers every time.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ NAME = "random.mlx"
 
 
 def seed(number: int) -> None:
-    """Seed the key by a run's seed."""
+    """Seed the key with a run's seed."""
     mx.random.seed(number % 2**64)
 
 
 def key() -> mx.array:
-    """Return the key as it is now, uint32 (2,)."""
+    """Return the current key, uint32 (2,)."""
     state: Any = mx.random.state
     return state[0]
 
@@ -34,10 +34,10 @@ def restore(key: mx.array | np.ndarray) -> None:
 
 
 def load(saved: Mapping[str, np.ndarray]) -> None:
-    """Restore ``random.mlx``; where there is none, the key stays.
+    """Restore the key from ``random.mlx``; keep it unchanged if that is missing.
 
     Raises:
-        ValueError: it is no key.
+        ValueError: the array is not a key.
     """
     if (array := saved.get(NAME)) is not None:
         if array.shape != (2,) or array.dtype != np.uint32:
@@ -47,7 +47,7 @@ def load(saved: Mapping[str, np.ndarray]) -> None:
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Keep the key: numbers drawn inside change none that training draws."""
+    """Restore the key on exit, so that numbers drawn inside do not affect training."""
     before = key()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Training on MLX: steps are queued from arrays to new arrays, and the old ones kept until a step is read."""
+"""Training on MLX: steps are queued as functions of arrays; the old arrays are kept until a step is read."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from minillm_core.optim.views import VIEWED, views_of
 from minillm_core.plan import Plan
 
 UNREAD = 2
-"""Steps queued and not read at most: each keeps the arrays from before it."""
+"""The largest number of queued steps that are not read: each keeps the arrays from before it."""
 
 
 @dataclass(eq=False)
 class Queued:
-    """A step that may still be left out, with the arrays that it was made from.
+    """A queued step that may still be undone, with its input arrays.
 
     Compared by identity: MLX compares arrays element by element.
     """
@@ -45,30 +45,30 @@ class Queued:
     state: dict[str, Any]  # before it
     key: mx.array  # before it
     figures: Figures = field(default_factory=dict)
-    numbers: dict[str, float] = field(default_factory=dict)  # the figures, once it is read
+    numbers: dict[str, float] = field(default_factory=dict)  # the figures on the host, once read
 
 
 class MLXTrainer(MLXModel, Trainer):
-    """A model and its optimizer.
+    """A model and its optimizer on MLX's default device.
 
     Args:
         plan: the plan.
-        binding: how; recorded in run.json.
+        binding: dtype, kernels and device; recorded in run.json.
         model: materialised and filled, float32.
-        framework: the framework object that the model stands on.
+        framework: the framework object of the model's modules.
     """
 
     def __init__(self, plan: Plan, binding: Binding, model: Any, framework: MLXFramework) -> None:
         super().__init__(plan, binding, model, framework)
         self.groups = groups_of_whole(plan)
         self.cycles = cycles_of(self.groups.values())
-        self.steps = 0  # updates that failed included
+        self.steps = 0  # skipped updates included
         self.tables: MLXTables = tables_of(plan, "mlx", MLXTables, framework.ops)
         self.state = {**self.state, **self._at_first()}
         self.graphs = Graphs(self, self.groups, self.tables)
         self.unread: list[Queued] = []  # oldest first
         self.whole: tuple[Arrays, Arrays] | None = (
-            None  # masters, and tables and views of them that are read
+            None  # masters, and the whole tables and views computed from them for evaluation
         )
         mx.eval(self.masters, self.state)
 
@@ -101,7 +101,7 @@ class MLXTrainer(MLXModel, Trainer):
         return queued
 
     def _advance(self, queued: Queued, cancelled: Callable[[], bool] = lambda: False) -> bool:
-        """Queue the step behind what is queued; False where it was cancelled."""
+        """Queue the step after those queued so far; return False if it was cancelled."""
         batches, given, staged, due = queued.batches, queued.given, queued.staged, queued.due
         timer = self.step_timer
         if len(batches) == 1 and timer is None and self.ranks.size == 1:
@@ -118,11 +118,11 @@ class MLXTrainer(MLXModel, Trainer):
         return True
 
     def _settle(self, first: Queued) -> None:
-        """Wait for the oldest unread step; where it is not finite, make do without it.
+        """Wait for the oldest unread step; if it is not finite, undo it.
 
-        Choosing between old and new arrays within the graph cost 20 % of a step on an H100, since
-        the update no longer was one pass. Old arrays cost nothing but room: they are kept until
-        the step is read, and the steps behind it are queued again from there.
+        Selecting between old and new arrays within the graph cost 20 % of a step on an H100, since
+        the update was no longer one pass. Keeping the old arrays costs only memory: they are kept until
+        the step is read, and if it is undone, later steps are queued again from them.
         """
         mx.eval(first.figures)
         first.numbers = {name: float(np.array(value)) for name, value in first.figures.items()}
@@ -130,7 +130,7 @@ class MLXTrainer(MLXModel, Trainer):
         if first.numbers["skipped"]:
             after = self.unread[0].state if self.unread else self.state
             self.masters = first.masters
-            self.state = {**first.state, "scaler": after["scaler"]}  # it learns from the overflow
+            self.state = {**first.state, "scaler": after["scaler"]}  # keep the reduced loss scale
             for later in self.unread:
                 later.masters, later.state = self.masters, self.state
                 random.restore(later.key)
@@ -142,7 +142,7 @@ class MLXTrainer(MLXModel, Trainer):
             self._settle(self.unread[0])
 
     def _warm_up(self, micro: Sequence[Batch], given: Arrays) -> None:
-        """Trace and compile every variant of the step, and drop its results."""
+        """Trace and compile every variant of the step, and drop the results."""
         due = due_at(self.cycles, self.steps)
         for staged, accumulate, sized in warmed(self.plan, self.phase, micro[0]):
             batch = self.fields(sized, staged, trained=False)
@@ -160,7 +160,7 @@ class MLXTrainer(MLXModel, Trainer):
         due: Set[int],
         cancelled: Callable[[], bool] = lambda: False,
     ) -> tuple[Arrays, dict[str, Any], Figures] | None:
-        # once a step, for all micro-batches
+        # cast once per step, for all micro-batches
         copies = self.graphs.copies(self.masters, self.state, given)
         adds, sums = self.graphs.part("adds", staged), None
         for batch in batches:
@@ -181,7 +181,7 @@ class MLXTrainer(MLXModel, Trainer):
         return self.graphs.part("update", {}, due)(self.masters, self.state, sums, given, mean)
 
     def read(self, handle: Queued) -> StepResult:
-        """Wait for a step's figures, and for those of the steps before it."""
+        """Wait for a step and all earlier ones; return its metrics."""
         with memory_or_error():
             while handle in self.unread:
                 self._settle(self.unread[0])
@@ -189,7 +189,7 @@ class MLXTrainer(MLXModel, Trainer):
 
     @contextmanager
     def inferring(self) -> Iterator[None]:
-        """Settle all queued steps, and keep the random numbers that training would draw."""
+        """Return a context for inference: queued steps settled, views in place, random key restored on exit."""
         self._settle_all()
         with random.kept(), super().inferring():
             if self.whole is None or self.whole[0] is not self.masters:
@@ -204,19 +204,19 @@ class MLXTrainer(MLXModel, Trainer):
             yield
 
     def views(self) -> Iterator[tuple[str, mx.array]]:
-        """Compute what is evaluated in the place of parameters, float32, one after the other."""
+        """Compute the views, float32, one by one."""
         masters, state = self.masters, self.state
         tables = self.tables.viewed(masters, state["rows"], state["updates"])
         return views_of(self.framework, self.groups, masters, state["optimizer"], tables)
 
     def snapshot(self) -> Snapshot:
-        """Take everything to save; waits for steps that are not read yet."""
+        """Take a snapshot of everything to save; waits for steps that are not read yet."""
         self._settle_all()
         views = {f"{VIEWED}{name}": view for name, view in self.views()}
         held = self.masters, self.state, random.key(), views
-        # Another thread may wait for copies and read them, not for the arrays that training goes on
-        # with: to wait for an array changes it in every thread that has it, and on CUDA the host's
-        # reading moves the memory.
+        # Another thread may wait for and read copies, but not the arrays that training continues with:
+        # waiting for an array changes it in every thread that has it, and on CUDA reading on the host
+        # moves the memory.
         copied = tree_map(lambda array: _bits(mx.where(True, array, array)), held)
         masters, state, key, views = copied
         mx.async_eval(masters, state, key, views)
@@ -234,7 +234,7 @@ class MLXTrainer(MLXModel, Trainer):
         return Snapshot(bring)
 
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore what :meth:`arrays` gave."""
+        """Restore the arrays of :meth:`arrays`."""
         self._settle_all()
         arrays = self.tables.unpacked(arrays)
         self.masters = self.weights.narrowed(loaded("model", arrays, self.masters))
@@ -245,7 +245,7 @@ class MLXTrainer(MLXModel, Trainer):
         random.load(arrays)
 
     def restart(self, seed: int) -> None:
-        """Begin anew with the initial values of a seed."""
+        """Reset to the initial values of a seed."""
         self._settle_all()
         fresh = initial_arrays(self.model, self.plan.inits, seed)
         self.load(fresh)
@@ -255,7 +255,7 @@ class MLXTrainer(MLXModel, Trainer):
         mx.reset_peak_memory()
 
     def _at_first(self) -> dict[str, Any]:
-        """Return the state of a start that no seed draws."""
+        """Return the parts of the initial state that do not depend on a seed."""
         return {
             "optimizer": initial_state(self.groups, self.framework.ops.zeros),
             "rows": self.tables.at_first(),
@@ -265,7 +265,7 @@ class MLXTrainer(MLXModel, Trainer):
 
     @property
     def traces(self) -> int:
-        """Count how often a part of a step was traced."""
+        """The number of traces of the step's graphs so far."""
         return self.graphs.traces
 
     def synchronize(self) -> None:
@@ -273,14 +273,14 @@ class MLXTrainer(MLXModel, Trainer):
         mx.synchronize()
 
     def peak_bytes(self) -> int | None:
-        """Return the largest memory that MLX held."""
+        """Return the peak memory that MLX allocated, in bytes."""
         return mx.get_peak_memory()
 
 
 # Masters and state by name on the host, as in a checkpoint
 
 STEPS = "optimizer.steps"
-"""Updates, those that failed included: by it stages have their turns."""
+"""Checkpoint name of the number of steps, skipped updates included, which decides which stages are due."""
 
 _PREFIXES = {"states": "state", "scaler": "scaler"}
 """Part of the state -> the prefix of its entries' names."""
@@ -289,7 +289,7 @@ _PREFIXES = {"states": "state", "scaler": "scaler"}
 def _named(
     masters: Mapping[str, Any], state: Mapping[str, Any], groups: Mapping[str, Group]
 ) -> dict[str, np.ndarray]:
-    """Return every master and every entry of the state, by name; waits for them."""
+    """Return all masters and state on the host, by name. Waits."""
     stacks = tree_map(np.array, state["optimizer"])
     named = {f"model.{name}": np.array(master) for name, master in masters.items()}
     named["optimizer.updates"] = np.array(state["updates"])
@@ -300,14 +300,14 @@ def _named(
 
 
 def _bits(array: mx.array) -> mx.array:
-    """Return bfloat16, which NumPy has not, as int16."""
+    """Return bfloat16, which NumPy lacks, as int16."""
     return array.view(mx.int16) if array.dtype == mx.bfloat16 else array
 
 
 def _restored(
     saved: Mapping[str, np.ndarray], old: Mapping[str, Any], groups: Mapping[str, Group]
 ) -> dict[str, Any]:
-    """Return the saved state, shaped as the old one; raises as :func:`loaded`."""
+    """Return the saved state with the shapes of ``old``; raises as :func:`loaded`."""
 
     def stack(prefix: str, held: mx.array, group: Group) -> mx.array:
         shape = tuple(held.shape[1:] if group.rule.stacked else held.shape)

@@ -17,7 +17,7 @@ class TorchArrays(Known, module=torch):
     """The functions of :class:`minillm_core.ops.arrays.ArrayFunctions`, for torch.Tensor.
 
     Args:
-        device: where zeros, ones and arange are made.
+        device: where zeros, ones and arange are created.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -34,7 +34,7 @@ class TorchArrays(Known, module=torch):
         return number.to(x.dtype) if isinstance(number, Tensor) else number
 
     def constant(self, numbers: Sequence[float], shape: Sequence[int]) -> Tensor:
-        # Filled where they are wanted: a copy from the host would wait for the device.
+        # Filled on the device: a copy from the host would wait for it.
         return torch.cat([self.scalar(number).reshape(1) for number in numbers]).reshape(
             tuple(shape)
         )
@@ -150,10 +150,10 @@ def _dtype(name: str) -> torch.dtype:
 
 
 class _Rows(Function):
-    """Rows of (N, ...) at distinct indices.
+    """The lookup of rows of (N, ...) at distinct indices, with a gradient that is written, not accumulated.
 
-    autograd's own gradient of a lookup adds up: with atomics, or by sorting all indices first, as
-    Inductor does for bfloat16.
+    autograd's own gradient accumulates: with atomics, or by sorting all indices first, as Inductor
+    does for bfloat16.
     """
 
     @staticmethod

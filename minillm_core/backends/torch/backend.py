@@ -1,4 +1,4 @@
-"""PyTorch: on NVIDIA's GPUs, on a CPU, and on Apple's by ``--device mps``."""
+"""The PyTorch backend: NVIDIA GPUs, CPUs, and Apple GPUs with ``--device mps``."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ PEAK_FLOPS: Mapping[str, float] = {
     "RTX 4090": 165.2e12,
     "RTX 3090": 71e12,
 }
-"""Part of a device's name -> dense bfloat16 FLOP/s by its maker's datasheet."""
+"""Part of a device's name -> dense bfloat16 FLOP/s, from the datasheet."""
 
 
 class TorchBackend(NativeBackend):
-    """A device of torch's.
+    """The PyTorch backend on one device.
 
     Args:
         binding: the decisions, kernels included.
         candidates: the kernels to load from: the core's and the plugins'.
         fused: use torch's fused AdamW.
-        compiler: compiles a function where the binding says so; takes torch.compile's options,
-            and is torch.compile by default.
+        compiler: compiles functions if ``binding.compile`` is set; takes torch.compile's options;
+            torch.compile by default.
     """
 
     name = "torch"

@@ -1,11 +1,11 @@
-"""Attention in blocks on torch: FlexAttention (Dong et al., arXiv:2412.05496) with a window or
+"""Block-sparse attention on torch: FlexAttention (Dong et al., arXiv:2412.05496) with a window or
 documents.
 
-Blocks of 128 queries and 128 keys that hide each other wholly are skipped, those that see each
-other wholly are not masked: T W instead of T^2 / 2 products for a window of W keys. Which block is
-which is worked out on the device, block by block, never from a (T, T) mask, and a window may be an
-input of the graph: windows that change need no other graph, and no wait. Layers that ask alike
-share it: their operations are equal, and a compiled step does each of them once.
+Blocks of 128 queries by 128 keys that are fully masked are skipped, and fully visible ones need no
+mask: T W instead of T^2 / 2 products for a window of W keys. The block mask is computed on the device,
+block by block, never from a (T, T) mask. A window may be an input of the graph: a window that changes
+needs neither another graph nor a synchronisation. Layers with the same mask share it: their operations
+are equal, and a compiled step runs each of them once.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ def flex(
     v: Tensor,  # (B, S, K, D)
     *,
     scale: float | None = None,
-    window: int | Tensor | None = None,  # a tensor is 0-d: another one needs no other graph
+    window: int | Tensor | None = None,  # a 0-d tensor is an input of the graph
     documents: Tensor | None = None,  # int32 (B, S)
 ) -> Tensor:
-    """Run FlexAttention over the blocks that see each other; plainly causal attention is SDPA's.
+    """Run FlexAttention over the visible blocks; plain causal attention goes to SDPA.
 
-    About 4 B T W H D FLOPs forward, W the keys that a query sees, and next to no memory beside
-    the result. Columns that follow others (T < S) are SDPA's as well, unless T and S are whole blocks:
-    those of context parallel.
+    About 4 B T W H D FLOPs forward, W the keys that a query sees, and almost no memory beyond the
+    result. T < S (decoding) goes to SDPA as well, unless T and S are whole blocks: as under context
+    parallelism.
     """
     queries, keys = q.shape[1], k.shape[1]
     window = None if isinstance(window, int) and window >= keys else window
@@ -64,14 +64,14 @@ def block_mask(
     *,
     before: int = 0,
 ) -> BlockMask:
-    """Find which of the blocks, m = ceil(T / 128) by n = ceil(S / 128), are seen in part, and which wholly.
+    """Compute the block mask: which of m = ceil(T / 128) by n = ceil(S / 128) blocks are partly or fully visible.
 
     Args:
         keys: S.
-        window: how many keys a query sees, itself included; None: all before it.
-        documents: int32 (B, S), in any order; only equal ones see each other. None: all do.
-        device: where the mask lies.
-        before: keys before the first query, whole blocks: T = S - before.
+        window: how many keys a query sees, itself included; None: all earlier ones.
+        documents: int32 (B, S) ids in any order; a query sees only keys of its document. None: no mask.
+        device: the device of the mask.
+        before: the number of keys before the first query, whole blocks: T = S - before.
     """
     count, first = -(-keys // BLOCK), before // BLOCK
     block = torch.arange(count, dtype=torch.int32, device=device)
@@ -109,7 +109,7 @@ def block_mask(
 
 
 def _range(documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Find the least and the greatest document of each block: int32 (B, n) each, from (B, T)."""
+    """Return the smallest and the largest document id of each block: int32 (B, n) each, from (B, T)."""
     missing = count * BLOCK - documents.shape[1]
     if missing:
         last = documents[:, -1:].expand(-1, missing)
@@ -119,7 +119,7 @@ def _range(documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """List the blocks of a mask (B, m, n): their number (B, 1, m), and indices (B, 1, m, n) first, int32."""
+    """Convert a block mask (B, m, n) to counts (B, 1, m) and indices (B, 1, m, n), chosen blocks first, int32."""
     chosen = chosen[:, None].int()
     which = chosen.argsort(dim=-1, descending=True, stable=True)
     return chosen.sum(-1, dtype=torch.int32), which.int()
@@ -127,5 +127,5 @@ def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 @cache
 def _outside_a_graph(device: str) -> Callable[..., Any]:
-    """Compile FlexAttention by itself for eager mode: uncompiled it holds B H T^2 scores."""
+    """Compile FlexAttention alone, for eager mode: uncompiled it holds B H T^2 scores."""
     return flex_attention if device == "cpu" else torch.compile(own_code(flex_attention))

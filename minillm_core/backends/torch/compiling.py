@@ -1,4 +1,4 @@
-"""Compiling for one trainer among several in a process."""
+"""torch.compile for several trainers in one process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """Copy a function or bound method, with a code object of its own.
 
-    Dynamo keeps its graphs by code object, and refuses to compile one more than eight times:
-    trainers that share a function would use up each other's limit.
+    Dynamo caches its graphs per code object, and compiles each at most eight times: trainers that
+    share a function would use up each other's limit.
     """
     if isinstance(function, MethodType):
         return MethodType(own_code(function.__func__), function.__self__)

@@ -1,7 +1,7 @@
 """Linear cross-entropy on torch: dense, in chunks of rows, and torch's own.
 
-Per position, a dense head of V logits in bfloat16 costs 2V bytes for the logits and 2V to 8V for
-their gradient: 6 GiB and more for 65,536 positions of 50,304. The chunked kernel holds one chunk.
+Per position, a dense head of V logits in bfloat16 takes 2V bytes for the logits and 2V to 8V for
+their gradient: 6 GiB and more for 65,536 positions and V = 50,304. The chunked kernel holds one chunk.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from minillm_core.ops.form import LossForm
 
 PLAIN = LossForm()
 CHUNK_BYTES = 2**30  # largest logits of one chunk on a GPU, in their compute dtype, compiled
-EAGER_BYTES = 2**28  # the same in eager mode, which holds them in float32 twice as well
-CPU_ROWS = 256  # a chunk on a CPU: enough for the products, near enough to the caches
+EAGER_BYTES = 2**28  # the same in eager mode, which also holds two float32 copies of them
+CPU_ROWS = 256  # rows of a chunk on a CPU: enough for fast products, few enough for the caches
 
 
 def dense(
@@ -29,7 +29,7 @@ def dense(
     weights: Tensor | None = None,  # (K,) or (K, N)
     form: LossForm = PLAIN,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute all logits at once, and let autograd differentiate.
+    """Compute the loss from all logits at once; autograd computes the gradient.
 
     6 N C V FLOPs with the backward pass; N V (compute dtype + 2 x float32) bytes in eager mode.
     """
@@ -47,24 +47,24 @@ def chunked(
     *,
     rows: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses and gradients chunk by chunk, both in the forward pass.
+    """Compute losses and gradients chunk by chunk, both in the forward pass.
 
-    The same 6 N C V FLOPs as :func:`dense`; beside the gradients it returns, it holds one chunk:
-    rows x V logits (compute dtype and float32) and a float32 (V, C) gradient. Where nothing asks
-    for a gradient it computes losses only, 2 N C V FLOPs.
+    The same 6 N C V FLOPs as :func:`dense`; in addition to the gradients that it returns it holds one
+    chunk: rows x V logits (compute dtype and float32) and a float32 (V, C) gradient. If no gradient is
+    needed it computes only the losses, 2 N C V FLOPs.
 
     Args:
-        hidden: the stream after its last norm.
+        hidden: the hidden states after the last norm.
         weight: the head.
         targets: see the contract.
         weights: see the contract; constants.
         form: see the contract.
-        rows: positions in a chunk; by default as many as :func:`chunk_rows` says.
+        rows: positions per chunk; default: :func:`chunk_rows`.
     """
     rows = rows or chunk_rows(hidden, weight)
     scale = _scale(targets, weights, _wide(hidden.dtype))
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        learnt = weight.requires_grad  # a frozen head: a third of the FLOPs less
+        learnt = weight.requires_grad  # a frozen head saves a third of the FLOPs
         total, sums = _Chunked.apply(hidden, weight, targets, scale, form, rows, learnt)
     else:
         total, sums = _summed(_all_losses(hidden, weight, targets, form, rows), targets, scale)
@@ -78,7 +78,7 @@ def native(
     weights: Tensor | None = None,  # (1,)
     form: LossForm = PLAIN,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """torch's own chunked ``F.linear_cross_entropy``: eager mode, one target, empty form."""
+    """Call torch's own chunked ``F.linear_cross_entropy``: eager mode, one target, empty form."""
     (main,) = targets
     supervised = main >= 0  # (N,)
     loss = F.linear_cross_entropy(
@@ -99,16 +99,16 @@ def token_losses(
     targets: Tensor,  # (N,) int32
     form: LossForm = PLAIN,
 ) -> Tensor:
-    """Each position's loss (N,), chunk by chunk, without gradient: one chunk's logits are held."""
+    """Compute each position's loss (N,), chunk by chunk, without gradient: holds one chunk's logits."""
     hidden, weight = hidden.detach(), weight.detach()
     found = _all_losses(hidden, weight, targets[None], form, chunk_rows(hidden, weight))
     return torch.where(targets >= 0, found[0], 0.0)
 
 
 def chunk_rows(hidden: Tensor, weight: Tensor) -> int:
-    """Choose the rows of a chunk: on a GPU, N halved until the chunk's logits are small enough.
+    """Choose the number of rows per chunk: on a GPU, N halved until the chunk's logits are small enough.
 
-    Halving keeps all chunks of a power of two alike, so that Inductor compiles one set of kernels.
+    Halving a power of two makes all chunks the same size, so that Inductor compiles one set of kernels.
     """
     if hidden.device.type == "cpu":
         return CPU_ROWS
@@ -121,7 +121,7 @@ def chunk_rows(hidden: Tensor, weight: Tensor) -> int:
 
 
 class _Chunked(Function):
-    """(hidden, weight) -> (total, sums), with both gradients made on the way."""
+    """The autograd function (hidden, weight) -> (total, sums), which computes both gradients in its forward."""
 
     @staticmethod
     def forward(
@@ -135,13 +135,13 @@ class _Chunked(Function):
         learnt: bool,
     ) -> tuple[Tensor, Tensor]:
         losses, grads_hidden = [], []
-        # In float32: 8 to 32 partial sums in bfloat16 would lose the share of rare tokens.
+        # In float32: 8 to 32 partial sums in bfloat16 would lose the gradients of rare tokens.
         rows_learnt = weight if learnt else weight[:0]
         grad_weight = torch.zeros_like(rows_learnt, dtype=_wide(weight.dtype))  # (V, C)
         for h, t, s in _chunks(hidden, targets, scale, rows):
             if grads_hidden and torch.compiler.is_compiling():
-                # Chunks whose targets are gathered read the same array, so that Inductor would make
-                # one kernel of them, behind all their logits: each waits for the one before instead.
+                # Chunks gather their targets from the same array, so Inductor would fuse them into
+                # one kernel after all their logits: this makes each chunk depend on the one before.
                 s = s + 0.0 * grads_hidden[-1][0, 0]
             loss, logits, log_p = _chunk_losses(h, weight, t, form)
             losses.append(loss)
@@ -149,7 +149,7 @@ class _Chunked(Function):
             grads_hidden.append(d @ weight)
             if learnt:
                 grad_weight = _add_product(grad_weight, d, h)
-        # Summed here, not by chunk: Inductor would make one kernel of all chunks' sums, in the place
+        # Summed here, not per chunk: Inductor would fuse all chunks' sums into one kernel in the place
         # of the first, and so run the other chunks' products before it and hold all logits.
         total, sums = _summed(torch.cat(losses, dim=1), targets, scale)
         ctx.save_for_backward(torch.cat(grads_hidden), grad_weight)
@@ -175,7 +175,7 @@ def _scale(targets: Tensor, weights: Tensor | None, dtype: torch.dtype) -> Tenso
 
 
 def _count(targets: Tensor) -> Tensor:
-    """Supervised positions of the main target, () float32."""
+    """Count the supervised positions of the main target, () float32."""
     return (targets[0] >= 0).sum(dtype=torch.float32)
 
 
@@ -187,7 +187,7 @@ def _chunks(
 
 
 def _all_losses(h: Tensor, weight: Tensor, targets: Tensor, form: LossForm, rows: int) -> Tensor:
-    """Loss (K, N), by chunks of rows; any number where unsupervised."""
+    """Compute the losses (K, N), by chunks of rows; arbitrary where unsupervised."""
     chunks = zip(h.split(rows), targets.split(rows, 1), strict=True)
     return torch.cat([_chunk_losses(h, weight, t, form)[0] for h, t in chunks], dim=1)
 
@@ -195,9 +195,9 @@ def _all_losses(h: Tensor, weight: Tensor, targets: Tensor, form: LossForm, rows
 def _chunk_losses(
     h: Tensor, weight: Tensor, targets: Tensor, form: LossForm
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss (K, n), capped logits (n, V) and their log-softmax (n, V), all float32.
+    """Compute loss (K, n), capped logits (n, V) and their log-softmax (n, V), all float32.
 
-    The loss is any number where unsupervised.
+    The loss is arbitrary where unsupervised.
     """
     product = F.linear(h, weight)
     logits = form.logits(torch, product.to(_wide(product.dtype)))
@@ -208,12 +208,12 @@ def _chunk_losses(
 
 
 def _picked(log_p: Tensor, targets: Tensor) -> Tensor:
-    """log_p[n, targets[k, n]] as (K, n); any number where unsupervised."""
+    """Return log_p[n, targets[k, n]] as (K, n); arbitrary where unsupervised."""
     if not torch.compiler.is_compiling():
         return log_p.gather(1, _ids(targets).T).T
-    # A masked sum joins the reduction that makes log_p. A gather would become a kernel of its own,
-    # which Inductor merges with those of other chunks and which keeps all their logits until then;
-    # and its gradient would be a scatter, apart from its neighbours.
+    # A masked sum fuses with the reduction that computes log_p. A gather would be a kernel of its own,
+    # which Inductor merges with those of other chunks, so that all their logits stay alive until then;
+    # and its gradient would be a scatter, which does not fuse.
     columns = torch.arange(log_p.shape[1], device=log_p.device)
     return torch.stack(
         [torch.where(columns == ids[:, None], log_p, 0.0).sum(-1) for ids in targets.unbind(0)]
@@ -221,7 +221,7 @@ def _picked(log_p: Tensor, targets: Tensor) -> Tensor:
 
 
 def _summed(loss: Tensor, targets: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum all (K, n) to a weighted total () and unweighted sums (K,)."""
+    """Sum losses (K, n) to a weighted total () and unweighted sums (K,)."""
     return (loss * scale).sum(), torch.where(targets >= 0, loss, 0.0).sum(-1)
 
 
@@ -232,8 +232,8 @@ def _logit_gradient(
     scale: Tensor,  # (K, n)
     form: LossForm,
 ) -> Tensor:
-    """Gradient of the weighted losses with respect to hidden weight^T, (n, V) float32."""
-    by_row = scale.sum(0)  # (n,): p's factor, whatever the target
+    """Compute the gradient of the weighted losses with respect to hidden weight^T, (n, V) float32."""
+    by_row = scale.sum(0)  # (n,): the factor of p, summed over targets
     factor = by_row * (1.0 + 2.0 * form.z * logits.logsumexp(-1)) if form.z else by_row
     d = log_p.exp_().mul_(factor[:, None])
     if form.smoothing:
@@ -243,10 +243,10 @@ def _logit_gradient(
 
 
 def _subtract_at(d: Tensor, ids: Tensor, amounts: Tensor) -> Tensor:
-    """d[n, ids[k, n]] -= amounts[k, n]; d (n, V), ids and amounts (K, n)."""
+    """Compute d[n, ids[k, n]] -= amounts[k, n]; d (n, V), ids and amounts (K, n)."""
     if not torch.compiler.is_compiling():
         return d.scatter_add_(1, ids.T, -amounts.T)
-    # A comparison fuses into the pointwise kernel around it; a scatter would split it in three.
+    # A comparison fuses into the surrounding pointwise kernel; a scatter would split it into three.
     columns = torch.arange(d.shape[1], device=d.device)
     for column, amount in zip(ids.unbind(0), amounts.unbind(0), strict=True):
         d = d - torch.where(columns == column[:, None], amount[:, None], 0.0)
@@ -254,7 +254,7 @@ def _subtract_at(d: Tensor, ids: Tensor, amounts: Tensor) -> Tensor:
 
 
 def _add_product(total: Tensor, d: Tensor, h: Tensor) -> Tensor:
-    """Total (V, C), float32, + d^T h; d (n, V), h (n, C) in the compute dtype."""
+    """Return total (V, C), float32, + d^T h; d (n, V), h (n, C) in the compute dtype."""
     if d.dtype == total.dtype:
         return total.addmm_(d.T, h)
     if d.is_cuda:  # torch 2.11 does not trace addmm with an out_dtype
@@ -265,7 +265,7 @@ def _add_product(total: Tensor, d: Tensor, h: Tensor) -> Tensor:
 
 
 def _ids(targets: Tensor) -> Tensor:
-    """Indices within the vocabulary, int64."""
+    """Clamp targets to valid indices, int64."""
     return targets.clamp(min=0).long()
 
 

@@ -1,7 +1,7 @@
-"""A model on torch: neutral modules as real ``torch.nn.Module``s, their arrays, evaluation.
+"""A model on torch: neutral modules as real ``torch.nn.Module``s, master weights, evaluation.
 
-In float32 a master *is* the parameter. Otherwise the parameters are compute copies, filled once a
-step after the update, outside the micro-batch graph.
+In float32 a master weight *is* the parameter. In mixed precision the parameters are copies in the compute
+dtype, refreshed once per step after the update, outside the micro-batch graph.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from minillm_core.plan import Plan
 
 
 class TorchModule(nn.Module):
-    """Base of every materialised module: declarations become parameters and buffers."""
+    """The base of every materialised module: declarations become parameters and buffers."""
 
     framework: Any  # a TorchFramework
 
@@ -44,19 +44,19 @@ class TorchModule(nn.Module):
 
 
 def _searched(value: Any) -> Any:
-    """Containers of modules as torch's own, in which it looks for parameters."""
+    """Convert a list or dict of modules to ModuleList or ModuleDict, in which torch finds parameters."""
     if isinstance(value, (list, tuple)) and any(isinstance(v, nn.Module) for v in value):
         return nn.ModuleList(value)
     if isinstance(value, dict) and any(isinstance(v, nn.Module) for v in value.values()):
         held = nn.ModuleDict()
-        for name, module in value.items():  # ModuleDict itself refuses names of its methods: half
+        for name, module in value.items():  # ModuleDict refuses names of its methods, as "half"
             setattr(held, name, module)
         return held
     return value
 
 
 class TorchLinear(TorchModule, nn.Linear):
-    """A leaf that tools which look for ``nn.Linear`` find."""
+    """A linear leaf that is an ``nn.Linear``, for tools that look for one."""
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -64,7 +64,7 @@ class TorchLinear(TorchModule, nn.Linear):
 
 
 class TorchEmbedding(TorchModule, nn.Embedding):
-    """A lookup that tools which look for ``nn.Embedding`` find."""
+    """An embedding that is an ``nn.Embedding``, for tools that look for one."""
 
     def __init__(self) -> None:
         nn.Module.__init__(self)
@@ -72,7 +72,7 @@ class TorchEmbedding(TorchModule, nn.Embedding):
         self.scale_grad_by_freq = self.sparse = False
 
     def extra_repr(self) -> str:
-        """Name rows and width."""
+        """Return rows and width, for ``repr``."""
         return ", ".join(str(n) for n in self.weight.shape)
 
 
@@ -84,13 +84,13 @@ BASES: Mapping[str | None, type] = {
 
 
 class TorchFramework(Framework):
-    """A framework object for neutral modules: one a binding, since it holds the chosen kernels."""
+    """The framework object of neutral modules on torch: one per binding, since it holds the chosen kernels."""
 
     def __init__(self, ops: TorchOps) -> None:
         super().__init__(BASES, ops)
         seen = self.seen
 
-        # Runs while dynamo traces, and leaves nothing in the compiled step.
+        # Runs while Dynamo traces, and leaves nothing in the compiled step.
         @torch.compiler.assume_constant_result
         def witness(key: str) -> None:
             seen[key] += 1
@@ -98,23 +98,23 @@ class TorchFramework(Framework):
         self.witness = witness
 
     def versions(self, arrays: Iterable[Any]) -> tuple[int, ...]:
-        """Return torch's own counts; a compiled step writes to none of its arguments."""
+        """Return torch's version counters; empty when compiling, where arguments are never written to."""
         if torch.compiler.is_compiling():
             return ()
         return tuple(a._version for a in arrays if isinstance(a, torch.Tensor))
 
     def placing(self) -> AbstractContextManager[Any]:
-        """Make the arrays of modules that are built inside on the ops' device."""
+        """Return a context in which modules are built on the ops' device."""
         return self.ops.device
 
     def constant(self) -> AbstractContextManager[Any]:
-        """Turn gradients off inside."""
+        """Return a context without gradients."""
         return torch.no_grad()
 
     @torch.no_grad()
     def fill(self, module: Any, attribute: str, value: np.ndarray) -> None:
-        """Write the value of a declared array."""
-        # A copy, since torch warns of arrays that it may not write to.
+        """Write the initial value of a declared array."""
+        # A copy, since torch warns about read-only arrays.
         getattr(module, attribute).copy_(torch.from_numpy(np.array(value, order="C")))
 
     @staticmethod
@@ -123,19 +123,19 @@ class TorchFramework(Framework):
         return array.detach().cpu().numpy()
 
     def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
-        """Run ``block(*arguments)``, recomputed in the backward pass."""
-        # The reentrant kind works with backward() alone; gradients are taken by autograd.grad.
+        """Run ``block(*arguments)`` with activation checkpointing: recomputed in the backward pass."""
+        # The reentrant kind works only with backward(); the trainer uses autograd.grad.
         return checkpoint(block, *arguments, use_reentrant=False)
 
 
 class Weights:
-    """Masters by name, and the parameters that gradients arrive for.
+    """Master weights by name, and the model's parameters in the compute dtype.
 
     Args:
         model: materialised, filled, in float32; or with parameters that have no memory yet.
-        dtype: of the compute copies.
-        frozen: names of parameters without a gradient. Their masters, which no update reads, lie on
-            the host where the compute copies are narrower.
+        dtype: the compute dtype.
+        frozen: names of parameters without a gradient. In mixed precision their masters, which no
+            update reads, are kept on the host.
     """
 
     def __init__(self, model: Any, dtype: torch.dtype, frozen: Set[str] = frozenset()) -> None:
@@ -152,12 +152,12 @@ class Weights:
                 if name in frozen and not parameter.is_meta:
                     self.masters[name] = self.masters[name].cpu()
         self.trained = {n: p for n, p in self.parameters.items() if n not in frozen}
-        self.by_rows: Set[str] = frozenset()  # tables of which a step has some rows alone
-        self.share: Share | None = None  # None: this process updates everything
+        self.by_rows: Set[str] = frozenset()  # tables of which a step holds only some rows
+        self.share: Share | None = None  # None: no sharding
 
     @torch.no_grad()
     def refresh(self, *, every: bool = False) -> None:
-        """Fill the compute copies of trained parameters, or of every one, from their masters."""
+        """Copy the masters of trained parameters, or of all, into the parameters in the compute dtype."""
         if self.share is not None:
             self.share.gather(self.masters)
         elif self.narrow:
@@ -170,7 +170,7 @@ class Weights:
 
 
 class TorchModel(NativeModel):
-    """A model on one device."""
+    """A model on one torch device."""
 
     def __init__(
         self,
@@ -189,12 +189,12 @@ class TorchModel(NativeModel):
 
     @contextmanager
     def inferring(self) -> Iterator[None]:
-        """Turn gradients off."""
+        """Return a context for inference: evaluation mode, no gradients."""
         with evaluating(self.model), torch.no_grad():
             yield
 
     def frozen(self, method: str) -> Callable[[Batch], Tensor]:
-        """Freeze the weights: their float32 masters are dropped; compiled where the binding says so."""
+        """Freeze the weights, drop their float32 masters; return the method, compiled if the binding compiles."""
         self.model.eval().requires_grad_(False)
         self.weights.masters.clear()
         given, model = self.final_values(), self.model
@@ -206,31 +206,31 @@ class TorchModel(NativeModel):
         return lambda host: run(self.moved(host))
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile a function of arrays as one graph, where the binding says so."""
+        """Compile a function of arrays as one graph, if the binding compiles."""
         if not self.binding.compile:
             return function
         return self.compiler(own_code(function), fullgraph=True, dynamic=False)
 
     def moved(self, host: Batch) -> dict[str, Tensor]:
-        """Move the fields that the model reads to its device."""
+        """Copy the fields that the model reads to its device."""
         return batch_to(host, (*self.plan.fields, *PARTS), self.device)
 
     def numbers(self, numbers: Mapping[str, float]) -> dict[str, Tensor]:
-        """Put each number on the device as 0-d float32, in one copy."""
+        """Copy each number to the device as 0-d float32, in one transfer."""
         return numbers_to(numbers, self.device)
 
     def held(self) -> dict[str, Tensor]:
-        """Return ``model.<parameter>`` and ``state.<name>``, as they lie on the device."""
+        """Return the tensors of ``model.<parameter>`` (masters) and ``state.<name>``."""
         held = {f"model.{name}": master for name, master in self.weights.masters.items()}
         return held | {f"state.{name}": tensor for name, tensor in self.states.items()}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Take the model's arrays."""
+        """Load the model's arrays."""
         self.fill(self.held(), arrays)
 
     @torch.no_grad()
     def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
-        """Copy arrays, or this process's parts of them, into the tensors of their names; refresh the compute copies."""
+        """Copy arrays, or this rank's parts, into the tensors of the same names; refresh the parameters."""
         share = self.weights.share
         for name, tensor in held.items():
             part = arrays[name] if share is None else share.part(name, arrays[name])

@@ -1,6 +1,6 @@
-"""The ops on torch: an object with the array functions and the chosen kernels, and the usual kernels.
+"""The ops on torch: the ops object, with the array functions and the chosen kernels; and the usual kernels.
 
-The loss is in loss.py, attention in blocks in blocks.py.
+The loss is in loss.py, block-sparse attention in blocks.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class TorchOps(TorchArrays):
     Args:
         kernels: op -> function, from :func:`minillm_core.ops.load`; ops of plugins included. An
             op that is missing gets the core's usual kernel.
-        device: where zeros, ones and arange are made.
+        device: where zeros, ones and arange are created.
     """
 
     name = "torch"
@@ -45,27 +45,27 @@ class TorchOps(TorchArrays):
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """X weight^T: x (..., C), weight (O, C) -> (..., O)."""
+    """Compute x weight^T: x (..., C), weight (O, C) -> (..., O)."""
     return F.linear(x, weight)
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
-    """weight[ids]: ids int32 (...), weight (V, C) -> (..., C)."""
+    """Look up weight[ids]: ids int32 (...), weight (V, C) -> (..., C)."""
     return F.embedding(ids, weight)
 
 
 def logits(hidden: Tensor, weight: Tensor, form: LossForm) -> Tensor:
-    """Return the head's logits, for the next token: (B, C), (V, C) -> float32 (B, V)."""
+    """Compute the head's logits, for the next token: (B, C), (V, C) -> float32 (B, V)."""
     return form.logits(torch, F.linear(hidden, weight).float())
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up."""
+    """Compute silu(gate) * up."""
     return F.silu(gate) * up
 
 
 def gram(x: Tensor, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
-    """Alpha x x^T + beta x: (N, R, C) -> (N, R, R)."""
+    """Compute alpha x x^T + beta x: (N, R, C) -> (N, R, R)."""
     x = x.detach()
     product = x @ x.mT
     product = product if alpha == 1.0 else alpha * product
@@ -73,22 +73,22 @@ def gram(x: Tensor, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
 
 
 def rms_norm_fused(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """torch's own, float32 inside: reads and writes x (..., C) once."""
+    """Call torch's fused RMSNorm, float32 inside: reads and writes x (..., C) once."""
     weight = None if weight is None else weight.to(x.dtype)  # mixed dtypes are not fused
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 def rms_norm_composed(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Compute the formula in float32."""
+    """Compute RMSNorm from array functions, in float32."""
     wide = x.float() if x.dtype != torch.float64 else x
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (normed if weight is None else normed * weight).to(x.dtype)
 
 
 def rotate(q: Tensor, k: Tensor, table: Rotary) -> tuple[Tensor, Tensor]:
-    """Both rotated by their position's angles: q (B, T, H, D), k (B, T, K, D).
+    """Rotate q (B, T, H, D) and k (B, T, K, D) by the angles of their positions.
 
-    Memory-bound: each reads and writes B T (H + K) D elements.
+    Memory-bound: reads and writes B T (H + K) D elements.
     """
     if table.positions is None:
         cos, sin = (x.narrow(0, 0, q.shape[1]) for x in (table.cos, table.sin))
@@ -112,28 +112,28 @@ def sdpa(
     window: int | Tensor | None = None,
     documents: Tensor | None = None,
 ) -> Tensor:
-    """torch's fused kernels: flash where plainly causal, memory-efficient or math with a mask.
+    """Call torch's fused kernels: flash for plain causal attention, memory-efficient or math with a mask.
 
-    Plainly causal, 2 B T^2 H D FLOPs forward and no T^2 memory; with a mask twice the FLOPs, and
-    T S (window) or B T S (documents) bytes for the mask. Queries that are the last of more keys take a
-    mask of T S bytes on a CPU, and none on a GPU in half precision.
+    Plain causal: 2 B T^2 H D FLOPs forward and no T^2 memory. With a mask: twice the FLOPs, and
+    T S (window) or B T S (documents) bytes for the mask. T < S (decoding) needs a mask of T S bytes on
+    a CPU, and none on a GPU in half precision.
     """
     queries, keys = q.shape[1], k.shape[1]
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or K, T or S, D)
     grouped = q.shape[1] != k.shape[1]
     window = None if isinstance(window, int) and window >= keys else window
     if window is None and documents is None and queries in (1, keys):
-        # torch's is_causal is upper-left: right where T = S; a single last query sees every key.
+        # torch's is_causal is aligned upper-left: correct if T = S; a single last query sees every key.
         y = F.scaled_dot_product_attention(
             q, k, v, is_causal=queries == keys, scale=scale, enable_gqa=grouped
         )
     elif window is None and documents is None and queries >= 128 and _flash_takes(q):
-        # Its causal mask is lower-right; torch's own way to ask for that cannot be compiled. The few
-        # queries of a decoding step take a mask, which is small.
+        # Its causal mask is aligned lower-right; torch's public API for that cannot be compiled. The few
+        # queries of a decoding step use a mask, which is small.
         flash = torch.ops.aten._scaled_dot_product_flash_attention
         y = flash(q, k, v, is_causal=True, scale=scale)[0]
     else:
-        if grouped:  # no kernel but math takes a mask and groups together
+        if grouped:  # only the math kernel supports a mask together with grouped heads
             k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         mask = _visible(queries, keys, window, documents, q.device)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
@@ -141,7 +141,7 @@ def sdpa(
 
 
 def _flash_takes(q: Tensor) -> bool:
-    """Say whether FlashAttention takes queries like these, (B, H, T, D), on this device."""
+    """Return whether FlashAttention supports queries like these, (B, H, T, D), on their device."""
     served = q.dtype in (torch.bfloat16, torch.float16) and q.shape[-1] % 8 == 0
     return q.is_cuda and served and q.shape[-1] <= 256 and _has_flash(str(q.device))
 
@@ -160,7 +160,7 @@ def attention_composed(
     window: int | Tensor | None = None,
     documents: Tensor | None = None,
 ) -> Tensor:
-    """Compute the formula: scores, mask, softmax in float32, product. 4 B H T S + 2 B H T S bytes and up."""
+    """Compute attention from array functions, softmax in float32; 4 B H T S + 2 B H T S bytes and up."""
     queries, keys, group = q.shape[1], k.shape[1], q.shape[2] // k.shape[2]
     k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))  # (B, S, H, D)
     factor = q.shape[-1] ** -0.5 if scale is None else scale

@@ -1,4 +1,4 @@
-"""The update on torch: global phase, groups by their stages, fused AdamW where it is the same rule."""
+"""The optimizer on torch: clipping, the stages of each parameter group, fused AdamW for plain AdamW groups."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ Tensors = Mapping[str, Tensor]
 
 
 def is_plain_adamw(group: Group) -> bool:
-    """Return whether a group follows AdamW with no stage of a plugin up to the write: the fused kernel's rule.
+    """Return whether the fused kernel can update a group: AdamW, without a plugin's stage up to the write.
 
-    The kernel takes the learning rate as an array, and the weight decay as a number alone.
+    The kernel takes the learning rate as an array, but the weight decay only as a number.
     """
     rule = group.rule
     constant = not any(isinstance(member.wd_mul, str) for member in group.members)
@@ -48,14 +48,14 @@ def is_plain_adamw(group: Group) -> bool:
 
 
 def _changed(group: Group) -> list[str]:
-    """List the plugins whose stages are in a group's rule, up to the write."""
+    """Return the plugins with stages in a group's rule, up to the write."""
     return sorted(
         {owner for anchor, owner, _ in group.rule.stages if anchor not in BEHIND} - {"core"}
     )
 
 
 def _split(group: Group) -> tuple[Group, Group]:
-    """Split a group's rule into what it does up to the write, and what behind it."""
+    """Split a group's rule into the stages up to the write, and those after it."""
     parts = [[], []]
     for one in group.rule.stages:
         parts[one[0] in BEHIND].append(one)
@@ -64,17 +64,15 @@ def _split(group: Group) -> tuple[Group, Group]:
 
 
 class Optimizer:
-    """Optimizer state on the device, and one step of it.
+    """The optimizer: its state on the device, and the optimizer step.
 
     Args:
-        plan: groups, clipping.
-        weights: masters and compute copies.
-        tables: those that are updated by rows.
-        framework: ops and witness.
-        compiler: compiles the stages of the groups that no fused kernel serves; None: eager.
+        plan: the plan, for parameter groups and clipping.
+        weights: master weights and parameters; if sharded, this rank's share is updated.
+        tables: the tables that are updated by rows.
+        framework: the framework object, for ops and witness.
+        compiler: compiles the stages of groups without the fused kernel; None: eager mode.
         fused: use torch's fused AdamW for groups that follow plain AdamW.
-
-    Of divided weights it updates this rank's share.
     """
 
     def __init__(
@@ -92,25 +90,25 @@ class Optimizer:
         self.groups = groups = every if self.share is None else {**self.share.groups}
         self.tables = tables
         self.updates = framework.ops.zeros(())
-        apart = framework.apart and self.share is None  # each share will have a state
+        apart = framework.apart and self.share is None  # the state is created after sharding
         self.state: State = initial_state({} if apart else groups, framework.ops.zeros)
         split = {k: _split(g) for k, g in groups.items() if fused and is_plain_adamw(g)}
         self.fused = {key: first for key, (first, _) in split.items()}
         self.alike = _alike(self.fused)
         self.staged = {k: g for k, g in groups.items() if k not in self.fused}
         self.behind = {key: last for key, (_, last) in split.items() if last.rule.stages}
-        self.placed: dict[str, Tensor] | None = None  # while views are in place, what they replace
+        self.placed: dict[str, Tensor] | None = None  # the trained tensors while views replace them
         self.notes = _notes(every.values()) if fused else ()
         self.cycles = cycles_of(every.values())
         stages = (stage for group in every.values() for _, _, stage in group.rule.stages)
         by_layer = any("layer_grad_norm" in stage.supplied for stage in stages)
         self.layers = sorted({layer_of(name) for name in weights.trained}) if by_layer else []
-        self.steps = torch.zeros((), dtype=torch.int64)  # on the host, updates that failed included
+        self.steps = torch.zeros((), dtype=torch.int64)  # on the host, skipped updates included
         self.compiler, self.compiled = compiler, dict[Set[int], Callable[..., None]]()
         self.by_stages = bool(self.staged or self.behind)
         for group in (*self.staged.values(), *self.behind.values()):
             for _, _, stage in group.rule.stages:
-                _ = stage.function  # imported here: a trace cannot
+                _ = stage.function  # import it here: a trace cannot
 
     @torch.no_grad()
     def norm(self, grads: Tensors) -> Tensor:
@@ -119,9 +117,9 @@ class Optimizer:
 
     @torch.no_grad()
     def squares(self, grads: Tensors, counted: Tensors) -> dict[str, Tensor]:
-        """Sum the squares of this rank's gradients, 0-d: of those that count under "", and by layer.
+        """Compute the squared norms of this rank's gradients, 0-d: of ``counted`` under "", and by layer.
 
-        Layers are all that the plan has, where a stage takes the norms of their gradients; else none.
+        The layers are all of the plan's if a stage takes ``layer_grad_norm``; else none.
         """
         ops = self.framework.ops
         norms = {"": self.norm(counted)} if counted else {}
@@ -141,19 +139,19 @@ class Optimizer:
         found: Tensor,
         norms: Tensors | None = None,
     ) -> None:
-        """Update masters, state and compute copies; never waits.
+        """Update master weights, optimizer state and parameters; never waits.
 
         Args:
             grads: name -> float32 gradient of the mean loss, times the loss scale.
             values: schedule value -> 0-d float32 on the device.
-            norm: 0-d, the gradients' norm, unscaled.
+            norm: 0-d, the gradient norm, unscaled.
             unscale: 0-d, 1 / loss scale; None: 1.
-            found: 0-d float32, 1 where this update must not happen: all stays as it is.
-            norms: layer -> 0-d, the norm of its gradients; None: ``grads`` are those of all layers.
+            found: 0-d float32, 1 to skip this update: nothing changes.
+            norms: layer -> 0-d, the norm of its gradients; None: compute it from ``grads``, which are whole.
         """
         factor = clip_factor(self.framework.ops, norm, self.clip)
         factor = factor if unscale is None else factor * unscale
-        if self.fused:  # first: its kernel counts by itself
+        if self.fused:  # before ``updates`` is incremented: the kernel increments its own copy
             self._fused(grads, factor, values, found)
         self.tables.step(grads, factor, self.updates, values, found)
         self.updates.add_(1.0 - found)
@@ -165,17 +163,17 @@ class Optimizer:
 
     @property
     def due(self) -> Set[int]:
-        """The cycles of stages that have their turn in the next step."""
+        """The cycles (values of ``every``) of the stages that are due in the next step."""
         return due_at(self.cycles, int(self.steps)) if self.cycles else frozenset()
 
     @torch.no_grad()
     def warm(self, grads: Tensors, values: Tensors, one: Tensor) -> None:
-        """Compile the next step's stages, and change nothing; ``one`` is 0-d float32."""
+        """Compile the next step's stages without changing anything; ``one`` is 1 as 0-d float32."""
         norms = None if self.share is None else dict.fromkeys(self.layers, one)
         self._run(self.due, grads, one, values, one, norms)
 
     def _run(self, due: Set[int], *arguments: Any) -> None:
-        """Run the stages; each set of turns is a graph of its own."""
+        """Run the stages; each set of due cycles has a compiled graph of its own."""
         if self.compiler is None:
             return self._stages(due, *arguments)
         if due not in self.compiled:
@@ -198,7 +196,7 @@ class Optimizer:
         masters, of = self.weights.masters, self.framework
         more = (self.state, self.updates, values, of.witness, of.versions, due, norms)
         params, state = update(of.ops, self.staged, masters, grads, factor, *more)
-        if self.behind:  # what the kernel wrote takes the place of an update
+        if self.behind:  # their update is the parameter that the kernel has written
             last, states = update(of.ops, self.behind, masters, masters, 1.0, *more)
             params, state = params | last, state | states
         skip = found > 0
@@ -212,7 +210,7 @@ class Optimizer:
                         overwrite(old, new, skip)
 
     def _fused(self, grads: Tensors, factor: Tensor, values: Tensors, found: Tensor) -> None:
-        """Run torch's kernel over all groups with the same constants at once."""
+        """Run torch's fused AdamW, once for all groups with the same constants."""
         inverse = 1.0 / factor  # the kernel divides gradients by its scale
         for group in self.fused.values():
             for anchor, _, _ in group.rule.stages:
@@ -227,7 +225,7 @@ class Optimizer:
                 [entries["m"] for entries in state],
                 [entries["v"] for entries in state],
                 [],
-                # a step count each, of its own: the kernel counts them up by itself
+                # one step count per parameter, copied: the kernel increments them
                 list(self.updates.repeat(len(names)).unbind(0)),
                 fused=True,
                 grad_scale=inverse,
@@ -242,13 +240,13 @@ class Optimizer:
             )
 
     def views(self) -> Iterator[tuple[str, Tensor]]:
-        """Compute what is evaluated in the place of parameters, float32, one after the other."""
+        """Compute the views, float32, one by one."""
         tables = self.tables.viewed(self.updates)
         return views_of(self.framework, self.groups, self.weights.masters, self.state, tables)
 
     @torch.no_grad()
     def place(self) -> None:
-        """Let the parameters be what is evaluated, until the next step: views, and whole tables."""
+        """Replace parameters by their views, and by whole tables, for evaluation until the next step."""
         self.tables.place(self.updates)
         if self.placed is None:
             self.placed, views = {}, self.views()
@@ -261,15 +259,15 @@ class Optimizer:
                 parameter.data = view.to(parameter.dtype)
 
     def leave(self) -> None:
-        """Let the parameters be what is trained, and give the memory of views back."""
+        """Restore the trained parameters, and free the memory of views."""
         for name, trained in (self.placed or {}).items():
             self.weights.parameters[name].data = trained
         self.placed = None
 
     def arrays(self) -> dict[str, Tensor]:
-        """Return the state by parameter, but that of tables: ``anchor.entry.parameter``; ``updates`` ().
+        """Return the optimizer state without that of tables: ``anchor.entry.parameter``, and ``updates`` ().
 
-        Where stages have turns ``steps`` () as well, int64 on the host.
+        If a stage has ``every`` > 1, also ``steps`` (), int64 on the host.
         """
         state = by_parameter(self.groups, self.state)
         counts = {"updates": self.updates} | ({"steps": self.steps} if self.cycles else {})
@@ -277,16 +275,16 @@ class Optimizer:
 
 
 def _bits(tensor: Tensor) -> Tensor:
-    """Return bfloat16, which NumPy has not, as int16 in the same memory."""
+    """Return bfloat16, which NumPy lacks, as int16 in the same memory."""
     return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
 
 
 def _notes(groups: Iterable[Group]) -> tuple[str, ...]:
-    """Note whether AdamW is torch's fused kernel, where a parameter follows it."""
+    """Return a note on whether AdamW runs as torch's fused kernel, if any parameter uses AdamW."""
     adamw = [group for group in groups if group.rule.name == "adamw"]
     if not adamw:
         return ()
-    if owners := _changed(adamw[0]):  # one rule, so one answer for all of them
+    if owners := _changed(adamw[0]):  # the same for all of them: they share one rule
         return (f"the rule adamw is not torch's fused kernel: {few(owners)} changed it",)
     apart = sum(not is_plain_adamw(group) for group in adamw)
     where = f", but for {apart} parameters whose weight decay has a schedule" if apart else ""
@@ -294,7 +292,7 @@ def _notes(groups: Iterable[Group]) -> tuple[str, ...]:
 
 
 def _alike(fused: Mapping[str, Group]) -> dict[tuple[Any, ...], list[str]]:
-    """Group by the constants of torch's kernel: each set of groups is one call."""
+    """Group parameter groups by the constants of torch's kernel: one call for each."""
     found: dict[tuple[Any, ...], list[str]] = {}
     for key, group in fused.items():
         member = group.members[0]

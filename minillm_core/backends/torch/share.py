@@ -1,4 +1,4 @@
-"""The seam of divided updates on torch: what one rank of several updates, and how the ranks meet."""
+"""The interface of sharded updates on torch: a rank's share, and the collectives between ranks."""
 
 from __future__ import annotations
 
@@ -14,61 +14,62 @@ from minillm_core.optim.groups import Group
 
 
 class Share(Protocol):
-    """What this rank updates; all ranks call the same methods in the same order, and only ``whole`` and ``lent`` wait.
+    """This rank's share of the parameters and optimizer state.
 
-    Names of arrays are those of a checkpoint: ``model.<parameter>``,
-    ``optimizer.<stage>.<entry>.<parameter>``, ``view.<parameter>``.
+    All ranks call the same methods in the same order; only ``whole`` and ``lent`` wait. Names of arrays
+    are those of a checkpoint: ``model.<parameter>``, ``optimizer.<stage>.<entry>.<parameter>``,
+    ``view.<parameter>``.
     """
 
-    groups: Mapping[str, Group]  # of what is this rank's, by the plan's keys
+    groups: Mapping[str, Group]  # the parameter groups of this rank's share, by the plan's keys
 
     def masters(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return this rank's parts of the masters of all parameters, without those of other ranks."""
+        """Return only this rank's parts of the master weights."""
         ...
 
     def compiler(self, usual: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what compiles the function of a micro-batch, made of what usually does."""
+        """Return the compiler for micro-batch functions, derived from the usual one."""
         ...
 
     def accumulate(self, objective: Tensor, *, first: bool) -> None:
-        """Run the backward pass; add its gradients, in float32, to those of earlier micro-batches of the step."""
+        """Run the backward pass; accumulate its gradients, in float32, over the step's micro-batches."""
 
     def warm(self, objective: Tensor) -> None:
-        """Run the backward pass, so that it is compiled, and drop its gradients."""
+        """Run the backward pass to compile it, and drop its gradients."""
 
     def scattered(self) -> dict[str, Tensor]:
-        """Add up gradients over all ranks; return this rank's parts by parameter."""
+        """Reduce-scatter the gradients; return this rank's parts, by parameter."""
         ...
 
     def gather(self, masters: Mapping[str, Tensor]) -> None:
-        """Write every rank's masters into the parameters of all, in their dtype."""
+        """All-gather the masters of all ranks into the parameters, in the compute dtype."""
 
     def part(self, name: str, whole: Any) -> Any:
-        """Take this rank's part of an array; None: it has none. What is not divided is returned as it is.
+        """Return this rank's part of an array, or None if it has none; an array that is not sharded as it is.
 
         Raises:
-            ValueError: it has another shape.
+            ValueError: the array has another shape.
         """
         ...
 
     def like(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return arrays as they are when put together, of which this rank's parts can be read alone."""
+        """Return the arrays with their whole shapes, of which only this rank's parts can be read."""
         ...
 
     def lent(self) -> AbstractContextManager[None]:
-        """Let any rank compute without gradients inside; at the end wait until none does."""
+        """Return a context in which any rank may compute without gradients; on exit wait for all ranks."""
         ...
 
     def spread(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield on all ranks what each has of a kind (``view.``), by parameter; those are never cut."""
+        """Yield on all ranks every rank's tensors of a kind (``view.``), by parameter; each rank's are whole."""
         ...
 
     def saved(
         self, tensors: Mapping[str, Tensor], take: Callable[[Mapping[str, Tensor]], Snapshot]
     ) -> Snapshot:
-        """Take a snapshot of what this rank writes of a checkpoint: its parts, and rank 0 what is not divided."""
+        """Take a snapshot of the arrays that this rank saves: its parts, and on rank 0 the unsharded ones."""
         ...
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        """Bring all that ranks have to rank 0, on the host, parts put together; empty on others. Waits."""
+        """Gather all arrays on rank 0, on the host, joined from their parts; empty on other ranks. Waits."""
         ...

@@ -1,4 +1,4 @@
-"""Tables that are updated by rows, as a trainer on torch asks of them: written in place."""
+"""The interface of tables that are updated by rows, for the trainer on torch: written in place."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Tensors = Mapping[str, Tensor]
 
 
 class TorchTables(Tables):
-    """The tables, their state, and the rows of the step; a table's parameter holds those, and nothing between.
+    """The tables, their optimizer state, and the rows of the current step; a table's parameter holds only these.
 
-    It is made of rules by table, the plan, the trainer's weights, its framework object, and what
-    compiles a function where the binding says so. ``updates`` is 0-d float32: how many there were.
+    Constructed from the rules by table, the plan, the trainer's weights, its framework object, and the
+    function that compiles if the binding compiles. ``updates`` is 0-d float32: the number of updates so far.
 
     Attributes:
         sizes: how many rows of each table the step holds.
-        words: the same in words, for people.
+        words: the same, as text for messages.
     """
 
     sizes: tuple[int, ...] = ()
@@ -34,43 +34,43 @@ class TorchTables(Tables):
         values: Tensors,
         compiling: Callable[[str], AbstractContextManager[None]] | None,
     ) -> None:
-        """Let the parameters be the rows of the step, brought up to date.
+        """Set the parameters to the rows of the step, brought up to date.
 
         Args:
-            rows: by table, int32 (S,).
+            rows: the rows by table, int32 (S,).
             updates: see the class.
             values: schedule value -> 0-d float32.
-            compiling: entered, with words, around what is compiled for sizes that were not met
-                before; None: the step is eager.
+            compiling: the context to enter, with a text, around a compilation for new sizes; None:
+                eager mode.
         """
 
     def step(
         self, grads: Tensors, factor: Tensor, updates: Tensor, values: Tensors, found: Tensor
     ) -> None:
-        """Update the rows of the step, unless ``found`` is 1, and those that are next in turn.
+        """Update the rows of the step, unless ``found`` is 1; bring the rows of ``RowRule.in_turn`` up to date.
 
         Args:
-            grads: name -> float32, of tables (S, C).
+            grads: name -> float32 gradient, of tables (S, C).
             factor: 0-d float32, multiplies every gradient.
-            updates: this one not included.
+            updates: the number of updates, without this one.
             values: schedule value -> 0-d float32.
-            found: 0-d float32, 1 where this update must not happen.
+            found: 0-d float32, 1 to skip this update.
         """
 
     def viewed(self, updates: Tensor) -> Iterable[tuple[Member, Tensor, Tensors]]:
-        """Bring tables up to date that have a view, one by one: see :func:`minillm_core.optim.views.views_of`."""
+        """Yield tables that have a view, up to date, one by one: see :func:`minillm_core.optim.views.views_of`."""
         return ()
 
     def place(self, updates: Tensor) -> None:
-        """Let the parameters be whole tables, to be evaluated and sampled from, until the next step."""
+        """Set the parameters to whole tables, for evaluation and sampling until the next step."""
 
     def leave(self) -> None:
-        """Give the memory of whole tables back; they are made anew from masters that were written."""
+        """Free the memory of whole tables; the next :meth:`place` computes them again, from the new masters."""
 
     def arrays(self, updates: Tensor) -> dict[str, Tensor]:
-        """Return what a snapshot has of the tables, as :meth:`packed` takes it."""
+        """Return the arrays of the tables for a snapshot, as :meth:`packed` takes them."""
         return {}
 
     def saved(self) -> dict[str, Tensor]:
-        """Return the state by its names in a checkpoint, as it lies on the device."""
+        """Return the tensors of the state on the device, by their names in a checkpoint."""
         return {}

@@ -1,4 +1,4 @@
-"""A step on torch: one graph for a micro-batch's loss and gradients, one for the update."""
+"""Training on torch: one compiled graph for a micro-batch's loss and gradients, one for the update."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ Access = tuple[Callable[[], Tensor], Callable[[Tensor], None]]
 
 
 class TorchTrainer(TorchModel, Trainer):
-    """A model and its optimizer on one device.
+    """A model and its optimizer on one torch device.
 
     Args:
         plan: the plan.
-        binding: how; recorded in run.json.
-        model: materialised, float32; filled, or with parameters of which a share is still to come.
-        framework: the framework object that the model stands on.
+        binding: dtype, kernels and device; recorded in run.json.
+        model: materialised, float32; filled, or with parameters to be sharded that have no memory yet.
+        framework: the framework object of the model's modules.
         fused: use torch's fused AdamW.
         compiler: see the backend.
     """
@@ -81,14 +81,14 @@ class TorchTrainer(TorchModel, Trainer):
         self.binding = replace(binding, notes=(*binding.notes, *self.optimizer.notes))
         self.scaler = loss_scale(framework.ops) if binding.dtype == "float16" else {}
         self.reduced: dict[str, Tensor] = {}  # the step's statistics
-        self.graphs: dict[tuple[Any, ...], Any] = {}  # by staged values, and sizes that change
+        self.graphs: dict[tuple[Any, ...], Any] = {}  # by staged values and changing sizes
         self.gradients: list[Tensor] | None = None
         self.random, self.snapshots = Generators(self.device), transfer.Snapshots(self.device)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def join(self, ranks: Ranks) -> None:
-        """Train together with other processes, which may share rows."""
+        """Train together with other processes, with context or tensor parallelism if ``ranks`` has it."""
         super().join(ranks)
         self.framework.scope_of, self.part = ranks.scope, ranks.part(self)
 
@@ -111,7 +111,7 @@ class TorchTrainer(TorchModel, Trainer):
         compiling = self._compiling if self.binding.compile else None
         moved = transfer.batch_to(rows, tuple(rows), self.device)
         self.tables.take(moved, self.optimizer.updates, given, compiling)
-        own = self.ranks.pipeline == 1  # each process computes whole models
+        own = self.ranks.pipeline == 1  # no pipeline parallelism
         if own and self.binding.compile and (self.staged or self.sizes) and not self.graphs:
             with self.random.kept():
                 self._warm_up(micro[0], given)
@@ -141,7 +141,7 @@ class TorchTrainer(TorchModel, Trainer):
     def _losses(
         self, micro: Sequence[Batch], staged: Mapping[str, int], given: dict[str, Tensor]
     ) -> Iterator[Loss]:
-        """Compute the loss of each micro-batch, and add up its gradients."""
+        """Yield the loss of each micro-batch, with gradient accumulation."""
         timer = self.step_timer or _untimed
         for index, host in enumerate(micro):
             timer("forward")
@@ -153,8 +153,8 @@ class TorchTrainer(TorchModel, Trainer):
 
     @contextmanager
     def _compiling(self, what: str) -> Iterator[None]:
-        """Show what is compiled in the course of a run, and keep it off the clocks."""
-        self.synchronize()  # what was queued before belongs on the clocks
+        """Display a compilation in the middle of a run, and add its time to ``compile_seconds``."""
+        self.synchronize()  # queued work is training time
         began = time.perf_counter()
         with self.phase(f"compiling for {what}"), self.random.kept():
             yield
@@ -168,9 +168,9 @@ class TorchTrainer(TorchModel, Trainer):
         micro_batches: int,
         one: Mapping[str, str],
     ) -> Later:
-        """Change the state of training, unless a figure or the gradients' norm is not finite.
+        """Update the training state, unless a figure or the gradient norm is not finite.
 
-        Parameters of ``one`` are those that they are mapped to; sums of gradients count once.
+        ``one`` maps tied parameters to their leaders; the sum of their gradients counts once in the norm.
         """
         share, norms = self.share, None
         batches = micro_batches * self.ranks.size // self.ranks.pipeline  # of all ranks
@@ -178,7 +178,7 @@ class TorchTrainer(TorchModel, Trainer):
             grads = dict(zip(self.weights.trained, self.gradients or (), strict=True))
             if self.ranks.size > 1:
                 self.statistics.over(self.ranks, grads, figures, self.reduced)
-                self.gradients = [*grads.values()]  # those of this rank alone are freed
+                self.gradients = [*grads.values()]  # frees the gradients before the all-reduce
         else:
             grads = share.scattered()
             one = {name: leader for name, leader in one.items() if name in grads}
@@ -190,7 +190,7 @@ class TorchTrainer(TorchModel, Trainer):
             grads[name].copy_(grads[leader])
         if share is None:
             norm = self.optimizer.norm(counted)
-        else:  # figures, statistics and norms of all ranks in one collective
+        else:  # one all-reduce for figures, statistics and norms
             squares = self.optimizer.squares(grads, counted)
             self.statistics.over(self.ranks, squares, figures, self.reduced)
             norms = {layer: torch.sqrt(square) for layer, square in squares.items()}
@@ -222,26 +222,27 @@ class TorchTrainer(TorchModel, Trainer):
         return Later([*figures, "skipped"], torch.cat([packed, found.reshape(1)]))
 
     def _warm_up(self, host: Batch, given: dict[str, Tensor]) -> None:
-        """Compile every variant of the step, forward and backward, and drop its results."""
+        """Compile every variant of the step, forward and backward, and drop the results."""
         for staged, _, sized in warmed(self.plan, self.phase, host, self.ranks.context):
             batch = self.fields(sized, staged, trained=False)
             self._warm(self._graph(staged, batch, given)(batch, given).objective)
 
     def _warm(self, objective: Tensor) -> None:
-        """Compile the backward pass, and drop its results."""
+        """Run the backward pass to compile it, and drop its results."""
         (self._gradients_of if self.share is None else self.share.warm)(objective)
 
     def _graph(
         self, staged: Mapping[str, int], batch: dict[str, Tensor], given: dict[str, Tensor]
     ) -> Any:
-        """Return the micro-batch's loss with these staged values baked in, for batches of one size.
+        """Return the compiled loss of a micro-batch, with these staged values baked in, for one batch size.
 
-        Windows that are inputs are not, while they are shorter than a row: one that hides nothing is
-        left out of the step. Ranks that share rows cut keys by a window, and need its number.
+        Windows that are inputs of the graph are not baked in, unless they cover a whole row: such a
+        window masks nothing and is left out of the step. Under context parallelism all windows are
+        baked in, since ranks slice keys by the window.
 
-        Each has a code object of its own: torch compiles one for eight sizes at most. How many
-        positions are gathered, and rows of tables seen, is not known before: such a graph is compiled
-        here, under its name.
+        Each graph has a code object of its own: torch compiles one for at most eight sizes. The numbers
+        of gathered positions and of table rows are not known in advance: such a graph is compiled
+        here, within a named phase.
         """
         sizes = batch["ids"].shape if self.sizes else ()
         gathers, tables = self.plan.spec.loss.gather is not None, self.tables
@@ -263,13 +264,13 @@ class TorchTrainer(TorchModel, Trainer):
 
     def _gradients_of(self, objective: Tensor) -> tuple[Tensor, ...]:
         parameters = [*self.weights.trained.values()]
-        # materialize_grads: zeros where a stage leaves a parameter out, so that sums keep their places
+        # materialize_grads: zeros for a parameter that a stage leaves out, so that the list stays aligned
         found = torch.autograd.grad(objective, parameters, materialize_grads=True)
-        # that of a transposed parameter is a transposed view, which the fused AdamW of a CPU reads as it lies
+        # the gradient of a transposed parameter is a transposed view, whose strides CPU fused AdamW ignores
         return tuple(grad.contiguous() for grad in found)
 
     def _accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
-        """Add up the gradients of micro-batches, in float32."""
+        """Compute gradients and accumulate them over micro-batches, in float32."""
         if self.share is not None:
             return self.share.accumulate(objective, first=first)
         fresh = self._gradients_of(objective)
@@ -279,29 +280,29 @@ class TorchTrainer(TorchModel, Trainer):
             elif self.gradients is None:
                 self.gradients = [grad.float() for grad in fresh]
             elif first:
-                held = zip(self.gradients, fresh, strict=True)  # of tables, another number of rows
+                held = zip(self.gradients, fresh, strict=True)  # of tables, the row count changes
                 self.gradients = [a if a.shape == b.shape else b.float() for a, b in held]
                 foreach_copy_(self.gradients, fresh)
             else:
                 foreach_add_(self.gradients, fresh)
 
     def read(self, handle: Later) -> StepResult:
-        """Wait for a step's figures."""
+        """Wait for a step's metrics and return them."""
         return step_result(handle.read())
 
     @contextmanager
     def inferring(self) -> Iterator[None]:
-        """Turn gradients off, and keep the random numbers that training would draw."""
+        """Return a context for inference: no gradients, views in place, random generators restored on exit."""
         self.optimizer.place()
         with self.random.kept(), self.lent(), super().inferring():
             yield
 
     def lent(self) -> AbstractContextManager[None]:
-        """Let ranks have parts of weights from others."""
+        """Return a context in which ranks can get sharded weights from each other."""
         return super().lent() if self.share is None else self.share.lent()
 
     def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
-        """Copy arrays into the tensors of the same names."""
+        """Copy arrays into the tensors of the same names, with the trained parameters in place."""
         self.optimizer.leave()
         self.tables.leave()
         super().fill(held, arrays)
@@ -309,11 +310,11 @@ class TorchTrainer(TorchModel, Trainer):
             self.optimizer.place()
 
     def views(self) -> Iterator[tuple[str, Tensor]]:
-        """Compute what is evaluated in the place of parameters, float32, one after the other."""
+        """Compute the views, float32, one by one."""
         return self.optimizer.views()
 
     def snapshot(self) -> Snapshot:
-        """Take everything to save."""
+        """Take a snapshot of everything to save."""
         if self.share is not None:
             return self.share.saved(self._saved(), self.snapshots.take)
         tables = self.tables.arrays(self.optimizer.updates)
@@ -321,7 +322,7 @@ class TorchTrainer(TorchModel, Trainer):
         return replace(taken, bring=lambda: self.tables.packed(taken.bring()))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return everything that is saved; of divided updates rank 0 alone gets it. Waits."""
+        """Return everything to save; with sharding only on rank 0. Waits."""
         return super().arrays() if self.share is None else self.share.whole(self._saved())
 
     def _saved(self) -> dict[str, Tensor]:
@@ -336,21 +337,21 @@ class TorchTrainer(TorchModel, Trainer):
         return tensors | {f"scaler.{name}": tensor for name, tensor in self.scaler.items()}
 
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Restore what :meth:`arrays` gave."""
+        """Restore the arrays of :meth:`arrays`."""
         self.fill(self._everything(), self.tables.unpacked(arrays))
         self.random.load(arrays)
 
     def like(self) -> dict[str, Any]:
-        """Return arrays of the shapes of all that is saved; of shares the others' cannot be read."""
+        """Return the arrays to save, with whole shapes; of sharded ones only this rank's parts can be read."""
         return self.arrays() if self.share is None else self.share.like(self._saved())
 
     def own(self) -> dict[str, np.ndarray]:
-        """Return what this process updates, and its state."""
+        """Return the parameters that this process updates, and its optimizer state."""
         return self.arrays() if self.share is None else transfer.brought(self._everything())
 
     @torch.no_grad()
     def shard(self, what: str) -> None:
-        """Divide the updates among the ranks."""
+        """Shard the updates over the ranks."""
         self.optimizer.leave()
         old, groups = self._everything(), self.optimizer.groups
         self.share = share = self.ranks.share(what, groups, self.weights, self.model)
@@ -358,16 +359,16 @@ class TorchTrainer(TorchModel, Trainer):
         self.weights.share, self.weights.masters = share, share.masters(self.weights.masters)
         self.optimizer = self._optimizer()
         for name, tensor in self._everything().items():
-            if name in old and not old[name].is_meta:  # else it is drawn, or 0
+            if name in old and not old[name].is_meta:  # else it is drawn later, or 0
                 tensor.copy_(share.part(name, old[name]))
         del old
-        self.optimizer.place()  # at once: one rank may sample without the others
-        if self.device.type == "cuda":  # the others' parts were needed up to here
+        self.optimizer.place()  # now, on all ranks: later one rank may sample without the others
+        if self.device.type == "cuda":  # free the parts of other ranks
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def restart(self, seed: int) -> None:
-        """Begin anew with the initial values of a seed."""
+        """Reset to the initial values of a seed."""
         fresh = initial_arrays(self.model, self.plan.inits, seed)
         with torch.no_grad():
             state = self.optimizer.arrays() | self.tables.saved()
@@ -393,51 +394,51 @@ class TorchTrainer(TorchModel, Trainer):
             torch.mps.synchronize()
 
     def peak_bytes(self) -> int | None:
-        """Return the largest memory that torch held; on a CPU, that the whole process held."""
+        """Return the peak memory that torch allocated; on a CPU, the peak of the whole process."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return process_peak() if self.device.type == "cpu" else None
 
 
 def _untimed(part: str) -> None:
-    """Take no time of a step's part."""
+    """Do nothing: the step timer when none is set."""
 
 
 def _add(figures: dict[str, Tensor], name: str, value: Tensor) -> None:
     figures[name] = figures[name] + value if name in figures else value
 
 
-# torch's own generators: nothing of the core draws from them, a plugin's native module may
+# torch's own random generators: the core does not draw from them, a plugin's native module may
 
 
 def seed_generators(number: int) -> None:
-    """Seed the generators of every device by a run's seed."""
+    """Seed the random generators of every device with a run's seed."""
     torch.manual_seed(number % 2**64)
 
 
 class Generators:
-    """The generators that modules on a device draw from: the CPU's, and its own.
+    """The random generators that modules on a device draw from: the CPU's, and the device's.
 
     Args:
-        device: where the model is.
+        device: the model's device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._access: dict[str, Access] = {"torch.cpu": (torch.get_rng_state, torch.set_rng_state)}
         if device.type != "cpu":
             module = torch.get_device_module(device)
-            which = (device,) if device.type == "cuda" else ()  # elsewhere there is one alone
+            which = (device,) if device.type == "cuda" else ()  # others have a single device
             self._access[f"torch.{device.type}"] = (
                 lambda: module.get_rng_state(*which),
                 lambda state: module.set_rng_state(state, *which),
             )
 
     def states(self) -> dict[str, Tensor]:
-        """Return ``torch.cpu``, ``torch.cuda`` -> uint8, on the host; waits for nothing."""
+        """Return the states: ``torch.cpu``, ``torch.cuda`` -> uint8, on the host; does not wait."""
         return {name: get() for name, (get, _) in self._access.items()}
 
     def restore(self, states: Mapping[str, Tensor]) -> None:
-        """Restore states; generators that have none there stay as they are."""
+        """Restore states; generators without one stay unchanged."""
         for name, (_, put) in self._access.items():
             if name in states:
                 put(states[name])
@@ -446,7 +447,7 @@ class Generators:
         """Restore the generators from ``random.<name>`` on the host.
 
         Raises:
-            ValueError: a state is none of this generator's.
+            ValueError: a state has the wrong dtype or shape for its generator.
         """
         states = {}
         for name, now in self.states().items():
@@ -460,7 +461,7 @@ class Generators:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep the generators: numbers drawn inside change none that training draws."""
+        """Restore the generators on exit, so that numbers drawn inside do not affect training."""
         states = self.states()
         try:
             yield

@@ -1,8 +1,8 @@
-"""Tensors on their way: host to device and back without waiting, many at once, or not at all.
+"""Transfers of tensors: host to device and back without waiting, many tensors at once.
 
-Snapshots: on CUDA tensors are cloned on the device, in the queue behind the steps so far, and copied
-on a stream of their own. Elsewhere memory is the host's anyway, or torch may not be called from two
-threads.
+Snapshots: on CUDA, tensors are cloned on the device, queued after the steps so far, and copied to the
+host on a separate stream. On other devices they are copied at once: the memory is the host's anyway, or
+torch may not be called from two threads.
 """
 
 # pyright: reportPrivateImportUsage=false
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# torch's operations on lists of tensors (a few kernels for all, not one for each) have names that
-# start with an underscore alone; its own optimizers are made of them.
+# torch's operations on lists of tensors (a few kernels for all, not one for each) only have names
+# that start with an underscore; its own optimizers use them.
 from torch import _foreach_copy_ as foreach_copy_
 
 from minillm_core.backends.base import Snapshot
@@ -25,12 +25,12 @@ from minillm_core.backends.base import Snapshot
 def batch_to(
     batch: Mapping[str, np.ndarray], fields: Sequence[str], device: torch.device
 ) -> dict[str, Tensor]:
-    """Copy those fields of a NumPy batch to the device, through pinned memory on CUDA."""
+    """Copy the named fields of a NumPy batch to the device, through pinned memory on CUDA."""
     return {n: _to(torch.from_numpy(batch[n]), device) for n in fields if n in batch}
 
 
 def numbers_to(numbers: Mapping[str, float], device: torch.device) -> dict[str, Tensor]:
-    """Copy each number to the device as 0-d float32, in one copy."""
+    """Copy each number to the device as 0-d float32, in one transfer."""
     packed = _to(torch.tensor(list(numbers.values()), dtype=torch.float32), device)
     return dict(zip(numbers, packed.unbind(0), strict=True))
 
@@ -42,7 +42,7 @@ def _to(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class Later:
-    """Figures, float32 (names,), on their way to the host."""
+    """A pending copy of figures, float32 (names,), to the host."""
 
     def __init__(self, names: Sequence[str], packed: Tensor) -> None:
         self.names = tuple(names)
@@ -56,38 +56,38 @@ class Later:
             self.host = packed
 
     def read(self) -> dict[str, float]:
-        """Wait for them."""
+        """Wait for the copy and return the figures by name."""
         if self.event is not None:
             self.event.synchronize()
         return dict(zip(self.names, self.host.tolist(), strict=True))
 
 
 def non_finite(figures: Tensor) -> Tensor:
-    """Return 1 where any of the figures is not finite, else 0: 0-d float32."""
+    """Return 1 if any of the figures is NaN or infinite, else 0: 0-d float32."""
     return 1.0 - torch.isfinite(figures).all().float()
 
 
 def overwrite(old: Tensor, new: Tensor, skip: Tensor) -> None:
-    """Write ``new`` into ``old``, unless ``skip`` (0-d bool): chosen on the device, since to read it would wait."""
+    """Write ``new`` into ``old``, unless ``skip`` (0-d bool) is set: selected on the device, without waiting."""
     torch.where(skip, old, new.to(old.dtype), out=old)
 
 
-USABLE = 0.95  # of the GPU's memory: the rest is lost between blocks
+USABLE = 0.95  # usable fraction of the GPU's memory: the rest is lost to fragmentation
 
 
 class Snapshots:
-    """Takes a trainer's snapshots.
+    """The maker of a trainer's snapshots.
 
     Args:
-        device: where the tensors are.
+        device: the tensors' device.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._peak: int | None = None  # bytes of training alone: until the first snapshot
+        self._peak: int | None = None  # peak bytes of training, measured at the first snapshot
 
     def take(self, tensors: Mapping[str, Tensor]) -> Snapshot:
-        """Take a snapshot; waits on CUDA only where clones would leave too little memory for the next steps."""
+        """Take a snapshot; on CUDA it waits only if clones would leave too little memory for the next steps."""
         if self.device.type != "cuda":
             return Snapshot(brought(tensors).copy)
         size = sum(tensor.nbytes for tensor in tensors.values() if tensor.is_cuda)
@@ -107,7 +107,7 @@ class Snapshots:
         return self._peak + size < USABLE * ours
 
     def _bringer(self, clones: dict[str, Tensor]) -> Callable[[], dict[str, np.ndarray]]:
-        """Bring clones to the host when it is called, each freed as soon as it is there."""
+        """Return a function that copies clones to the host, and frees each as soon as it is copied."""
         stream, made = torch.cuda.Stream(self.device), torch.cuda.Event()
         made.record(torch.cuda.current_stream(self.device))
 
@@ -124,7 +124,7 @@ class Snapshots:
 
 
 def _clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Clone tensors on the device, in the current stream; None where its memory does not suffice."""
+    """Clone tensors on the device, in the current stream; return None if its memory does not suffice."""
     try:
         clones = [torch.empty_like(tensor) for tensor in tensors.values()]
     except torch.OutOfMemoryError:
