@@ -196,7 +196,7 @@ class LossBuilder(Builder):
         emitted: str | None = None,
         **arguments: Any,
     ) -> None:
-        """Term: x (B, T, C) after the last norm, head (V, C), form -> a scalar, a mean over the labels; in training.
+        """Term: x (B, T, C) after the last norm, head (V, C), form -> a scalar, a mean over labels; in training.
 
         The scalar is logged separately and unweighted, as ``terms`` in metrics.jsonl. In the objective it is
         multiplied by ``weight`` and by the micro-batch's share of the step's supervised tokens. Nodes must emit a

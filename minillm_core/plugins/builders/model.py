@@ -239,7 +239,7 @@ class ModelBuilder(Builder):
         streams.add(self._owner, name, replace(node, name=name))
 
     def tap(self, site: str, *, name: str | None = None) -> str:
-        """Expose the residual stream after ``site`` (layers.i.in, .mid, .out), or attention arrays, to later nodes.
+        """Expose the residual stream after ``site`` (layers.i.in, .mid, .out), or an attention array, to later nodes.
 
         Later layers may read arrays of an attention too: ``layers.i.attention.q``, ``.k``, ``.v``
         and ``.y``, as the chain ``attn.out`` receives them: q (B, T, H, D) and k (B, T, K, D)
@@ -252,8 +252,8 @@ class ModelBuilder(Builder):
 
         Args:
             site: the place whose array is read.
-            name: the argument name in a node's ``forward``; without one only residual sites and inputs can
-                name the tap, so that an array of an attention needs a name.
+            name: the argument name in a node's ``forward``; without one, only residual sites can use the tap
+                as a source, so that an array of an attention needs a name.
 
         Returns:
             The tap's name: ``name``, or the site.
