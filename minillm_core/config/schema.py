@@ -160,7 +160,7 @@ class DataConfig(Section):
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The weights of the paths; empty without weights: the documents of all paths are then shuffled together."""
+        """The weights of the paths; empty if unset: the documents of all paths are then shuffled together."""
         found = (weighted_path(one)[1] for one in self.paths)
         return tuple(one for one in found if one is not None)
 

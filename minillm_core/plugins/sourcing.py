@@ -54,7 +54,7 @@ class Segment(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """A special token that a plugin asks for."""
+    """A special token that a plugin declares."""
 
     name: str
     text: str  # of the token: <|fim_prefix|>

@@ -239,7 +239,7 @@ class ModelBuilder(Builder):
         streams.add(self._owner, name, replace(node, name=name))
 
     def tap(self, site: str, *, name: str | None = None) -> str:
-        """Expose the residual stream after ``site`` (layers.i.in, .mid, .out), or an attention array, to later nodes.
+        """Expose the residual stream after ``site`` (layers.i.in, .mid, .out), or an attention array, as a tap.
 
         Later layers may read arrays of an attention too: ``layers.i.attention.q``, ``.k``, ``.v``
         and ``.y``, as the chain ``attn.out`` receives them: q (B, T, H, D) and k (B, T, K, D)
