@@ -297,7 +297,7 @@ def _memory(
     """Count bytes; in float32 the master weights *are* the weights, else frozen ones have none."""
     count, low = plan.num_parameters, itemsize < MASTER
     trained = count - plan.num_frozen
-    # numbers of tables that are in no step
+    # elements of tables that no step updates
     tables = ((plan.parameters[name].size, *of) for name, of in _tables(plan).items())
     unseen = sum((rows - seen) * size // rows for size, seen, rows in tables)
     tokens = max(shape.rows * shape.seq_len for shape in plan.course)  # of a micro-batch

@@ -57,9 +57,9 @@ class Reserved(NamedTuple):
     """A special token that a plugin declares."""
 
     name: str
-    text: str  # of the token: <|fim_prefix|>
+    text: str  # the token's text: <|fim_prefix|>
     owner: str
-    add: bool  # to a tokenizer that lacks it
+    add: bool  # add it to a tokenizer that lacks it
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Sourcing:
         return (*named, *(Field(TARGET + one.name, one.dtype) for one in named))
 
     def joined(self, other: Sourcing) -> Sourcing | None:
-        """Merge the declarations of two plans for one corpus; None if the documents or special tokens differ."""
+        """Merge two plans' declarations for one corpus; None if documents or special tokens conflict."""
         both = {one.name: one for one in (*other.specials, *self.specials)}
         clash = any(both[one.name].text != one.text for one in other.specials)
         specials = tuple(both[name] for name in sorted(both))
