@@ -171,7 +171,7 @@ def _alive() -> list[str]:
         if thread.daemon or thread is threading.main_thread() or frame is None:
             continue
         own = ""
-        while frame is not None:  # innermost frame first: the last one outside Python's library is the thread's own code
+        while frame is not None:  # innermost first: the last one outside Python's library is the thread's own
             name, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
             if name.partition(".")[0] not in sys.stdlib_module_names:
                 plugin = name.removeprefix("minillm_file_")
