@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# The repetitions are bounded so that streamed output is not held back for long; real sequences are shorter.
+# The repetitions are bounded so that streams are not held back for long; real ones are shorter.
 _SEQUENCES = (
     r"\x1b\[[0-?]{0,64}[ -/]{0,16}[@-~]"  # CSI: colours, cursor
     r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\Z)"  # OSC, DCS, SOS, PM, APC: titles, links, payloads

@@ -127,7 +127,7 @@ def _run(argv: Sequence[str] | None) -> int:
     except BaseException as error:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
             return _closed_pipe()  # typer turns a BrokenPipeError into an exit
-        from minillm_core.backends.ranks import said_by  # imported here, since help pages do not need it
+        from minillm_core.backends.ranks import said_by  # a help page does without it
 
         text, code = explain(error, debug=debug)
         say(said_by() + text)
@@ -171,7 +171,7 @@ def _alive() -> list[str]:
         if thread.daemon or thread is threading.main_thread() or frame is None:
             continue
         own = ""
-        while frame is not None:  # innermost first: the last one outside Python's library is the thread's own
+        while frame is not None:  # innermost first; the last outside Python's library
             name, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
             if name.partition(".")[0] not in sys.stdlib_module_names:
                 plugin = name.removeprefix("minillm_file_")

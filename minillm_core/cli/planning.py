@@ -179,7 +179,7 @@ def _costs(
     keep = config.checkpoint.keep + bool(getattr(config.checkpoint, "best", False))
     kept = 0 if config.checkpoint.every == 0 else keep
     one = plan.estimate().checkpoint_bytes
-    at_most = one * (kept + 1) if kept else 0  # a new checkpoint is complete before an old one is deleted
+    at_most = one * (kept + 1) if kept else 0  # an old one is deleted after the new one is complete
     cached = whole * _id_bytes(config) if whole else None
     disk = "no checkpoints"
     if kept:

@@ -156,7 +156,7 @@ def _worth(shown: dict[str, Any]) -> list[tuple[str, str]]:
 def _options(shown: dict[str, Any]) -> Table:
     table = Table(box=None, padding=(1, 2, 0, 0), header_style="bold")
     for heading in ("option", "default", "takes", ""):
-        table.add_column(heading, overflow="fold", no_wrap=heading == "option")  # never wrapped, to be copied
+        table.add_column(heading, overflow="fold", no_wrap=heading == "option")  # to be copied
     for option in shown["options"]:
         default = "required" if option["required"] else json.dumps(option["default"])
         default = "none" if default == "null" else default

@@ -82,7 +82,7 @@ def render_list(entries: Iterable[PluginEntry], console: Console, *, verbose: bo
             line = Text(f"  {entry.name:<{wide}}  ")
             words, style = _state(entry)
             if entry.broken:
-                console.print(line.append(words, style))  # never cut: the reader needs the whole reason to fix it
+                console.print(line.append(words, style))  # never cut: needed for the fix
                 continue
             if style != "green":
                 line.append(f"{words.partition(': ')[0]}. ", style)

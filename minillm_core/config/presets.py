@@ -20,7 +20,7 @@ DEPTH = "depth"
 SHAPES = ("tiny", "small", "gpt2-124m", "350m", "1b", DEPTH)
 """The presets that name no plugin, by size; all others are recipes."""
 
-_FOLDER = Path(__file__).with_suffix("")  # not opened here; importlib.resources would slow down --help
+_FOLDER = Path(__file__).with_suffix("")  # not opened: importlib.resources slows --help
 
 
 def preset_names() -> list[str]:

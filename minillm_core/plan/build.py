@@ -403,7 +403,7 @@ def build_nodes_once(spec: DecoderSpec, table: SlotTable, manager: Manager) -> N
             node.make(geometry)
     for attention in spec.attentions.values():
         rope = attention.rope
-        unscaled = replace(rope, scaling=None)  # so that an error here is not attributed to the scaling
+        unscaled = replace(rope, scaling=None)  # its errors belong to another plugin
         for claim, part in ((rope.frequencies, unscaled), (rope.scaling, rope)):
             if claim is not None:
                 with plugins[claim.owner].contain("attn.rope"):

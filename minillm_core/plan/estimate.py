@@ -328,7 +328,7 @@ def _activations(plan: Plan, model: Any) -> int:
         for _ in range(plan.turns.get(index, (1, 1))[1])
     ]
     if plan.config.train.checkpointing:
-        blocks = [dim] * len(blocks) + [max(blocks)]  # every block's input, and one block recomputed
+        blocks = [dim] * len(blocks) + [max(blocks)]  # all inputs, and one recomputed block
     ends = 2 * dim  # the inputs of the first block and of the last norm
     return sum(blocks) + ends + dim * len(plan.spec.streams)
 

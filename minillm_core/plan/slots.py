@@ -137,7 +137,7 @@ class Holder:
 class Refused:
     """A conflict in a slot, a slot that is closed, or a kernel that does not serve."""
 
-    who: tuple[str, ...]  # the plugins in conflict, sorted; the plugin that closed it; or the candidate
+    who: tuple[str, ...]  # plugins in conflict, sorted; who closed it; or the candidate
     what: str
     fix: str | None = None
     how: str = "clash"  # "clash": the plan is refused; else "closed", "cannot serve", "passed over"

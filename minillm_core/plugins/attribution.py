@@ -217,7 +217,7 @@ def at_work(plugins: Iterable[LoadedPlugin]) -> Callable[[str], str | None]:
 
     def find(when: str) -> str | None:
         found, line, frame = None, "", sys._current_frames().get(thread)
-        while frame is not None:  # innermost frame first; the last match is the function that the core called
+        while frame is not None:  # innermost first; the last match is what the core called
             code = frame.f_code
             for plugin in plugins:
                 if within(code.co_filename, plugin.root):

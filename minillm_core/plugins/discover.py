@@ -157,7 +157,7 @@ def _scan(group: str) -> tuple[list[EntryPoint], list[PluginEntry]]:
     for one in distributions():
         folder = str(getattr(one, "_path", "an installed distribution"))
         called = os.path.basename(folder)
-        # as importlib does for two distributions of one name: by the folder's name, without reading metadata
+        # as importlib does for two of one name: by the folder's name, without reading metadata
         name = re.sub(r"[-_.]+", "-", called.rpartition(".")[0].partition("-")[0]).lower()
         if name and name in seen:
             continue
@@ -178,7 +178,7 @@ def _points(one: Distribution, folder: str) -> EntryPoints:
     try:
         found = os.stat(os.path.join(folder, "entry_points.txt"))
     except OSError:
-        return EntryPoints() if os.path.isdir(folder) else one.entry_points  # the distribution is in an archive
+        return EntryPoints() if os.path.isdir(folder) else one.entry_points  # in an archive
     return _parsed(folder, found.st_mtime_ns, found.st_size)
 
 

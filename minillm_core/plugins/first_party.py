@@ -161,7 +161,7 @@ def unusable(kind: str, name: str, offers: Sequence[Offer], requirement: str) ->
             where=", ".join(one.value for one in offers),
             fix=f"uninstall the one that you did not mean: {' or '.join(others)}{known}",
         )
-    if first.broken and not first.unparsable:  # unparsable source: Python's own error shows line and caret
+    if first.broken and not first.unparsable:  # Python's own error shows line and caret
         return PluginError(
             f"{kind} '{name}' of {first.offered_by} cannot be used: {first.broken}",
             where=first.file or first.value,

@@ -297,7 +297,7 @@ class Manager:
         """
         for one in self.implementing(hook):
             implementation, arguments = getattr(one.plugin, hook), make_arguments(one)
-            names = inspect.signature(implementation).parameters  # a hook may leave some arguments out
+            names = inspect.signature(implementation).parameters  # a hook may omit some
             taken = {name: arguments[name] for name in names}
             with one.contain(hook):
                 result = implementation(**taken)

@@ -39,7 +39,7 @@ class Manifest:
     backends: tuple[str, ...] = BACKENDS  # the backends that it runs on
     devices: tuple[str, ...] = ()  # kinds of device: "cpu", "cuda", "mps", "gpu"; empty: any
     identity_at_init: bool = False  # the model's output is unchanged before the first step
-    discrete: bool = False  # its output is discontinuous (a choice such as routing), so rounding may change it
+    discrete: bool = False  # its output jumps at a choice (routing): rounding may decide it
     surrogate: bool = False  # it rounds and uses a surrogate gradient (straight-through)
     export: str | None = None  # the layout that the model fits with this plugin
     task: bool = False  # it provides the training data: --task may name it
@@ -184,7 +184,7 @@ def _body(source: bytes) -> list[ast.stmt]:
         SyntaxError: Python cannot parse it.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an invalid escape such as "\d" does not matter for listing
+        warnings.simplefilter("ignore")  # invalid escapes such as "\d"
         try:
             return ast.parse(source).body
         except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deep

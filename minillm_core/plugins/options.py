@@ -189,7 +189,7 @@ def _refusal(
         what = f"the default of option '{key}' of plugin '{plugin}' is not valid: {reason}"
         fix = f"type {where}=VALUE ({takes}), and tell the plugin's authors"
     else:
-        if first["type"] in ("value_error", "assertion_error"):  # the message of a validator or a type
+        if first["type"] in ("value_error", "assertion_error"):  # a validator's message
             takes += f" ({reason})"
         what = f"{what} {show(_json(given))}; it takes {takes}"
     return PluginError(what, where=where, fix=fix)

@@ -130,7 +130,7 @@ class Piece(NamedTuple):
         return self.last - self.first
 
     def part(self, first: int, last: int) -> Piece:
-        """Return the part from token ``first`` up to ``last`` (exclusive), counted within the piece and clipped."""
+        """Return the part from token ``first`` up to ``last`` (exclusive), within the piece and clipped."""
         return Piece(self.first + first, min(self.first + last, self.last))
 
 

@@ -41,7 +41,7 @@ class AttentionSlots:
 
         self.qk = Chain(f"{at}.qk", ("project", "norm", "shift"), **here)
         self.frequencies: Claim[Function] = claim("rope.frequencies", formula)
-        self.expected: list[tuple[str, Function, str, str]] = []  # plugin, function, its claimant, reason
+        self.expected: list[tuple[str, Function, str, str]] = []  # plugin, function, owner, why
         self.scaling: Claim[Function] = claim("rope.scaling", "the frequencies as they are")
         self.positions: Claim[Node] = claim("rope.positions", "0, 1, 2 ... along the row")
         self.v: Terms[Node] = Terms(f"{at}.v", keyed=False, default="v alone", **here)

@@ -34,7 +34,7 @@ class KernelBuilder(Builder):
                 fix=f"{did_you_mean(candidate.op, CONTRACTS)}ops are {', '.join(CONTRACTS)}",
             )
         reason = missing_reference(candidate.reference)
-        if reason and not any(map(lacking, candidate.requires)):  # else the run reports the missing packages
+        if reason and not any(map(lacking, candidate.requires)):  # else the run reports them
             raise PlanError(
                 f"the function of plugin '{self._owner}' for kernel {key} is not there: {reason}",
                 where=f"kernel[{candidate.op}], {candidate.reference}",

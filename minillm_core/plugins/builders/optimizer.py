@@ -99,7 +99,7 @@ class OptimizerSlots:
         self.joined: list[tuple[str, Joined, tuple[str, ...], tuple[str, ...]]] = []
         self.assigned: Claims[str, str] = Claims("opt.assign[{}]")
         self.over: dict[tuple[str, str], None] = {}  # parameter, plugin whose claim outranks others
-        self.outranked: dict[str, set[str]] = {}  # plugin -> the plugins whose claims dropped its own
+        self.outranked: dict[str, set[str]] = {}  # plugin: those that outrank it
         self.multipliers: Claims[tuple[str, str], Any] = Claims("opt.set[{}].{}")
         self.tables: Claims[str, ByRows] = Claims("opt.rows[{}]", ROWS + "{}", shapes=False)
         self.views: Claims[str, Function] = Claims(
