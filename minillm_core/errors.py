@@ -4,11 +4,11 @@ MinillmError                 1   a defect: anything unforeseen
 ├── Refusal                  2   bad input, config or plan; nothing was started
 │   ├── ConfigError              a key, a value, a file of settings
 │   ├── DataError                text, ids, tokenizer
-│   ├── PlanError                slots that clash, shapes that cannot be built
+│   ├── PlanError                slots that conflict, shapes that cannot be built
 │   ├── PluginError              a plugin: unknown, other API, misspelt hook, option
 │   └── BackendError             no framework, no device, a kernel that cannot serve
 ├── PluginCodeError          3   a plugin's own code raised
-├── NoEvidence               3   a plugin was named and nothing shows that it ran
+├── NoEvidence               3   no evidence that a named plugin ran
 ├── NoCheckpoint             4   no checkpoint verifies
 ├── NonFinite                5   training became non-finite
 ├── OutOfMemory              6   with the peak, and what to set instead

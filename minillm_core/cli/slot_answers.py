@@ -21,7 +21,7 @@ from minillm_core.train.request import RunRequest, prepare
 
 
 def answer(slot: str, asked: RunRequest, *, everything: bool, as_json: bool) -> None:
-    """Show which plugin fills a slot of a run's plan, why, and what conflicts with it."""
+    """Print the plugin that fills a slot of a run's plan, the reason, and the conflicts."""
     prepared = prepare(asked, to_run=False)
     config = prepared.loaded.config
     state, plan, refusal = SlotState.of(config), None, None

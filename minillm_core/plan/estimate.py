@@ -245,7 +245,7 @@ def _part_of(info: ParamInfo) -> str:
 
 
 def _scores(plan: Plan, model: Any) -> tuple[dict[int, int], tuple[str, ...]]:
-    """Return the FLOPs per token of q k^T and of its product with v, by layer; and the uncounted layers.
+    """Return the FLOPs per token of q k^T and of its product with v, by layer; and the uncounted parts.
 
     If the row length changes, this is the mean over the run's tokens; windows are those at its end.
     """
@@ -294,7 +294,7 @@ def _rules(plan: Plan) -> Iterator[RuleCost]:
 def _memory(
     plan: Plan, model: Any, rules: tuple[RuleCost, ...], itemsize: int, dense_logits: bool
 ) -> dict[str, int]:
-    """Count bytes; in float32 the master weights *are* the weights, else frozen ones have none."""
+    """Return kind -> bytes; in float32 the master weights *are* the weights, else frozen ones have none."""
     count, low = plan.num_parameters, itemsize < MASTER
     trained = count - plan.num_frozen
     # elements of tables that no step updates

@@ -66,7 +66,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Plan:
-    """A resolved run. ``data`` and ``hash`` cover everything that determines the training result."""
+    """A resolved run. ``data`` and ``hash`` cover everything that defines what is trained, except the seed."""
 
     config: Config
     spec: DecoderSpec
@@ -274,7 +274,7 @@ class Plan:
         return sum(self.parameters[name].size for name in self.frozen)
 
     def __str__(self) -> str:
-        """The table that ``minillm plan`` prints, 100 columns wide."""
+        """Return the table that ``minillm plan`` prints, 100 columns wide."""
         from rich.console import Console
 
         from minillm_core.plan.render import render_plan
@@ -284,7 +284,7 @@ class Plan:
         return console.file.getvalue()  # type: ignore[attr-defined]
 
     def _repr_html_(self) -> str:
-        """The table, for a notebook."""
+        """Return the table as HTML, for a notebook."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
 

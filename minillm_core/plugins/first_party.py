@@ -1,4 +1,4 @@
-"""First-party plugins and commands outside the core, and what to install for each."""
+"""First-party plugins and commands outside the core, and the pip requirement of each."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Hooks:
         """While planning: candidate kernels for ops; one is chosen when the plan is bound to a device."""
 
     def build_data(self, data: builders.DataBuilder) -> None:
-        """While planning: the documents, their order and rows, special tokens, further fields, what ``on_batch`` reads."""
+        """While planning: the documents, their order and rows, special tokens, the fields of ``on_batch``."""
 
     def on_batch(
         self,

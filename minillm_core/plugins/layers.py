@@ -18,7 +18,7 @@ _EVERY = re.compile(r"every:([1-9]\d{0,5})")
 
 @dataclass(frozen=True, init=False, repr=False)
 class Layers:
-    """``"all"``, ``"every:2"`` (0, 2, 4, ...) or indices such as ``[0, -1]``, -1 being the last.
+    """A selection: ``"all"``, ``"every:2"`` (0, 2, 4, ...) or indices such as ``[0, -1]``, -1 being the last.
 
     The type of an option that selects layers.
 
@@ -77,7 +77,7 @@ class Layers:
         return layer in {index % num_layers for index in listed}
 
     def data(self) -> str | list[int]:
-        """The form that was given, as JSON."""
+        """Return the selection in the form given, as JSON."""
         return self._spec if isinstance(self._spec, str) else list(self._spec)
 
     def __str__(self) -> str:

@@ -65,7 +65,7 @@ def find_plugin(spec: str, *, where: str = "plugin") -> FoundPlugin:
 
 
 def find_all(named: Iterable[Spec]) -> list[FoundPlugin]:
-    """Import several plugins' classes, one after the other; as :func:`find`.
+    """Import several plugins' classes in order, as :func:`find` does.
 
     The installed distributions are scanned once for all of them: with a hundred distributions a scan
     takes as long as a plugin's own import.

@@ -87,7 +87,7 @@ class Slot:
     _: KW_ONLY
     # for a slot that each layer has, plugins with an option ``layers``
     layered: Collection[str] = ()
-    default: str = "none"  # what the core does there, in words
+    default: str = "none"  # the core's default, in words
     also: tuple[str, ...] = ()  # further names for look-ups
     order: float = AFTER  # position in a step: EMBED, STREAMS, in its layer, or AFTER the layers
     shapes: bool = True  # it changes the function of the model; a loss or an optimizer does not
