@@ -1,6 +1,6 @@
 """minillm trains small language models fast; every technique is a plugin.
 
-The public names stand in ``__init__.pyi``, and are imported when they are first used.
+The public names are listed in ``__init__.pyi``, and are imported on first use.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ _look_up, __dir__ = public_names(__name__, __file__)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used.
+    """Import a public name on first use.
 
     Raises:
         AttributeError: the name is not public.

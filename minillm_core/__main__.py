@@ -1,4 +1,4 @@
-"""``python -m minillm_core`` is the command ``minillm``."""
+"""The entry point of ``python -m minillm_core``, which runs the command ``minillm``."""
 
 from minillm_core.cli.main import main
 

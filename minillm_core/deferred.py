@@ -1,4 +1,4 @@
-"""Arrays whose numbers are read or drawn when they are needed."""
+"""Arrays whose values are read or drawn on demand."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 @dataclass(frozen=True, eq=False)
 class Deferred:
-    """An array that is not in memory: ``one[first:last]`` makes some of its rows, ``np.asarray(one)`` all of it.
+    """An array that is not in memory: ``one[first:last]`` computes some rows, ``np.asarray(one)`` the whole array.
 
-    ``rows`` makes them, (n, *shape[1:]), of the number of the first and n; a scalar is made as (1,).
+    ``rows(first, n)`` returns n rows, (n, *shape[1:]); a scalar is returned as (1,).
     """
 
     shape: tuple[int, ...]
@@ -21,10 +21,10 @@ class Deferred:
     rows: Callable[[int, int], np.ndarray]
 
     def __getitem__(self, which: slice) -> np.ndarray:
-        """Make the rows of a slice without a step."""
+        """Return the rows of a slice without a step."""
         first, last, _ = which.indices(self.shape[0])
         return self.rows(first, max(0, last - first))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Make all of it."""
+        """Return the whole array."""
         return self.rows(0, self.shape[0] if self.shape else 1).reshape(self.shape)

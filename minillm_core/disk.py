@@ -1,4 +1,4 @@
-"""Files of a run: written so that each write is complete, read in bounded time and memory.
+"""Files of a run: written atomically, read in bounded time and memory.
 
 On macOS ``os.fsync`` hands the data to the drive without flushing the drive's own cache; a power
 loss there can still cost the newest checkpoint, never an older one.
@@ -19,7 +19,7 @@ import xxhash
 
 Buffer = bytes | memoryview
 
-FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a pipe is not waited for
+FLAGS = os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: opening a pipe does not block
 KINDS = (
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISFIFO, "a pipe"),
@@ -46,7 +46,7 @@ def write(path: Path, data: bytes) -> None:
 def stream(path: Path, parts: Iterable[Buffer]) -> Written:
     """Write a new file part by part, and wait until the disk has it.
 
-    The digest is that of the bytes in memory: those that go wrong on their way are noticed too.
+    The digest is of the bytes in memory, so that corruption on the way to the disk is detected.
     """
     digest, size = xxhash.xxh3_128(), 0
     with path.open("xb") as file:
@@ -60,7 +60,7 @@ def stream(path: Path, parts: Iterable[Buffer]) -> Written:
 
 
 def aside(path: Path, why: str = "tmp") -> Path:
-    """Make an unused name beside a file or folder: ``<name>.<why>-<16 hex digits>``."""
+    """Return an unused path beside a file or folder: ``<name>.<why>-<16 hex digits>``."""
     return path.with_name(f"{path.name}.{why}-{secrets.token_hex(8)}")
 
 
@@ -74,14 +74,14 @@ def sync(path: Path) -> None:
 
 
 def rename(source: Path, target: Path, *, wait: bool = True) -> None:
-    """Give a file or folder its final name, and wait until the disk has the name."""
+    """Rename a file or folder to its final name, and wait until the disk has the name."""
     source.rename(target)
     if wait:
         sync(target.parent)
 
 
 def replace(path: Path, data: bytes | Iterable[Buffer]) -> None:
-    """Write a file that readers see either as it was or as it is now, never half of it.
+    """Replace a file atomically: readers see the old or the new content, never a mixture.
 
     Args:
         path: the file.
@@ -101,7 +101,7 @@ def replace(path: Path, data: bytes | Iterable[Buffer]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all in it; of a link only the link."""
+    """Remove a file, or a folder with its content; of a link only the link."""
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
     else:
@@ -109,17 +109,17 @@ def remove(path: Path) -> None:
 
 
 def read_file(path: Path, limit: int, *, links: bool = False) -> bytes:
-    """Read all of a small untrusted file, in bounded time and memory, whatever it is.
+    """Read a small untrusted file whole, in bounded time and memory, whatever its kind.
 
     Args:
         path: the file.
-        limit: bytes that it may have.
+        limit: largest size in bytes.
         links: follow symbolic links; otherwise they are refused.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: it is a folder, a pipe or a device, has more than ``limit`` bytes, or cannot be
-            read; the reason.
+            read; with the reason.
     """
     with open(regular(path.name, path, links=links), "rb") as file:
         _check_size(path, file.fileno(), limit)
@@ -127,18 +127,18 @@ def read_file(path: Path, limit: int, *, links: bool = False) -> bytes:
             data = file.read(limit + 1)
         except OSError as error:
             raise ValueError(f"{path.name}: {error.strerror}") from error
-    if len(data) > limit:  # it grew, or is one whose size the system does not know
+    if len(data) > limit:  # it grew, or the system does not know its size
         raise ValueError(f"{path.name}: more than {limit:,} bytes")
     return data
 
 
 def read_lines(path: Path, *, longest: int, limit: int) -> Iterator[bytes]:
-    """Yield the lines of an untrusted file, with their ends; one at a time is held.
+    """Yield the lines of an untrusted file, with line ends; one line at a time is in memory.
 
     Args:
         path: the file.
-        longest: bytes of a line.
-        limit: bytes of all of them.
+        longest: largest size of a line in bytes.
+        limit: largest size of all lines in bytes.
 
     Raises:
         FileNotFoundError, ValueError: as :func:`read_file`, or a line is too long.
@@ -157,17 +157,17 @@ def _check_size(path: Path, handle: int, limit: int) -> None:
 
 
 def regular(name: str, path: str | Path, folder: int | None = None, *, links: bool = False) -> int:
-    """Open a regular file to be read; return its descriptor.
+    """Open a regular file for reading; return its descriptor.
 
     Args:
-        name: of the file, for errors.
+        name: the file's name in errors.
         path: the file.
         folder: descriptor of the folder that ``path`` starts from.
         links: follow symbolic links; otherwise they are refused.
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: it is not a regular file, or cannot be opened; the reason.
+        ValueError: it is not a regular file, or cannot be opened; with the reason.
     """
     try:
         handle = os.open(path, FLAGS if links else FLAGS | os.O_NOFOLLOW, dir_fd=folder)

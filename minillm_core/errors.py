@@ -1,14 +1,14 @@
-"""Every error that minillm raises on purpose, and the exit code each one ends the program with.
+"""The errors that minillm raises on purpose, and their exit codes.
 
 MinillmError                 1   a defect: anything unforeseen
 ├── Refusal                  2   bad input, config or plan; nothing was started
 │   ├── ConfigError              a key, a value, a file of settings
 │   ├── DataError                text, ids, tokenizer
-│   ├── PlanError                slots that clash, shapes that cannot be built
+│   ├── PlanError                slots that conflict, shapes that cannot be built
 │   ├── PluginError              a plugin: unknown, other API, misspelt hook, option
 │   └── BackendError             no framework, no device, a kernel that cannot serve
 ├── PluginCodeError          3   a plugin's own code raised
-├── NoEvidence               3   a plugin was named and nothing shows that it ran
+├── NoEvidence               3   no evidence that a named plugin ran
 ├── NoCheckpoint             4   no checkpoint verifies
 ├── NonFinite                5   training became non-finite
 ├── OutOfMemory              6   with the peak, and what to set instead
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 
 class MinillmError(Exception):
-    """An error that says what happened, where, and what to do about it, in at most twelve lines.
+    """An error with its cause, its place and its fix, in at most twelve lines.
 
     Args:
-        what: one sentence, no full stop needed.
+        what: one sentence, without a full stop.
         where: the file, line, byte, key or slot concerned.
-        fix: what to type or change instead.
-        line: file and line in a plugin that led to it, where ``where`` is a slot.
+        fix: the input or change that resolves it.
+        line: file and line of the cause in a plugin, where ``where`` is a slot.
     """
 
     exit_code = 1
@@ -74,7 +74,7 @@ class PlanError(Refusal):
     """A conflict: the plugins and the model cannot be put together.
 
     Attributes:
-        slots: the slots concerned, by their names in the plan; none: ``where`` says it.
+        slots: the slots concerned, by their names in the plan; empty: see ``where``.
         plugins: the plugins concerned, sorted.
     """
 
@@ -82,7 +82,7 @@ class PlanError(Refusal):
     plugins: tuple[str, ...] = ()
 
     def concerning(self, *slots: str, plugins: Iterable[str] = ()) -> Self:
-        """Attach the slots and the plugins concerned, so that no reader parses the message."""
+        """Attach the slots and the plugins concerned, so that callers need not parse the message."""
         self.slots, self.plugins = slots, tuple(sorted({*plugins}))
         return self
 
@@ -96,16 +96,16 @@ class BackendError(Refusal):
 
 
 class PluginCodeError(MinillmError):
-    """An error in a plugin's own code: it raised (``__cause__``), or returned what cannot be used.
+    """An error in a plugin's own code: it raised (``__cause__``), or returned an unusable value.
 
     Args:
-        plugin: its name.
-        hook: what was running: ``build_model``, ``import``.
+        plugin: the plugin's name.
+        hook: the hook or phase: ``build_model``, ``import``.
         kind: ``plugin``, or ``command`` for a command of a distribution.
-        did: ``raised in``, ``broke the batch in``.
+        did: verb phrase: ``raised in``, ``broke the batch in``.
         offered_by: distribution and version; None: a single file, which ``where`` names.
-        where: file, line and what was raised.
-        fix: what to do.
+        where: file, line and the exception.
+        fix: the remedy.
     """
 
     exit_code = 3
@@ -126,12 +126,12 @@ class PluginCodeError(MinillmError):
         super().__init__(self._said(), where=where, fix=fix)
 
     def happened(self, when: str) -> None:
-        """Say when in the run it was: ``at step 7``."""
+        """Add the time in the run: ``at step 7``."""
         self._when = f", {when}"
         self.what = self._said()
 
     def offered(self, by: str | None) -> None:
-        """Say of which distribution and version, where that was not known."""
+        """Add the distribution and its version, where not yet known."""
         self._offered_by = self._offered_by or by
         self.what = self._said()
 
@@ -141,7 +141,7 @@ class PluginCodeError(MinillmError):
 
 
 class NoEvidence(MinillmError):
-    """A missing effect: after ten steps nothing shows that a named plugin took part."""
+    """A missing effect: after ten steps there is no evidence that a named plugin took part."""
 
     exit_code = 3
 

@@ -1,11 +1,11 @@
-"""Installed versions, and the pip line that installs the rest and leaves torch and mlx alone.
+"""Installed versions, and the pip line that installs missing packages without replacing torch or mlx.
 
 Versions are read from the distributions' metadata: no package is imported.
 
-pip keeps an installed package only as long as nothing asks for more: a plugin that wants a newer
-torch gets one, and a build for CUDA gives way to one for CPUs, without a question. With the exact
-version on the same line pip keeps it, or installs nothing and says who wants another. It is
-``===``, since ``==2.13.0`` is met by ``2.13.0+cu130`` as well, which ``--upgrade`` would take.
+pip replaces an installed package without asking if a requirement is newer: a plugin that requires a newer
+torch gets it, and a CUDA build may give way to a CPU build. With the exact version on the same line, pip
+keeps it, or installs nothing and reports the conflicting requirement. The operator is ``===``, since
+``==2.13.0`` also matches ``2.13.0+cu130``, which ``--upgrade`` would install.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FRAMEWORKS = ("torch", "mlx")
 def installed_version(distribution: str) -> str | None:
     """Return the version of a distribution; None where it is not installed.
 
-    It is not kept: importlib remembers folders by their date, and what is installed may change.
+    Not cached here: importlib caches folders by their modification time, and installations may change.
     """
     try:
         return version(distribution)
@@ -34,7 +34,7 @@ def unmet(requirements: Iterable[str]) -> dict[str, str]:
     """Return the requirements that are not met, each with the reason.
 
     Args:
-        requirements: as pip takes them: ``"tensorboard>=2.16"``.
+        requirements: pip requirements: ``"tensorboard>=2.16"``.
     """
     reasons = {text: _reason(text) for text in requirements}
     return {text: reason for text, reason in reasons.items() if reason}
@@ -43,7 +43,7 @@ def unmet(requirements: Iterable[str]) -> dict[str, str]:
 def _reason(text: str) -> str | None:
     from packaging.version import InvalidVersion, Version
 
-    # A floor is nearly every requirement; to import packaging's parser takes some 20 ms of a start.
+    # Nearly every requirement is a lower bound; importing packaging's parser takes some 20 ms.
     if floor := re.fullmatch(r"([\w-]+)>=([\d.]*\d)", text):
         with suppress(InvalidVersion):
             if (found := installed_version(floor[1])) is None:
@@ -65,7 +65,7 @@ def _reason(text: str) -> str | None:
 
 
 def frameworks() -> dict[str, str]:
-    """Map each installed framework to its version."""
+    """Return installed framework -> its version."""
     found = {name: installed_version(name) for name in FRAMEWORKS}
     return {name: here for name, here in found.items() if here is not None}
 
@@ -73,12 +73,12 @@ def frameworks() -> dict[str, str]:
 def pip_line(
     *requirements: str, upgrade: bool = False, keep: Mapping[str, str] | None = None
 ) -> str:
-    """Write the line to type into a shell.
+    """Return the pip command to type into a shell.
 
     Args:
-        requirements: as pip takes them: ``minillm-muon``, ``minillm-core[torch]``.
-        upgrade: what is installed of them is to be replaced by the newest.
-        keep: framework -> version that must stay; default: those that are installed.
+        requirements: pip requirements: ``minillm-muon``, ``minillm-core[torch]``.
+        upgrade: replace installed ones by the newest versions.
+        keep: framework -> version to keep; default: the installed frameworks.
     """
     pins = (f"{name}==={v}" for name, v in (frameworks() if keep is None else keep).items())
     words = ["pip", "install", *(["--upgrade"] if upgrade else []), *requirements, *pins]

@@ -1,8 +1,8 @@
 """The public names of a module, listed once: in the stub ``NAME.pyi`` beside ``NAME.py``.
 
-Type checkers read the stub; at run time a name is imported from the module that the stub says when it
-is first used (PEP 562). So ``import minillm_core`` brings in neither torch, mlx, numpy nor pydantic,
-and commands that need none of them start at once.
+Type checkers read the stub; at run time a name is imported on first use from the module that the stub
+names (PEP 562). So ``import minillm_core`` imports neither torch, mlx, numpy nor pydantic, and commands
+that need none of them start fast.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from typing import Any
 
 
 def public_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make the ``__getattr__`` and ``__dir__`` of a module with a stub.
+    """Return the ``__getattr__`` and ``__dir__`` of a module with a stub.
 
     The stub has lines ``from HOME import name as name`` and, where a name is public under another,
     ``from HOME import name`` with ``public = name``.
 
     Args:
-        module: its ``__name__``.
-        file: its ``__file__``; the stub lies beside it.
+        module: the module's ``__name__``.
+        file: the module's ``__file__``; the stub is beside it.
     """
 
     @cache
     def homes() -> dict[str, tuple[str, str]]:
-        # public name -> the module that has it, its name there
-        import ast  # once per module, and not where only the package is imported
+        # public name -> the module that defines it, its name there
+        import ast  # once per module, and not on a plain import of the package
 
         imported: dict[str, tuple[str, str]] = {}
         public: dict[str, tuple[str, str]] = {}
@@ -42,14 +42,14 @@ def public_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable
                             public[one.asname] = home, one.name
                 case ast.Assign(targets=[ast.Name(id=alias)], value=ast.Name(id=name)):
                     public[alias] = imported[name]
-                case ast.AnnAssign(target=ast.Name(id=name)):  # the module itself has it
+                case ast.AnnAssign(target=ast.Name(id=name)):  # the module itself defines it
                     public[name] = module, name
                 case _:
                     pass
         return public
 
     def look_up(name: str) -> Any:
-        """Import a public name when it is first used.
+        """Import a public name on first use.
 
         Raises:
             AttributeError: the name is not public.
@@ -64,7 +64,7 @@ def public_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable
         return value
 
     def list_names() -> list[str]:
-        """List the public names, for completion."""
+        """Return the public names, for completion."""
         return sorted(homes())
 
     return look_up, list_names

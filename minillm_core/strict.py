@@ -1,4 +1,4 @@
-"""JSON without its looseness: one object, no key twice, no NaN, no more depth than there is stack."""
+"""Strict JSON parsing: one object, no duplicate keys, no NaN, bounded size and depth."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import math
 from typing import Any, NoReturn
 
 LARGEST = 1 << 21  # bytes; Python objects can take 30 times as much memory as their text
-BITS = 1000  # of a whole number: a float can have 1,024
+BITS = 1000  # largest size of an integer: a float can have 1,024
 
 
 def parse(data: bytes, largest: int = LARGEST) -> dict[str, Any]:
-    """Parse an object from JSON of any origin.
+    """Parse an object from untrusted JSON.
 
     Args:
         data: the text, UTF-8.
-        largest: bytes that it may have.
+        largest: largest size in bytes.
 
     Raises:
-        ValueError: the reason why it is none.
+        ValueError: the text is not such an object; with the reason.
     """
     if len(data) > largest:
         raise ValueError(f"more than {largest:,} bytes of JSON")
     try:
         document = json.loads(
-            data.decode(),  # json itself would take UTF-16 too
+            data.decode(),  # json itself would also accept UTF-16
             object_pairs_hook=_object,
             parse_constant=_constant,
             parse_float=_float,

@@ -1,6 +1,6 @@
-"""The contract kit under its first name: ``from minillm_core.testing import conformance``.
+"""The contract kit under its former name: ``from minillm_core.testing import conformance``.
 
-The kit is the distribution minillm-kit, package ``minillm_kit``; this module only looks names up there.
+The kit is the distribution minillm-kit, package ``minillm_kit``; this module forwards names to it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text that comes from somewhere else, made safe to print, and names out of several."""
+"""Untrusted text made safe to print, and the formatting and look-up of names."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# The counts are bounded so that a stream need not be held back for long; real ones stay below.
+# The repetitions are bounded so that streams are not held back for long; real ones are shorter.
 _SEQUENCES = (
     r"\x1b\[[0-?]{0,64}[ -/]{0,16}[@-~]"  # CSI: colours, cursor
     r"|\x1b[\]PX^_].*?(?:\x07|\x1b\\|\Z)"  # OSC, DCS, SOS, PM, APC: titles, links, payloads
     r"|\x1b[ -/]{0,16}[0-~]"  # two characters and their like
 )
 _SEQUENCE = re.compile(_SEQUENCES, re.DOTALL)
-_UNSETTLED = re.compile(  # ... or the beginning of one, at the end of the text
+_UNSETTLED = re.compile(  # an incomplete control sequence at the end of the text
     r"(?P<unsettled>\x1b(?:"
     r"\[[0-?]{0,64}[ -/]{0,16}|[\]PX^_](?:(?!\x07|\x1b\\).)*|[ -/]{0,16}"
     r")\Z)|" + _SEQUENCES,
@@ -27,29 +27,29 @@ _COMMAND = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"  # C0 but tab and newline, C1, bidi
 )
 
-_DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?:e[+-]?\d+)?(?![\w.])")  # no part of a version
+_DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?:e[+-]?\d+)?(?![\w.])")  # not part of a version
 DIGITS = 6
-"""Significant ones of a number that is there to be read; whole numbers keep all of theirs."""
+"""Significant digits of a number shown to people; integers keep all digits."""
 
 
 def plain(text: str, limit: int = 300) -> str:
-    """Put ``text`` on one line, without terminal control sequences, cut after ``limit`` characters."""
+    """Return ``text`` on one line, without terminal control sequences, cut after ``limit`` characters."""
     words = (_CONTROL.sub("", word) for word in _SEQUENCE.sub("", text).split())
     line = " ".join(filter(None, words))
     return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def printable(text: str) -> str:
-    """Remove what would command a terminal from ``text``; its lines and spaces stay."""
+    """Remove terminal control sequences from ``text``; its lines and spaces stay."""
     return _COMMAND.sub("", _SEQUENCE.sub("", text))
 
 
 def printable_so_far(text: str) -> tuple[str, str]:
-    """Return the beginning of a text of which more will come, as :func:`printable` will show it.
+    """Return the printable part of an incomplete streamed text, as :func:`printable` will show it.
 
     Returns:
-        What is settled; and what to put before the text that comes next: a control sequence that
-        is not over yet, shortened to some 80 characters at most.
+        The printable text; and the rest to prepend to the next text: an incomplete control sequence,
+        shortened to some 80 characters at most.
     """
     for match in _UNSETTLED.finditer(text):
         if match["unsettled"]:
@@ -58,14 +58,14 @@ def printable_so_far(text: str) -> tuple[str, str]:
 
 
 def _shortened(unsettled: str) -> str:
-    """Drop the payload: only its kind, and an escape that may end it, matter from here on."""
+    """Drop the payload of a control sequence: only its kind, and an escape that may end it, matter."""
     if unsettled[1:2] not in tuple("]PX^_"):
         return unsettled
     return unsettled[:2] + ("\x1b" if unsettled[2:].endswith("\x1b") else "")
 
 
 def few(names: Sequence[str], shown: int = 3) -> str:
-    """List the first of several names, and how many more there are."""
+    """Format the first of several names, and the number of the others."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return ", ".join(names[:shown]) + more
 
@@ -76,7 +76,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Return ``value`` as JSON can hold it: None in the place of each NaN and infinity in it."""
+    """Return ``value`` with None for each NaN and infinity in it, as JSON requires."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -87,7 +87,7 @@ def finite(value: Any) -> Any:
 def rounded(text: str) -> str:
     """Round the long decimal numbers in ``text`` to six significant digits: for people, never for data.
 
-    Whole numbers, short ones as they are written, and versions stay.
+    Integers, short numbers and versions do not change.
     """
     return _DECIMAL.sub(lambda found: _rounded(found[0]), text)
 
@@ -101,12 +101,12 @@ def _rounded(number: str) -> str:
 
 
 def counted(count: int, one: str) -> str:
-    """Count a word whose plural is made by an s: ``1 slot``, ``2,000 slots``."""
+    """Format a count of a word whose plural ends in s: ``1 slot``, ``2,000 slots``."""
     return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Find the one of ``known`` that ``name`` most likely meant; None if none is near."""
+    """Return the name in ``known`` that was most likely meant by ``name``; None if none is near."""
     import difflib
 
     found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
@@ -114,6 +114,6 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Word the question that begins a fix: ``did you mean muon? ``; nothing where no name is near."""
+    """Return the question that begins a fix, ``did you mean muon? ``; empty where no name is near."""
     close = nearest(name, known)
     return f"did you mean {close}? " if close else ""

@@ -1,10 +1,10 @@
-"""Commands that are imported when they are run: the core's, and those of other distributions.
+"""Commands that are imported lazily: the core's, and those of other distributions.
 
-The core's stand in a table (``main.py``). A distribution adds its own by an entry point of the group
-``minillm.commands``: its name is the command's, with a dot after a group of the core (``plugins.new``
-is typed ``minillm plugins new``); its value is ``module:function``, a function with typer's
-annotations, or ``module:app``, a typer app, which is a group. Help pages list both by what their
-sources say. A name of the core's table is the core's, whatever is installed.
+The core's are listed in a table (``main.py``). A distribution adds a command with an entry point of the
+group ``minillm.commands``: its name is the command's, with a dot after a group of the core (``plugins.new``
+is typed ``minillm plugins new``); its value is ``module:function``, a function with typer's annotations, or
+``module:app``, a typer app, which is a group. Help pages read the summaries from the source. The names in
+the core's table always refer to the core's commands.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from minillm_core.plugins.manifest import command_summary
 from minillm_core.text import few, plain
 
 OTHERS = "Commands of other distributions"
-"""Title of their part of a help page."""
+"""Title of the help panel of these commands."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Group:
     """A group of the core's commands, which distributions may add to.
 
     Args:
-        summary: what its help page begins with.
+        summary: the first line of its help page.
         commands: name -> ``module:function``, or a group.
     """
 
@@ -50,12 +50,12 @@ class Group:
 
 
 class LazyCommand(TyperCommand):
-    """A command that is known by its name and summary, and imported when it is run.
+    """A command with its name and summary, imported when it is run.
 
     Args:
-        name: the command's.
-        load: imports it.
-        guard: what importing and running it happen inside.
+        name: the command's name.
+        load: imports the command.
+        guard: context manager around its import and run.
         shown: ``short_help``, ``hidden`` and ``rich_help_panel``.
     """
 
@@ -73,11 +73,11 @@ class LazyCommand(TyperCommand):
 class CommandGroup(TyperGroup):
     """A group whose commands are imported when they are run."""
 
-    prefix = ""  # of the names of entry points that add to it: "plugins."
+    prefix = ""  # prefix of the entry points that add to it: "plugins."
     core: Mapping[str, str | Group] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """List the names of all commands, and read the summaries that help shows."""
+        """Return the names of all commands, after reading the summaries for the help page."""
         self._add_offered()
         for name, target in self.core.items():
             summary = target.summary if isinstance(target, Group) else _summary(target)
@@ -85,13 +85,13 @@ class CommandGroup(TyperGroup):
         return list(self.commands)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Look up a command; among installed distributions only where it is not the core's."""
+        """Return a command; installed distributions are searched only if it is not the core's."""
         if cmd_name not in self.commands:
             self._add_offered()
         return super().get_command(ctx, cmd_name)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Import the command that is run; from here on errors are attributed to its distribution."""
+        """Import the command to run; from here on errors are attributed to its distribution."""
         try:
             name, found, rest = super().resolve_command(ctx, args)
         except typer.TyperException as error:
@@ -109,12 +109,12 @@ class CommandGroup(TyperGroup):
             return super().invoke(ctx)
 
     def _add_offered(self) -> None:
-        """Add the commands of installed distributions, and those that could be installed."""
+        """Add the commands of installed distributions, and of first-party ones that are not installed."""
         for whole, same in groupby(installed_commands(self.prefix), lambda one: one.name):
             name, offers = whole.removeprefix(self.prefix), list(same)
             group, dot, _ = name.partition(".")
             if dot and isinstance(self.core.get(group), Group):
-                continue  # that group's
+                continue  # it belongs to that group
             shown = _shown(offers, first_party.FIRST_PARTY_COMMANDS.get(whole))
             if name in self.core:
                 reason = f"not used: '{name}' is a command of minillm itself"
@@ -125,7 +125,7 @@ class CommandGroup(TyperGroup):
                 guard = partial(_own_code, offers[0])
                 self.commands[name] = LazyCommand(name, load, guard, **shown)
                 continue
-            for one in offers:  # a row of its own, under a key that is no command's name
+            for one in offers:  # a separate row, under a key that is no command name
                 said = escape(f"{reason} ({one.offered_by})")
                 row = LazyCommand(name, _refuse_row, rich_help_panel=OTHERS, short_help=said)
                 self.commands[f"{name} of {one.offered_by}"] = row
@@ -141,9 +141,9 @@ def group_command(
     """Build the command of a group.
 
     Args:
-        name: the group's.
+        name: the group's name.
         group: its commands.
-        prefix: of the names of entry points that add to it.
+        prefix: prefix of the entry points that add to it.
         root: a function with the group's own options, which is called before every command.
         more: keywords of typer's ``callback``, such as ``epilog``.
     """
@@ -169,7 +169,7 @@ def _core_command(name: str, target: str | Group, prefix: str) -> LazyCommand:
 
 
 def _summary(target: str) -> str:
-    """Read the summary of one of the core's commands."""
+    """Return the summary of a command of the core."""
     module, _, function = target.partition(":")
     spec = find_module(module)
     assert spec is not None
@@ -206,7 +206,7 @@ def _import(name: str, target: str) -> TyperCommand | TyperGroup:
     module = importlib.import_module(module_name.strip())
     found = getattr(module, defined.strip())
     outer = typer.Typer(rich_markup_mode="rich", add_completion=False)
-    outer.callback()(lambda: None)  # makes it a group, however few commands it has
+    outer.callback()(lambda: None)  # makes it a group even with a single command
     if isinstance(found, typer.Typer):
         outer.add_typer(found, name=name)
     elif callable(found):
@@ -223,7 +223,7 @@ def _import(name: str, target: str) -> TyperCommand | TyperGroup:
 
 
 def _import_offered(name: str, whole: str, offers: list[CommandEntry]) -> TyperCommand | TyperGroup:
-    """Import a command of another distribution, unless its offers are broken or several."""
+    """Import a command of another distribution; refuse broken or several offers."""
     ours = first_party.FIRST_PARTY_COMMANDS.get(whole, "")
     if refused := first_party.unusable("command", name, offers, ours):
         raise refused
@@ -246,7 +246,7 @@ def _refuse_absent(whole: str) -> NoReturn:
 
 @contextmanager
 def _own_code(entry: CommandEntry) -> Iterator[None]:
-    """Attribute to a distribution what its command raises; errors that minillm explains pass.
+    """Attribute exceptions of a command to its distribution; errors that minillm explains pass through.
 
     Raises:
         PluginCodeError: its code raised; SystemExit too, since a command ends with typer.Exit.
@@ -259,7 +259,7 @@ def _own_code(entry: CommandEntry) -> Iterator[None]:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and interrupted():
                 raise
-            if isinstance(error.__context__, BrokenPipeError):  # rich makes a SystemExit of it
+            if isinstance(error.__context__, BrokenPipeError):  # rich turns it into a SystemExit
                 raise
             fix = f"tell the authors of {entry.offered_by}"
             if isinstance(error, ModuleNotFoundError) and error.name:

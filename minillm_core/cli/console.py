@@ -1,4 +1,4 @@
-"""What the commands write: documents and tables on stdout, messages and errors on stderr."""
+"""The output of commands: documents and tables on stdout, messages and errors on stderr."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minillm_core.errors import MinillmError
 from minillm_core.text import finite, printable
 
 LINES = 12
-"""An explanation of an error is at most this many lines."""
+"""Largest number of lines of an error's explanation."""
 
 _PACKAGE = str(Path(__file__).parents[1])
 _DOCUMENTS: ContextVar[TextIO | None] = ContextVar("where documents go", default=None)
@@ -33,11 +33,11 @@ def say(text: str) -> None:
 
 
 def write(text: str, end: str = "\n") -> None:
-    """Write to stdout at once; what its encoding cannot spell becomes a question mark.
+    """Write to stdout and flush; characters outside its encoding become question marks.
 
     Raises:
-        BrokenPipeError: its reader has closed the pipe.
-        MinillmError: it cannot be written to, as to a file on a full disk.
+        BrokenPipeError: the reader has closed the pipe.
+        MinillmError: stdout is not writable, such as a file on a full disk.
     """
     encoding = sys.stdout.encoding or "utf-8"
     try:
@@ -45,7 +45,7 @@ def write(text: str, end: str = "\n") -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        nothing_more_to(sys.stdout)  # or what is buffered would fail again at the exit
+        nothing_more_to(sys.stdout)  # otherwise the buffer would fail again at exit
         raise MinillmError(
             f"stdout could not be written: {error.strerror}",
             where="stdout",
@@ -54,16 +54,16 @@ def write(text: str, end: str = "\n") -> None:
 
 
 def emit(document: Any) -> None:
-    """Write one JSON document to stdout; numbers that JSON does not know become null."""
+    """Write one JSON document to stdout; NaN and infinity become null."""
     with redirect_stdout(_DOCUMENTS.get() or sys.stdout):
         write(json.dumps(finite(document), indent=2, allow_nan=False))
 
 
 @contextmanager
 def documents_alone() -> Iterator[None]:
-    """While it lasts :func:`emit` alone writes to stdout; what plugins print goes to stderr.
+    """Reserve stdout for :func:`emit` inside the context; output printed by plugins goes to stderr.
 
-    Whatever thread they print in: a run's loader as well.
+    This covers all threads, such as the dataloader's.
     """
     token = _DOCUMENTS.set(sys.stdout)
     try:
@@ -74,19 +74,19 @@ def documents_alone() -> Iterator[None]:
 
 
 def nothing_more_to(stream: TextIO) -> None:
-    """Lose whatever is or will be written to a standard stream."""
+    """Discard buffered and future output of a standard stream."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def explain(error: BaseException, *, debug: bool = False) -> tuple[str, int]:
-    """Word an error for stderr; return the text and the exit code.
+    """Return the text of an error for stderr, and the exit code.
 
     Args:
-        error: whatever a command raised.
-        debug: put the whole traceback before it.
+        error: the exception that a command raised.
+        debug: prepend the whole traceback.
     """
     if isinstance(error, typer.Abort) and error.__cause__ is not None:
-        error = error.__cause__  # an end of file that typer took for one of stdin's
+        error = error.__cause__  # typer takes any EOFError for the end of stdin
     text, code = _words(error)
     lines = printable(text).split("\n")
     if len(lines) > LINES:
@@ -107,7 +107,7 @@ def _words(error: BaseException) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted: nothing was saved", 130
     place = _innermost(error)
-    first, *more = str(error).splitlines() or [""]  # some frameworks write pages
+    first, *more = str(error).splitlines() or [""]  # some frameworks write very long messages
     return (
         f"a defect in minillm: {type(error).__name__}: {first}"
         + (" ..." if more else "")
@@ -118,7 +118,7 @@ def _words(error: BaseException) -> tuple[str, int]:
 
 
 def _innermost(error: BaseException) -> str | None:
-    """Find the last line of minillm_core that the error passed."""
+    """Return the innermost line of minillm_core in the error's traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if frame.filename.startswith(_PACKAGE)]
     return f"{ours[-1].filename}:{ours[-1].lineno}" if ours else None

@@ -25,10 +25,10 @@ EXAMPLES = options.examples(
 
 
 JUDGES = "minillm.judges"
-"""Entry points of functions that judge a model: ``chats`` is what --chats names, ``tasks`` what --tasks does.
+"""Entry-point group of functions that evaluate a model: ``chats`` serves --chats, ``tasks`` serves --tasks.
 
-One is called with OUT, the options of inference (whose ``open`` opens a run), the console, what was named,
-and its own options; it returns the run, and figures by name, which may be tables of figures."""
+A function is called with OUT, the inference options (whose ``open`` opens a run), the console, the option's
+values, and its own options; it returns the run, and metrics by name, which may be tables of metrics."""
 
 OFFERED = {"chats": "minillm-chat", "tasks": "minillm-eval[harness]"}
 """Judge -> the distribution that offers it."""
@@ -39,12 +39,12 @@ OWN = {
     "chats": ("pattern", "limit"),
     "tasks": ("task_path", "shots", "limit"),
 }
-"""What a model is evaluated on -> the options that go with it."""
+"""Kind of evaluation -> the options that apply to it."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The options that say what a model is evaluated on, and how."""
+    """The options that select the evaluation data and method."""
 
     data: list[str] | None = options.option(
         "PATH", "Text to evaluate on: a file or a folder, read in file order; may be repeated."
@@ -77,10 +77,10 @@ class Judged:
     max_tokens: int | None = options.option("M", "Stop after M predictions. Default: all.", min=1)
 
     def chosen(self) -> tuple[str, list[str], dict[str, Any]]:
-        """Choose what the run is evaluated on: its name, what it names, and the options that go with it.
+        """Return the kind of evaluation, its arguments, and the options that apply to it.
 
         Raises:
-            Refusal: not one is asked for, or an option has no effect beside it.
+            Refusal: no or several kinds are given, or an option has no effect.
         """
         given = [name for name in OWN if getattr(self, name)]
         if len(given) != 1:
@@ -123,7 +123,7 @@ def evaluate(
 def _text(
     out: Path, read: options.InferenceOptions, shown: Any, paths: list[str], **own: Any
 ) -> tuple[Any, Mapping[str, Any]]:
-    """Judge a model by its loss on text, as one of :data:`JUDGES` does."""
+    """Evaluate a model's loss on text, with the signature of the entry points."""
     run = read.open(out, shown)
     found = run.evaluate(paths, **own)
     names = ("val_loss", "bits_per_byte", "tokens")
@@ -131,7 +131,7 @@ def _text(
 
 
 def _record(out: Path, step: int, name: str, figures: Mapping[str, Any]) -> None:
-    """Write what a judge found into a run's metrics.jsonl; a model directory has none."""
+    """Append the metrics of an evaluation to a run's metrics.jsonl; a model directory has none."""
     from minillm_core.train.metrics import METRICS, add
 
     if (out / METRICS).exists():
@@ -142,7 +142,7 @@ def _record(out: Path, step: int, name: str, figures: Mapping[str, Any]) -> None
 
 
 def _write(figures: Mapping[str, Any], indent: str = "") -> None:
-    """Write figures, tables of them under their names; None: it takes a tokenizer, which the run lacks."""
+    """Print metrics, nested tables under their names; None is a metric that needs a missing tokenizer."""
     width = max(13, *map(len, figures))
     for name, figure in figures.items():
         if isinstance(figure, Mapping):
@@ -155,7 +155,7 @@ def _write(figures: Mapping[str, Any], indent: str = "") -> None:
 
 
 def _judge(name: str) -> Callable[..., tuple[Any, Mapping[str, Any]]]:
-    """Import what judges a run.
+    """Import the function of a kind of evaluation.
 
     Raises:
         PluginError: no installed distribution offers it.

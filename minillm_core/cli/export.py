@@ -40,7 +40,7 @@ def export(
 
     A model that they do not know is written with its own modeling files, for Transformers and mlx-lm.
     """
-    from minillm_core.plan.plan import OWN  # with NumPy, which a help page needs not
+    from minillm_core.plan.plan import OWN  # imports NumPy, which a help page does not need
 
     result = read.open(out, LineDisplay(say)).export(to, dtype=dtype, layout=layout)
     if as_json:

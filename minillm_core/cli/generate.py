@@ -84,7 +84,7 @@ def _prompt(given: str) -> str:
     try:
         if given == "-":
             return sys.stdin.buffer.read().decode("utf-8")
-        given.encode("utf-8")  # bytes of the command line that are no UTF-8 became surrogates
+        given.encode("utf-8")  # bytes of the command line that are not UTF-8 became surrogates
         return given
     except (UnicodeEncodeError, UnicodeDecodeError) as error:
         where = "stdin" if given == "-" else "PROMPT"
@@ -96,10 +96,10 @@ def _prompt(given: str) -> str:
 
 
 def _write(pieces: Iterator[str]) -> None:
-    """Write text as it comes, and end its line, also where it ends too early.
+    """Write text as it is generated, and end the line even after an error.
 
     Raises:
-        Interrupted: by Ctrl-C.
+        Interrupted: on Ctrl-C.
     """
     try:
         for piece in pieces:

@@ -23,10 +23,10 @@ from minillm_core.plugins.watch import watching
 _BY_SIGNAL = (75, 130)
 
 NAMED_AFTER = 5.0
-"""Seconds after the end of a command until threads that keep the process alive are named."""
+"""Seconds after the end of a command before threads that keep the process alive are reported."""
 
 LEFT_AFTER = 30.0
-"""Seconds that these then have left."""
+"""Seconds that these threads then have before the process ends."""
 
 COMMANDS = Group(
     "Train small language models fast. Every technique is a plugin.",
@@ -98,15 +98,15 @@ def app(arguments: list[str], **more: Any) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the program and return its exit code; whatever goes wrong is said on stderr.
+    """Run the program and return its exit code; errors are printed on stderr.
 
     Args:
-        argv: the arguments; default: the process's, which is about to end then.
+        argv: the arguments; default: the process's, which then ends soon after.
     """
     code = _run(argv)
     if argv is None:
         if code in _BY_SIGNAL and not _alive():
-            _end(code)  # taking a framework down costs seconds, and somebody pressed Ctrl-C
+            _end(code)  # a framework's shutdown takes seconds, too long after Ctrl-C
         threading.Thread(target=_leave, args=(code,), daemon=True).start()
     return code
 
@@ -118,16 +118,16 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         _check_folder()
         with watching(say):
-            code = app(arguments, obj=["minillm", *arguments])  # as it was typed, for run.json
-        if code == 130:  # typer's answer to a KeyboardInterrupt
+            code = app(arguments, obj=["minillm", *arguments])  # the command as typed, for run.json
+        if code == 130:  # typer's exit code for a KeyboardInterrupt
             raise KeyboardInterrupt
         sys.stdout.flush()
     except BrokenPipeError:
         return _closed_pipe()
     except BaseException as error:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
-            return _closed_pipe()  # typer's answer to one is an exit
-        from minillm_core.backends.ranks import said_by  # here, since help pages do without it
+            return _closed_pipe()  # typer turns a BrokenPipeError into an exit
+        from minillm_core.backends.ranks import said_by  # a help page does without it
 
         text, code = explain(error, debug=debug)
         say(said_by() + text)
@@ -138,10 +138,10 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _leave(code: int) -> None:
-    """End the process although threads keep it alive, such as a plugin's that is no daemon.
+    """End the process even if threads keep it alive, such as a plugin's non-daemon thread.
 
-    Python waits for those without end, so that a job that is done would never leave its machine.
-    Where none is left this thread ends with the process.
+    Python waits for such threads indefinitely, so that a finished job would never release its machine.
+    If no such thread remains, this daemon thread ends with the process.
     """
     time.sleep(NAMED_AFTER)
     if names := _alive():
@@ -156,7 +156,7 @@ def _leave(code: int) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """End the process at once, with what was printed."""
+    """Flush the output and end the process at once."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
@@ -164,14 +164,14 @@ def _end(code: int) -> NoReturn:
 
 
 def _alive() -> list[str]:
-    """List the threads that Python waits for, each with the code that it runs."""
+    """Return the threads that Python waits for, each with the code that it runs."""
     frames, found = sys._current_frames(), []
     for thread in threading.enumerate():
         frame = frames.get(thread.ident or 0)
         if thread.daemon or thread is threading.main_thread() or frame is None:
             continue
         own = ""
-        while frame is not None:  # from the innermost on: the last that is not Python's is its own
+        while frame is not None:  # innermost first; the last outside Python's library
             name, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
             if name.partition(".")[0] not in sys.stdlib_module_names:
                 plugin = name.removeprefix("minillm_file_")
@@ -183,21 +183,21 @@ def _alive() -> list[str]:
 
 
 def _import_nothing_unnamed() -> None:
-    """Keep pydantic and torch from importing whatever installed package offers them an extension.
+    """Keep pydantic and torch from importing extensions that installed packages offer them.
 
-    Both look through the metadata of all that is installed when they are first used, import what
-    they find there, and fail where any of it cannot be read. It is set here, and not where
-    ``minillm_core`` is imported: the extensions of a program that uses it are that program's affair.
+    On first use both scan the metadata of all installed distributions, import the extensions they find,
+    and fail if any metadata is unreadable. This is set here and not on import of ``minillm_core``: a
+    program that uses the package keeps its own extensions.
     """
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
 def _check_folder() -> None:
-    """Refuse to work in a folder that was removed: frameworks end there without an explanation.
+    """Refuse to work in a deleted working directory: frameworks fail there without an explanation.
 
     Raises:
-        Refusal: it is gone.
+        Refusal: the working directory no longer exists.
     """
     try:
         os.getcwd()
@@ -210,7 +210,7 @@ def _check_folder() -> None:
 
 
 def _ignore_signals() -> None:
-    """Ignore signals while Python exits, which takes a second with a framework.
+    """Ignore signals while Python exits, which takes a second with a framework loaded.
 
     Another Ctrl-C would change the exit code, or print a traceback after the last line.
     """
@@ -219,9 +219,9 @@ def _ignore_signals() -> None:
 
 
 def _open_streams() -> None:
-    """Give the process the standard streams that it was started without (``>&-``).
+    """Open the standard streams that the process was started without (``>&-``).
 
-    Else the next file would get the number of one, and whatever is written to that.
+    Otherwise the next opened file would get such a stream's descriptor, and all output written to it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -229,13 +229,13 @@ def _open_streams() -> None:
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
-    """Take ``--debug`` out of the arguments, anywhere before ``--``; return whether it was there."""
+    """Return the arguments without ``--debug`` (anywhere before ``--``), and whether it was given."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     kept = [argument for argument in arguments[:end] if argument != "--debug"]
     return kept + arguments[end:], len(kept) < end
 
 
 def _closed_pipe() -> int:
-    """Silence stdout, whose reader went away (``minillm plan | head``); return the exit code."""
+    """Silence stdout after its reader closed the pipe (``minillm plan | head``); return the exit code."""
     nothing_more_to(sys.stdout)
     return 1

@@ -46,7 +46,7 @@ def switch(names: str, help: str, panel: str | None = None) -> Any:
 def option(
     metavar: str, help: str, panel: str | None = None, default: Any = None, **more: Any
 ) -> Any:
-    """Declare an option of a bundle: a field with its default and what typer is to make of it."""
+    """Declare an option of a bundle: a field with its default and its typer option."""
     return field(default=default, metadata={"option": value(metavar, help, panel, **more)})
 
 
@@ -95,7 +95,7 @@ AsJson = Annotated[bool, switch("--json", "Write one JSON document to stdout and
 
 
 def examples(*lines: str) -> str:
-    """Write the examples of a help page, each a paragraph of its own."""
+    """Format the examples of a help page, one per paragraph."""
     return "\n\n".join(("Examples:", *lines))
 
 
@@ -118,7 +118,7 @@ Help = Annotated[
         "--help", metavar="", callback=_show_help, is_eager=True, help="Show this message and exit."
     ),
 ]
-# main() takes --debug out of the arguments wherever it stands; here it is declared for --help.
+# main() removes --debug from the arguments at any position; it is declared here for --help.
 Debug = Annotated[bool, switch("--debug", "Show the traceback of an error.")]
 
 
@@ -126,7 +126,7 @@ Debug = Annotated[bool, switch("--debug", "Show the traceback of an error.")]
 class RunOptions:
     """The options that describe a run; a parameter of this type stands for all of them.
 
-    ``Annotated[RunOptions, Without("prompts")]`` leaves some out; they have their defaults.
+    ``Annotated[RunOptions, Without("prompts")]`` leaves some out; these keep their defaults.
     """
 
     assignments: Annotated[
@@ -206,9 +206,9 @@ class RunOptions:
         """Build the request for settings, plugins and a machine.
 
         Args:
-            plugins: those of a command with an option of its own for them.
-            steps: the same of the steps.
-            command: as it was typed.
+            plugins: the plugins of a command with its own option for them.
+            steps: the steps of a command with its own option for them.
+            command: the command as typed.
 
         Raises:
             Refusal: ``--resume`` without ``--out``, or with ``--branch``.
@@ -251,7 +251,7 @@ class RunOptions:
 class InferenceOptions:
     """The options that choose a checkpoint of a run and a machine to read it on.
 
-    A parameter of this type stands for all of them, as one of :class:`RunOptions` does.
+    A parameter of this type stands for all of them, as with :class:`RunOptions`.
     """
 
     step: int | None = option("N", "Read the checkpoint of step N. Default: the newest.", min=1)
@@ -268,8 +268,8 @@ class InferenceOptions:
 
         Args:
             out: the folder, or a model directory.
-            shown: shows notes and progress.
-            settings: for a model directory: what a command needs beside its own.
+            shown: display for notes and progress.
+            settings: for a model directory, further settings that a command needs.
 
         Raises:
             Refusal: it holds no run.
@@ -293,7 +293,7 @@ _sampling = partial(option, panel="Sampling")
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """The options by which tokens are drawn; a parameter of this type stands for all of them."""
+    """The sampling options; a parameter of this type stands for all of them."""
 
     temperature: float = _sampling(
         "T", "Lower is less random; 0 always takes the most likely token.", default=0.8
@@ -309,7 +309,7 @@ class SamplingOptions:
     )
 
     def rule(self) -> Sampling:
-        """Make the rule of drawing.
+        """Return the sampling rule.
 
         Raises:
             Refusal: an option is out of range.
@@ -319,7 +319,7 @@ class SamplingOptions:
         return Sampling(self.temperature, self.top_k, self.top_p)
 
     def chosen_seed(self) -> int:
-        """Return the seed: the one that is given, or a new one, which is shown where it matters."""
+        """Return the given seed, or a new one, which is shown where it matters."""
         if self.seed is not None:
             return self.seed
         seed = secrets.randbits(32)
@@ -336,23 +336,23 @@ class Without:
 
 
 PlanOptions = Annotated[RunOptions, Without("prompts")]
-"""What is planned and not run."""
+"""The run options of a command that plans and does not train."""
 
 StudyOptions = Annotated[
     RunOptions, Without("plugins task init out resume branch steps prompts memory deterministic")
 ]
-"""What is trained to be measured: the command has plugins and steps of its own."""
+"""The run options of a command that trains to measure: it has its own options for plugins and steps."""
 
 
 def command(function: Callable[..., object]) -> Callable[..., None]:
-    """Turn a command's function into one that typer reads.
+    """Turn a command's function into one that typer accepts.
 
-    A parameter whose type is a dataclass becomes the options that its fields are, ``--debug`` and
-    ``--help`` are added, and with ``--json`` what is printed goes to stderr, except by ``emit``.
+    A parameter whose type is a dataclass is replaced by the options in its fields; ``--debug`` and
+    ``--help`` are added; with ``--json`` all printed output except that of ``emit`` goes to stderr.
     """
     parameters: dict[str, inspect.Parameter] = {}
     bundles: dict[str, tuple[Any, list[str]]] = {}
-    document = None  # the parameter of --json
+    document = None  # name of the --json parameter
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         bundle, *rest = get_args(parameter.annotation) or (parameter.annotation,)
         if is_dataclass(bundle):
@@ -384,7 +384,7 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
 
 
 def _options(bundle: Any, *annotations: Any) -> dict[str, inspect.Parameter]:
-    """List the options of a bundle, but for those that a command leaves out."""
+    """Return the options of a bundle, except for those that a command leaves out."""
     without = [one for one in annotations if isinstance(one, Without)]
     left_out = {name for one in without for name in one.names.split()}
     kinds = get_type_hints(bundle, include_extras=True)

@@ -1,4 +1,4 @@
-"""``minillm plan``: its options. The answer is in planning.py, which imports the planner."""
+"""``minillm plan``: its options. The implementation is in planning.py, which imports the planner."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = examples(
 
 @dataclass(frozen=True)
 class Shown:
-    """The options that say what is shown of a plan."""
+    """The options that select the output of ``minillm plan``."""
 
     diff: tuple[str, str] | None = option(
         "A,B C,D", "Compare the plans of two plugin sets; '' adds none, -NAME removes one."

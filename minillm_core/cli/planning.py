@@ -1,4 +1,4 @@
-"""The answer of ``minillm plan``: what would be trained, the origin of its settings, and what it costs."""
+"""The implementation of ``minillm plan``: the plan, the origins of its settings, and its cost."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from minillm_core.train.request import Prepared, RunRequest, prepare
 from minillm_core.train.settings import settings
 
 UNSAID = "default"
-"""Origins of values that no source gave: docs/settings.md lists them."""
+"""Origins of values that no source sets: docs/settings.md lists them."""
 
 
 def answer(asked: RunRequest, shown: Shown, *, as_json: bool) -> None:
-    """Show a plan and its costs, and those on several GPUs, or what differs between two plugin sets."""
+    """Show a plan and its cost, also on several GPUs, or the differences between two plugin sets."""
     diff, gpus, card = shown.diff, shown.gpus, shown.card
     given = {"--gpus": gpus, "--card": card}
     if diff or gpus is None:
@@ -80,7 +80,7 @@ def answer(asked: RunRequest, shown: Shown, *, as_json: bool) -> None:
 
 
 def _divided(plan: Plan, gpus: int, card: str | None) -> Any:
-    """Forecast a plan on several NVIDIA GPUs, in the dtype that it would have there."""
+    """Estimate a plan on several NVIDIA GPUs, in the dtype used there."""
     asked = plan.config.backend.replace("auto", "torch")
     if asked != "torch":
         raise Refusal(
@@ -93,7 +93,7 @@ def _divided(plan: Plan, gpus: int, card: str | None) -> Any:
 
 
 def _show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> None:
-    """Write what differs between the plans with two sets of plugins."""
+    """Write the differences between the plans with two plugin sets."""
     both = [prepare(replace(asked, plugins=plugins), to_run=False) for plugins in (first, second)]
     one, other = map(_plan, both)
     _say_notes(both, [one, other])
@@ -112,7 +112,7 @@ def _plan(prepared: Prepared) -> Plan:
 
 
 def _say_notes(each: Sequence[Prepared], plans: Sequence[Plan], *more: str) -> None:
-    """Say every note once, and none before everything has been checked."""
+    """Print every note once, after everything has been checked."""
     pairs = zip(plans, each, strict=True)
     kernels = [kernel_preflight(plan, prepared.detected) for plan, prepared in pairs]
     notes = [prepared.loaded.notes for prepared in each] + [plan.notes for plan in plans] + kernels
@@ -121,7 +121,7 @@ def _say_notes(each: Sequence[Prepared], plans: Sequence[Plan], *more: str) -> N
 
 
 def settings_table(loaded: Loaded) -> Table:
-    """Make a table of the settings by source, those of the preset first; plugins come before values.
+    """Return a table of the settings by source, the preset's first; plugins before values.
 
     Settings at their defaults are left out.
     """
@@ -138,7 +138,7 @@ def settings_table(loaded: Loaded) -> Table:
 
 
 def _given(loaded: Loaded, key: str) -> str:
-    """``train.lr=0.002``; the key alone where it has no value: a plugin's name, what was cleared."""
+    """Return ``train.lr=0.002``, or only the key where there is no value (a plugin, a cleared setting)."""
     owner, _, name = key.partition(".")
     plugins = loaded.config.plugins
     if owner == "plugins":
@@ -150,15 +150,15 @@ def _given(loaded: Loaded, key: str) -> str:
 def _costs(
     prepared: Prepared, plan: Plan, dtype: str | None
 ) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
-    """Estimate the costs of a plan; files are found, and not opened.
+    """Estimate the cost of a plan; files are located, not opened.
 
     Args:
-        prepared: of the command line.
-        plan: of it.
-        dtype: of the compute; None: float32.
+        prepared: the prepared command line.
+        plan: its plan.
+        dtype: the compute dtype; None: float32.
 
     Returns:
-        The costs as JSON, with None for what is not known; and their headings and words.
+        The cost as JSON, with None for unknown values; and pairs (heading, words).
     """
     config, found, speed = plan.config, prepared.detected, None
     if (expect := measured("speed")) is not None and found is not None:
@@ -179,7 +179,7 @@ def _costs(
     keep = config.checkpoint.keep + bool(getattr(config.checkpoint, "best", False))
     kept = 0 if config.checkpoint.every == 0 else keep
     one = plan.estimate().checkpoint_bytes
-    at_most = one * (kept + 1) if kept else 0  # a new one is complete before an old one goes
+    at_most = one * (kept + 1) if kept else 0  # an old one is deleted after the new one is complete
     cached = whole * _id_bytes(config) if whole else None
     disk = "no checkpoints"
     if kept:
@@ -203,7 +203,7 @@ def _costs(
 
 
 def spoken(seconds: float) -> str:
-    """Write a time that is known to two digits: 40 seconds, 3.2 minutes, 2.5 hours, 4 days."""
+    """Format a duration to two digits: 40 seconds, 3.2 minutes, 2.5 hours, 4 days."""
     for size, unit in ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes")):
         if (count := seconds / size) >= 1.5:
             return f"{count:.2g} {unit}" if count < 99 else f"{count:,.0f} {unit}"
@@ -211,7 +211,7 @@ def spoken(seconds: float) -> str:
 
 
 def _length(plan: Plan, speed: Any) -> tuple[int | None, float | None]:
-    """Return the steps and seconds of the run, which has steps or minutes."""
+    """Return the steps and the seconds of a run limited by steps or minutes; None if unknown."""
     train = plan.config.train
     clock = None if train.minutes is None else 60 * train.minutes
     if speed is None:
@@ -222,7 +222,7 @@ def _length(plan: Plan, speed: Any) -> tuple[int | None, float | None]:
 
 
 def _tokens(plan: Plan) -> tuple[int | None, bool, str, int | None]:
-    """Count the tokens to train on; return them, whether an earlier run did, words, and all tokens."""
+    """Return the training tokens, whether an earlier run counted them, a text, and all tokens."""
     config, asked = plan.config, plan.sourcing
     try:
         sources = find(config.data.files, lambda text: None) if asked.files else []
@@ -246,5 +246,5 @@ def _id_bytes(config: Config) -> int:
 
 
 def bytes_a_token(vocab: int) -> float:
-    """Estimate the bytes of a token of a byte-level BPE: 3.2 at 4,096 entries, 4.5 at 50,304."""
+    """Estimate the bytes per token of a byte-level BPE: 3.2 at 4,096 entries, 4.5 at 50,304."""
     return max(1.0, 0.35 * math.log2(vocab) - 1.0)

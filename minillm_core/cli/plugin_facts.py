@@ -1,4 +1,4 @@
-"""The answer of ``minillm plugins info``: everything about one plugin; no other is imported."""
+"""The implementation of ``minillm plugins info``: all facts about one plugin; no other is imported."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from minillm_core.text import plain, rounded
 
 
 def answer(name: str, preset: str, *, as_json: bool) -> None:
-    """Show one plugin, and the slots that it takes on a preset."""
+    """Show one plugin, and the slots that it fills on a preset."""
     shown = info(name, planned_on(preset), plugins_of(preset))
     if as_json:
         emit(shown)
@@ -41,14 +41,14 @@ def info(
     planned: Callable[[LoadedPlugin], Plan] | None = None,
     given: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Describe one plugin, as a JSON object.
+    """Return the facts about one plugin as a JSON object.
 
     Args:
         named: its name, or a single file and its class.
-        planned: plans a preset with the plugin, for ``slots`` and ``mesh``: what it fills, and why
-            several processes cannot divide that, by axis, where minillm-mesh is installed. Where planning is refused ``slots`` is empty
-            and ``slots_refused`` has the reason.
-        given: plugin -> options for that plan, as the preset gives them; else the defaults.
+        planned: plans a preset with the plugin, for ``slots`` (the slots it fills) and ``mesh`` (with
+            minillm-mesh installed: axis -> why the plugin cannot be sharded). If planning is refused, ``slots``
+            is empty and ``slots_refused`` has the reason.
+        given: plugin -> options for that plan, as in the preset; else the defaults.
 
     Raises:
         PluginError: unknown, broken, or of another hook API.
@@ -87,12 +87,12 @@ def info(
 
 
 def planned_on(preset: str) -> Callable[[LoadedPlugin], Plan]:
-    """Make a function that plans ``preset`` with one plugin.
+    """Return a function that plans ``preset`` with one plugin.
 
-    Of a preset that names plugins its shape and training are taken.
+    The preset's own plugins are left out.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: an unknown preset.
     """
     config = load(preset=preset, default_preset=lambda: (preset, "asked for")).config
     config = config.model_copy(update={"plugins": {}})
@@ -100,7 +100,7 @@ def planned_on(preset: str) -> Callable[[LoadedPlugin], Plan]:
 
 
 def render_info(shown: dict[str, Any], console: Console) -> None:
-    """Print what :func:`info` gave."""
+    """Print the result of :func:`info`."""
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""``minillm plugins info``: its options. The answer is in plugin_facts.py, which imports the planner."""
+"""``minillm plugins info``: its options. The implementation is in plugin_facts.py, which imports the planner."""
 
 from __future__ import annotations
 

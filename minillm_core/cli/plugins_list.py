@@ -38,20 +38,20 @@ def list_command(
 
 
 def list_plugins() -> list[PluginEntry]:
-    """List every installed plugin by name, then what cannot be read, each with its reason."""
+    """Return every installed plugin by name, then unreadable distributions, each with the reason."""
     return [*installed_plugins(), *unreadable()]
 
 
 def render_list(entries: Iterable[PluginEntry], console: Console, *, verbose: bool = False) -> None:
     """Print a line for each plugin.
 
-    In a pipe or a file, or where a terminal is wide enough, it holds everything; elsewhere plugins
-    stand under their distributions, and summaries are cut.
+    In a pipe or a file, or on a wide terminal, lines are complete; otherwise plugins are grouped by
+    distribution and summaries are cut.
 
     Args:
         entries: the plugins.
-        console: where to.
-        verbose: print everything whatever the width, on several lines where need be.
+        console: where to print.
+        verbose: print everything at any width, on several lines if needed.
     """
     from rich.console import Console
     from rich.table import Table
@@ -82,7 +82,7 @@ def render_list(entries: Iterable[PluginEntry], console: Console, *, verbose: bo
             line = Text(f"  {entry.name:<{wide}}  ")
             words, style = _state(entry)
             if entry.broken:
-                console.print(line.append(words, style))  # whole: somebody has to mend it
+                console.print(line.append(words, style))  # never cut: needed for the fix
                 continue
             if style != "green":
                 line.append(f"{words.partition(': ')[0]}. ", style)
@@ -102,7 +102,7 @@ def _cut(line: Text, console: Console) -> Text:
 def _state(entry: PluginEntry) -> tuple[str, str]:
     """Return the state of a plugin in words, and their style."""
     if entry.broken:
-        where = f" ({entry.file})" if not entry.value else ""  # of a whole distribution
+        where = f" ({entry.file})" if not entry.value else ""  # a whole distribution is unreadable
         return f"broken: {entry.broken}{where}", "red"
     if entry.manifest and (lacking := unmet(entry.manifest.requires)):
         return f"needs {', '.join(lacking)}: {pip_line(*lacking)}", "yellow"

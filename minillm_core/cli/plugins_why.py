@@ -1,4 +1,4 @@
-"""``minillm plugins why``: its options. The answer is in slot_answers.py, which imports the planner."""
+"""``minillm plugins why``: its options. The implementation is in slot_answers.py, which imports the planner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer of ``minillm plugins why``: which plugin fills a slot, why, and what conflicts with it."""
+"""The implementation of ``minillm plugins why``: the plugin in a slot, the reason, and the conflicts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from minillm_core.train.request import RunRequest, prepare
 
 
 def answer(slot: str, asked: RunRequest, *, everything: bool, as_json: bool) -> None:
-    """Show which plugin fills a slot of a run's plan, why, and what conflicts with it."""
+    """Print the plugin that fills a slot of a run's plan, the reason, and the conflicts."""
     prepared = prepare(asked, to_run=False)
     config = prepared.loaded.config
     state, plan, refusal = SlotState.of(config), None, None
@@ -95,7 +95,7 @@ def _render(chosen: Sequence[why.SlotGroup], plugins: Sequence[LoadedPlugin]) ->
 
 
 def show_table(table: Table, console: Console) -> None:
-    """Print it; where it is too wide, an entry on lines of its own, so that no name is cut."""
+    """Print a table; if it is too wide, print each entry on several lines, so that no name is cut."""
     if fits(table, console):
         console.print(table)
         return
@@ -111,7 +111,7 @@ def _place(one: why.SlotGroup) -> str:
 
 
 def _short(one: why.SlotGroup) -> str:
-    """Shorten a slot to its name in builders: attn.qk.norm, model.mlp, model.residual[in][x0]."""
+    """Return a slot's short name as in builders: attn.qk.norm, model.mlp, model.residual[in][x0]."""
     bare = one.slot.replace("layers.*.", "").replace("[*]", "")
     if one.report.kind != "parameter" and bare.startswith("attention."):
         return f"attn.{bare.removeprefix('attention.')}"

@@ -1,4 +1,4 @@
-"""The check of settings: each is known and of its type, and together they are possible."""
+"""Validation of settings: known keys, types and bounds, and combinations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minillm_core.errors import ConfigError
 from minillm_core.text import nearest
 
 SLIP = 2
-"""Letters more or fewer that are a slip of the finger: ``save_steps`` did not mean ``steps``."""
+"""Largest difference in length of a typo: ``save_steps`` is no typo of ``steps``."""
 
 SYNONYMS = {
     "learning_rate": "train.lr",
@@ -49,15 +49,15 @@ ELSEWHERE = {
     "logging": "log.every",
     "batch": "train.rows",
 }
-"""A word of other programs' settings -> what it is here."""
+"""A word in other programs' settings -> its equivalent here."""
 
 
 def refusal(key: str, setting: Setting, plugins: Iterable[str]) -> ConfigError:
-    """Say why ``key`` is refused: with the nearest name, or the plugin that this run does not name.
+    """Return the error for an unknown key, with the nearest name or the plugin that the run lacks.
 
     Args:
-        key: a dotted key that is none of the config's.
-        setting: what was given for it.
+        key: a dotted key that is not in the config.
+        setting: the setting given for it.
         plugins: the plugins of the run.
     """
     section, _, name = key.partition(".")
@@ -84,7 +84,7 @@ def _in_section(section: str, name: str) -> tuple[str, str]:
 
 
 def _in_stranger(section: str, name: str, plugins: Iterable[str]) -> tuple[str, str]:
-    """Refuse a table that is no section and no plugin of this run."""
+    """Return problem and fix for a table that is neither a section nor a plugin of this run."""
     add = f"if '{section}' is a plugin, add --plugins {section}"
     tables = f"the tables are {', '.join(SECTIONS)}"
     meant = nearest(section, [*SECTIONS, *plugins])
@@ -98,17 +98,17 @@ def _in_stranger(section: str, name: str, plugins: Iterable[str]) -> tuple[str, 
 
 
 def _near(name: str, names: Iterable[str]) -> str | None:
-    """Find the name that was meant, if it was a slip of the finger."""
+    """Return the name that was probably meant, if ``name`` looks like a typo."""
     return nearest(name, [one for one in names if abs(len(one) - len(name)) <= SLIP])
 
 
 def _nearest_or(listed: str, name: str, meant: str | None = None) -> str:
-    """Word the fix for an unknown name: the setting that was meant, in any table, or the known ones.
+    """Return the fix for an unknown name: the probable setting, in any table, or the known names.
 
     Args:
         listed: the known names.
         name: the unknown one.
-        meant: the key that it is nearest to, where that is known.
+        meant: the nearest key, where known.
     """
     if (meant := meant or SYNONYMS.get(name)) is None:
         last = _near(name, {key.rpartition(".")[2] for key in FIELDS})
@@ -150,7 +150,7 @@ _WORDS = Words(
 
 
 def expected(key: str) -> str:
-    """Describe the values that a setting takes."""
+    """Describe the values that a setting accepts."""
     return describe(FIELDS[key], _WORDS)
 
 
@@ -160,7 +160,7 @@ def purpose(key: str) -> str:
 
 
 def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str, Any]]) -> Config:
-    """Make the config from its settings, strictly typed.
+    """Return the config of the settings, strictly typed.
 
     Args:
         settings: dotted key of a section or the top level -> its setting; all keys are known.
@@ -194,7 +194,7 @@ def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str
 
 
 def _tuples(key: str, value: Any) -> Any:
-    """Turn a list of TOML's into the schema's tuple, and one text where several may stand."""
+    """Convert a TOML list to the schema's tuple, and a single text to a tuple where several are allowed."""
     annotation = FIELDS[key].annotation
     if typing.get_origin(annotation) is not tuple:
         return value
@@ -204,7 +204,7 @@ def _tuples(key: str, value: Any) -> Any:
 
 
 def check_option(key: str, setting: Setting) -> None:
-    """Refuse a value that no plugin's option can have; its type is checked with the plugin's class.
+    """Refuse a value that is invalid for any plugin option; its type is checked with the plugin's class.
 
     Raises:
         ConfigError: a key of more than two parts, or a number that JSON cannot hold.
@@ -224,14 +224,14 @@ def check_option(key: str, setting: Setting) -> None:
 
 
 MOST = 1 << 40
-"""Tokens of a step; 16 TiB as arrays."""
+"""Largest number of tokens of a step; 16 TiB as arrays."""
 
 
 def check(config: Config, origins: Mapping[str, str]) -> None:
-    """Refuse settings that are each well-typed and together impossible.
+    """Refuse settings that are individually valid and impossible in combination.
 
     Raises:
-        ConfigError: naming the keys concerned, their values and their origins.
+        ConfigError: with the keys concerned, their values and their origins.
     """
     for what, keys, fix in _impossible(config):
         places = []
@@ -242,7 +242,7 @@ def check(config: Config, origins: Mapping[str, str]) -> None:
 
 
 def without_effect(mesh: MeshConfig) -> Iterator[str]:
-    """Yield a line for each setting that says how to divide what is not divided."""
+    """Yield a line for each mesh setting without effect, because its kind of sharding is off."""
     for name, other in (("context_exchange", "context"), ("schedule", "pipeline")):
         value, usual = getattr(mesh, name), MeshConfig.model_fields[name].default
         if value != usual and getattr(mesh, other) == 1:
@@ -250,7 +250,7 @@ def without_effect(mesh: MeshConfig) -> Iterator[str]:
 
 
 def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
-    """Yield each combination that cannot be: what is wrong, the keys concerned, the fix."""
+    """Yield each impossible combination: the problem, the keys concerned, the fix."""
     model, train, held_out = config.model, config.train, config.data.val
     if model.head_dim is None and model.dim % model.heads:
         pairs = 2 * model.heads  # a head holds pairs of features
@@ -339,7 +339,7 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
 
 
 def _impossible_stages(train: TrainConfig) -> Iterator[tuple[str, str, str | None]]:
-    """Yield what is wrong with the stages of a run, in the manner of :func:`_impossible`."""
+    """Yield the problems of a run's stages, in the form of :func:`_impossible`."""
     form, before, steps = "train.stages=[{until=0.25, rows=32}]", 0.0, train.steps or 10**6
     for number, (stage, shape) in enumerate(zip(train.stages, train.shapes, strict=False), 1):
         what, keys = f"stage {number}, which ends at {stage.until:g} of the run,", "train.stages"

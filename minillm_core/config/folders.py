@@ -1,4 +1,4 @@
-"""Where things are kept between runs: tokens, tokenizers, cards; the environment is read here and nowhere else."""
+"""The folders that outlive a run (token cache, tokenizers, cards); the only reader of the environment for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The policy for kernels, ``--kernels``: a word for all ops, and kernels by name for some of them."""
+"""The kernel policy, ``--kernels``: a mode for all ops, and kernels by name for single ops."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from minillm_core.errors import ConfigError
 
 REFERENCE = "reference"
-"""The plain kernels: as a word those of all ops, as ``op=reference`` that of one."""
+"""The reference kernels: of all ops as a mode, of one op as ``op=reference``."""
 
 MODES = ("auto", "strict", REFERENCE)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A mode for all ops, and kernels insisted on by name, whatever the mode says of their ops."""
+    """A mode for all ops, and required kernels by name, which override the mode for their ops."""
 
     mode: str = "auto"
     named: Mapping[str, str] = field(default_factory=dict)  # op -> candidate, or REFERENCE

@@ -1,4 +1,4 @@
-"""Settings become one config: preset < file < ``key=value`` < flag, each value with its origin."""
+"""The merge of all settings into one config: preset < file < ``key=value`` < flag, each value with its origin."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from minillm_core.text import few
 class Loaded:
     """A config with the origin of each of its values.
 
-    ``origins`` has every key of the config (``train.lr``, ``seed``), every plugin
-    (``plugins.NAME``) and every option that was given (``NAME.option``).
+    ``origins`` contains every key of the config (``train.lr``, ``seed``), every plugin
+    (``plugins.NAME``) and every option given (``NAME.option``).
     """
 
     config: Config
     origins: dict[str, str]
-    specs: dict[str, Spec] = field(default_factory=dict)  # plugin -> what to load for it
-    notes: tuple[str, ...] = ()  # for a person: how the values were chosen
-    command: tuple[str, ...] = ()  # as it was typed; empty: none was
+    specs: dict[str, Spec] = field(default_factory=dict)  # plugin -> its name or file
+    notes: tuple[str, ...] = ()  # notes to print: how values were chosen
+    command: tuple[str, ...] = ()  # the command as typed; empty: from Python
 
     @property
     def preset(self) -> str:
@@ -50,7 +50,7 @@ class Loaded:
 
     @property
     def seed(self) -> int:
-        """Of the initial weights and of all randomness but the data's order."""
+        """The seed of the initial weights and of all randomness except the order of the data."""
         return self.config.seed
 
     @property
@@ -60,27 +60,27 @@ class Loaded:
 
     @property
     def train(self) -> schema.TrainConfig:
-        """The optimisation: steps, rows, seq_len, lr, ..."""
+        """The training settings: steps, rows, seq_len, lr, ..."""
         return self.config.train
 
     @property
     def data(self) -> schema.DataConfig:
-        """The text: paths, val, tokenizer, seed."""
+        """The data settings: paths, val, tokenizer, seed."""
         return self.config.data
 
     @property
     def eval(self) -> schema.EvalConfig:
-        """The evaluations on the way: every, tokens, samples, ..."""
+        """The settings of evaluations during training: every, tokens, samples, ..."""
         return self.config.eval
 
     @property
     def checkpoint(self) -> schema.CheckpointConfig:
-        """The checkpoints: every, minutes, keep, best."""
+        """The checkpoint settings: every, minutes, keep, best."""
         return self.config.checkpoint
 
     @property
     def plugins(self) -> Mapping[str, Mapping[str, Any]]:
-        """Plugin -> the options that were given."""
+        """Plugin -> the options given."""
         return self.config.plugins
 
 
@@ -100,19 +100,19 @@ def load(
     """Load the config of a run.
 
     Args:
-        preset: what ``--preset`` named: a preset, or a settings file (``./best.toml``) that names one.
+        preset: the value of ``--preset``: a preset, or a settings file (``./best.toml``) that names one.
         file: the ``-c`` file.
         assignments: ``key=value`` arguments.
-        flags: flag (a key of :data:`FLAGS`) -> its value; None is a flag that was not given.
+        flags: flag (a key of :data:`FLAGS`) -> its value; None: the flag was not given.
         settings: key -> value, from Python: ``{"train.lr": 0.01, "muon.momentum": 0.9}``.
-        plugins: what ``--plugins`` named: ``a,b,-c,./x.py:X``.
-        recorded: all settings of the run that is resumed: they take the preset's place.
-        branch: ``recorded`` is the run that a new one branches from.
+        plugins: the value of ``--plugins``: ``a,b,-c,./x.py:X``.
+        recorded: all settings of the run to resume; they replace the preset.
+        branch: ``recorded`` belongs to the run that a new run branches from.
         initial: the settings of a model directory, above the preset.
-        default_preset: called where no source names a preset; returns one's name and the reason.
+        default_preset: called where no source names a preset; returns its name and the reason.
 
     Raises:
-        ConfigError: anything in it cannot be used: what, where, and what to write instead.
+        ConfigError: an unusable setting; with its place and the fix.
     """
     upper = _upper_layers(file, assignments, flags or {}, settings, preset)
     if (depth := (flags or {}).get("--depth")) is not None:
@@ -141,7 +141,7 @@ def load(
     named = _named(layers)
     specs, named_by = select(named, plugins, goes_on=recorded is not None and not branch)
     without = taken_away(plugins).union(*(layer.without for layer in layers)) - set(specs)
-    if initial is not None:  # options that a model directory gives are for runs with their plugin
+    if initial is not None:  # options in a model directory apply only if the run has their plugin
         for key in [*initial.settings]:
             if key not in schema.FIELDS and key.partition(".")[0] not in specs:
                 del initial.settings[key]
@@ -171,10 +171,10 @@ def load(
 
 
 def given(key: str, **sources: Any) -> Any:
-    """Find the value that any source but the preset gives to ``key``; None: none does.
+    """Return the value of ``key`` from any source except the preset; None if no source sets it.
 
     Args:
-        key: of a setting.
+        key: the key of a setting.
         sources: preset, file, assignments, flags and settings, as :func:`load` takes them.
 
     Raises:
@@ -185,7 +185,7 @@ def given(key: str, **sources: Any) -> Any:
 
 
 def absolute(config: Config) -> Config:
-    """Make the paths of a config absolute, so that a run can be resumed from another folder."""
+    """Return the config with absolute paths, so that a run can be resumed from another folder."""
 
     def seen(path: str | None) -> str | None:
         return str(Path(path).expanduser().absolute()) if path else path
@@ -212,7 +212,7 @@ def _upper_layers(
 
 
 def _is_file(preset: str) -> bool:
-    """Tell a settings file, which stands below that of ``-c``, from the name of a preset."""
+    """Return whether ``--preset`` names a settings file (lower priority than ``-c``), not a preset."""
     return preset.endswith(".toml")
 
 
@@ -224,7 +224,7 @@ def _last(layers: Iterable[Layer], key: str) -> Setting | None:
 def _preset(
     flag: str | None, upper: Sequence[Layer], default: Callable[[], tuple[str, str]]
 ) -> tuple[Setting, list[str]]:
-    """Choose the preset; return its name with its origin, and notes on the choice."""
+    """Return the preset's name with its origin, and notes on the choice."""
     if flag is not None and not _is_file(flag):
         return Setting(flag, "--preset", f"--preset {flag}"), []
     chosen = _last(upper, "preset")
@@ -239,7 +239,7 @@ def _preset(
 
 
 def _same_preset(recorded: Layer, flag: str | None, upper: Sequence[Layer]) -> Setting:
-    """Return the preset of the run that is resumed.
+    """Return the preset of the resumed run.
 
     Raises:
         ConfigError: another preset is given.
@@ -257,7 +257,7 @@ def _same_preset(recorded: Layer, flag: str | None, upper: Sequence[Layer]) -> S
 
 
 def _named(layers: Iterable[Layer]) -> dict[str, Setting]:
-    """Collect the plugins that the layers name; the last layer that names one is its origin."""
+    """Return the plugins that the layers name; a plugin's origin is the last layer that names it."""
     named: dict[str, Setting] = {}
     for layer in layers:
         for name in layer.without:
@@ -271,16 +271,16 @@ def _named(layers: Iterable[Layer]) -> dict[str, Setting]:
 def _merged(
     layers: Iterable[Layer], plugins: set[str], without: set[str]
 ) -> tuple[dict[str, Setting], dict[str, dict[str, Setting]]]:
-    """Merge the layers to the settings of the config, and of each plugin.
+    """Merge the layers into the settings of the config, and of each plugin.
 
     Args:
-        layers: the lowest first.
-        plugins: those of the run.
-        without: the plugins taken away; options that a preset or a file gives them go with them.
+        layers: the layers, lowest priority first.
+        plugins: the plugins of the run.
+        without: the removed plugins; their options in a preset or a file are dropped.
 
     Raises:
-        ConfigError: a key is neither the config's nor an option of a plugin of this run; or one
-            that was taken away is given an option at the same time.
+        ConfigError: a key that is neither in the config nor an option of a plugin of this run; or an
+            option for a plugin removed in the same command.
     """
     settings: dict[str, Setting] = {}
     options: dict[str, dict[str, Setting]] = {}
@@ -305,10 +305,10 @@ def _merged(
 
 
 def _check_depth(depth: Any, layers: Sequence[Layer], preset: Setting) -> None:
-    """Refuse ``--depth`` where nothing follows it, or beyond what a preset says of it.
+    """Refuse ``--depth`` where no setting follows it, or outside the range that the preset defines.
 
     Raises:
-        ConfigError: with the depths that there are.
+        ConfigError: with the valid depths.
     """
     key = FLAGS["--depth"]
     ends = [(one.knots[0][0], one.knots[-1][0]) for one in _follow(layers, key)]
@@ -332,14 +332,14 @@ def _follow(layers: Sequence[Layer], dial: str) -> list[Follows]:
 
 
 def _followed(layers: Sequence[Layer], cleared: Mapping[str, str]) -> list[str]:
-    """Set what follows other settings, in the layer that says so; return a note on what cannot."""
+    """Set the settings that follow other settings, in the declaring layer; return notes on exceptions."""
     notes = []
     for layer in layers:
         for key, one in layer.follow.items():
             dial = _last(layers, one.dial)
             if dial is None or one.dial in cleared:
                 notes.append(f"{key} follows {one.dial}, which is not given, and stays as it is")
-            elif is_number(dial.value):  # another value is refused where all are checked
+            elif is_number(dial.value):  # other values are refused later, in validation
                 layer.settings[key] = one.at(dial.value)
     return notes
 
@@ -348,10 +348,10 @@ _BUDGETS = ("train.steps", "train.minutes")
 
 
 def _budget(layers: Sequence[Layer]) -> tuple[str, dict[str, str]]:
-    """Choose steps or minutes, as the highest layer gives; return it and the origin that cleared the other.
+    """Choose steps or minutes by the highest layer; return the key, and the origin that cleared the other.
 
     Raises:
-        ConfigError: one layer gives both, or none gives one.
+        ConfigError: a layer sets both, or no layer sets either.
     """
     owner: tuple[str, str] | None = None  # key, origin
     seen: set[str] = set()

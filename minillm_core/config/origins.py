@@ -1,6 +1,6 @@
 """The sources of settings, each a flat layer of values with their places.
 
-A layer is one source: a preset, a file, the ``key=value`` arguments, the flags. Keys are dotted:
+A layer holds one source: a preset, a file, the ``key=value`` arguments, or the flags. Keys are dotted:
 ``train.lr`` for a section's, ``seed`` for a top-level one, ``NAME.option`` for a plugin's.
 """
 
@@ -21,7 +21,7 @@ from minillm_core.errors import ConfigError
 
 @dataclass(frozen=True)
 class Setting:
-    """A value, its origin, and the place to show when it is wrong."""
+    """A value, its origin, and the place to show in errors."""
 
     value: Any
     origin: str  # "preset tiny", "run.toml", "command line", "--steps"
@@ -30,15 +30,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Follows:
-    """A setting that follows another one: straight lines between knots, level beyond the first and last."""
+    """A setting computed from another: linear between knots, constant before the first and after the last."""
 
     dial: str  # the setting that it follows
-    knots: tuple[tuple[float, float], ...]  # of the dial, rising, and of the setting
+    knots: tuple[tuple[float, float], ...]  # (value of the dial, ascending; value of the setting)
     origin: str
     where: str
 
     def at(self, dial: float) -> Setting:
-        """Return the setting where the dial has this value; a whole number if it is one at all knots."""
+        """Return the setting at a value of the dial; an integer if the values at all knots are."""
         value = self.knots[-1][1]
         for (x, y), (following, end) in pairwise(self.knots):
             if dial < following:
@@ -54,39 +54,39 @@ class Layer:
     """The settings of one source."""
 
     settings: dict[str, Setting] = field(default_factory=dict)
-    follow: dict[str, Follows] = field(default_factory=dict)  # key -> what it follows
+    follow: dict[str, Follows] = field(default_factory=dict)  # key -> the setting it follows
     named: dict[str, Setting] = field(default_factory=dict)  # plugins that this source names
-    without: set[str] = field(default_factory=set)  # plugins of lower layers that it takes away
-    notes: list[str] = field(default_factory=list)  # for a person to read
-    typed: bool = False  # typed for this run alone: its options cannot be meant for another run
+    without: set[str] = field(default_factory=set)  # plugins of lower layers to remove
+    notes: list[str] = field(default_factory=list)  # notes to print
+    typed: bool = False  # typed for this run: its options must apply to this run
 
     def add(self, key: str, setting: Setting) -> None:
-        """Put one setting in.
+        """Add one setting.
 
         Raises:
-            ConfigError: the same source gave the same key before.
+            ConfigError: the source already sets the key.
         """
         if key in self.settings:
             raise ConfigError(f"{key} is given twice", where=setting.where, fix="keep one of them")
         self.settings[key] = setting
 
     def put(self, key: str, setting: Setting) -> None:
-        """Put one setting in the place of an earlier one, and say so: the last one holds."""
+        """Set or replace a setting, with a note if replaced: the last one wins."""
         if key in self.settings:
             self.notes.append(f"{key} is given twice; the last one holds ({setting.where})")
         self.settings[key] = setting
 
 
 def flatten(document: Mapping[str, Any], *, origin: str, text: str | None = None) -> Layer:
-    """Make the layer of a TOML document.
+    """Return the layer of a TOML document.
 
-    Tables that are no section, not ``plugins`` and not ``by`` are read as a plugin's options; whether
-    a plugin of that name is wanted is checked when all layers are known. ``[by."train.steps"]`` holds
-    what follows that setting: ``"train.cooldown" = [[40, 0.3], [210, 0.4]]``.
+    Tables other than sections, ``plugins`` and ``by`` are read as plugin options; whether the run has
+    such a plugin is checked when all layers are known. ``[by."train.steps"]`` holds the settings that
+    follow train.steps: ``"train.cooldown" = [[40, 0.3], [210, 0.4]]``.
 
     Args:
         document: the parsed document.
-        origin: what to call it.
+        origin: its name in messages.
         text: its source, to name lines in errors.
 
     Raises:
@@ -140,10 +140,10 @@ def _tables(
 
 
 def _check_knots(dial: str, key: str, knots: Any, where: str) -> None:
-    """Refuse what cannot be followed.
+    """Refuse invalid knots.
 
     Raises:
-        ConfigError: no such dial, no pairs of numbers, or dials that do not rise.
+        ConfigError: an unknown dial, entries that are no pairs of numbers, or dial values not ascending.
     """
     if dial not in FIELDS:
         raise ConfigError(
@@ -168,10 +168,10 @@ _KEY = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=")
 
 
 def from_python(settings: Mapping[str, Any]) -> Layer:
-    """Make the layer of settings that a script gives: ``{"train.lr": 0.01}``, ``{"train": {"lr": 0.01}}``.
+    """Return the layer of settings from Python: ``{"train.lr": 0.01}``, ``{"train": {"lr": 0.01}}``.
 
     Raises:
-        ConfigError: a key that is no text, or one that is given twice.
+        ConfigError: a key that is not a string, or is given twice.
     """
     layer = Layer(typed=True)
     for key, value in settings.items():
@@ -192,9 +192,9 @@ def from_python(settings: Mapping[str, Any]) -> Layer:
 
 
 def line_of(text: str, path: tuple[str, ...]) -> int | None:
-    """Find the line, from 1, that sets the dotted ``path`` in TOML source; None where it is not plain.
+    """Return the line, from 1, that sets the dotted ``path`` in TOML source; None where not found.
 
-    The parser gives no positions; this finds keys and headers that stand on lines of their own.
+    The parser reports no positions; this finds keys and headers on lines of their own.
     """
     table: tuple[str, ...] = ()
     for number, line in enumerate(text.splitlines(), start=1):
@@ -225,14 +225,14 @@ FLAGS: Mapping[str, str] = {
     "--deterministic": "deterministic",
     "--kernels": "kernels",
 }
-"""A flag -> the key that it sets."""
+"""Flag -> the key that it sets."""
 
 TOML = "run.toml"
-"""All settings of a run, in its folder."""
+"""The file with all settings of a run, in its folder."""
 
 
 def from_file(path: Path) -> Layer:
-    """Read the layer of a TOML file.
+    """Return the layer of a TOML file.
 
     Raises:
         ConfigError: it cannot be read, is not UTF-8, or is not TOML; with line and column.
@@ -273,12 +273,12 @@ def from_file(path: Path) -> Layer:
     return flatten(document, origin=str(path), text=text)
 
 
-_LARGEST_TEXT = 1 << 22  # bytes of a file that gives a setting
+_LARGEST_TEXT = 1 << 22  # bytes of a file read by key=@FILE
 _ASSIGNED = re.compile(r"\s*([A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*)\s*=(.*)", re.DOTALL)
 
 
 def from_assignments(assignments: Sequence[str]) -> Layer:
-    """Parse the layer of the ``key=value`` arguments; of a key given twice the last value holds.
+    """Return the layer of the ``key=value`` arguments; the last value of a repeated key wins.
 
     The value of ``key=@FILE`` is the text of the file.
 
@@ -312,7 +312,7 @@ def from_assignments(assignments: Sequence[str]) -> Layer:
 
 
 def _file_text(path: str, where: str) -> str:
-    """Read the text that ``key=@FILE`` gives: a run keeps the text, and needs no file afterwards.
+    """Return the text of ``key=@FILE``: a run stores the text and does not need the file afterwards.
 
     Raises:
         ConfigError: it cannot be read, is no text, or is larger than 4 MiB.
@@ -332,7 +332,7 @@ def _file_text(path: str, where: str) -> str:
 
 
 def from_flags(flags: Mapping[str, Any]) -> Layer:
-    """Make the layer of the flags; one that is None, False or an empty list was not given."""
+    """Return the layer of the flags; None, False and empty lists count as not given."""
     layer = Layer()
     for flag, value in flags.items():
         if value is not None and value is not False and value != []:

@@ -1,8 +1,8 @@
 """The presets that come with minillm: TOML files in the folder ``presets`` beside this module.
 
-A shape says how large a model is and how the plain core trains it. A recipe names plugins as well,
-with their options: all that were measured to help together. Its plugins need not be installed for
-it to be named here; a run that lacks them is refused with the pip line.
+A shape sets the size of a model and how the core trains it without plugins. A recipe also names plugins
+with their options: all that were measured to help together. A recipe can be listed without its plugins
+installed; a run that lacks them is refused with the pip line.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from minillm_core.errors import ConfigError
 from minillm_core.text import nearest
 
 DEPTH = "depth"
-"""The preset whose width, rates and length follow the number of layers: what ``--depth`` takes."""
+"""The preset of ``--depth``: its width, learning rates and run length follow the number of layers."""
 SHAPES = ("tiny", "small", "gpt2-124m", "350m", "1b", DEPTH)
 """The presets that name no plugin, by size; all others are recipes."""
 
-_FOLDER = Path(__file__).with_suffix("")  # not read here, and importlib.resources slows --help
+_FOLDER = Path(__file__).with_suffix("")  # not opened: importlib.resources slows --help
 
 
 def preset_names() -> list[str]:
-    """List the names of all presets: shapes by size, then recipes."""
+    """Return the names of all presets: shapes by size, then recipes."""
     return [*SHAPES, *recipe_names()]
 
 
 def recipe_names() -> list[str]:
-    """List the presets that name plugins, sorted; no file is opened."""
+    """Return the presets that name plugins, sorted; no file is opened."""
     return sorted({path.stem for path in _FOLDER.glob("*.toml")} - set(SHAPES))
 
 
 def plugins_of(name: str) -> Mapping[str, Mapping[str, Any]]:
-    """Map the plugins of a preset, sorted, to the options that it gives them; a shape has none."""
+    """Return plugin -> options of a preset, sorted; empty for a shape."""
     return dict(sorted(read_preset(name, origin=f"preset {name}").get("plugins", {}).items()))
 
 
@@ -43,10 +43,10 @@ def read_preset(name: str, *, origin: str) -> dict[str, Any]:
 
     Args:
         name: the preset's name.
-        origin: the source that names it, for the message.
+        origin: the source that names it, for errors.
 
     Raises:
-        ConfigError: there is no such preset.
+        ConfigError: an unknown preset.
     """
     names = preset_names()
     if name not in names:

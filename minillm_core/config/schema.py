@@ -1,7 +1,7 @@
 """The settings of a run and their meaning, for validation, help and docs.
 
-Defaults that depend on the model's size are not here but in ``presets/*.toml``; a field without a
-default is one that every preset must state.
+Defaults that depend on the model's size are in ``presets/*.toml``; every preset must set the fields
+without a default.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class ModelConfig(Section):
 class Shape(NamedTuple):
     """The sizes of a step's batch."""
 
-    rows: int  # of a micro-batch
-    accumulate: int  # micro-batches
+    rows: int  # rows of a micro-batch
+    accumulate: int  # micro-batches of a step (gradient accumulation)
     seq_len: int
 
     @property
     def tokens(self) -> int:
-        """Of the whole step, on one device."""
+        """The tokens of the whole step, on one device."""
         return self.rows * self.accumulate * self.seq_len
 
 
@@ -123,9 +123,9 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
 def weighted_path(text: str) -> tuple[str, float | None]:
-    """Read ``PATH`` or ``PATH:WEIGHT``: what follows the last colon is a weight if it is a number.
+    """Parse ``PATH`` or ``PATH:WEIGHT``: the text after the last colon is a weight if it is a number.
 
-    A path that ends so itself is written with a weight: ``a:1:0.5`` is the file ``a:1``.
+    A path that ends in a colon and a number needs a weight: ``a:1:0.5`` is the file ``a:1``.
     """
     path, colon, last = text.rpartition(":")
     return (path, float(last)) if colon and _NUMBER.fullmatch(last) else (text, None)
@@ -160,7 +160,7 @@ class DataConfig(Section):
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The weights of the paths; empty without weights, where documents of all are shuffled together."""
+        """The weights of the paths; empty if unset: the documents of all paths are then shuffled together."""
         found = (weighted_path(one)[1] for one in self.paths)
         return tuple(one for one in found if one is not None)
 

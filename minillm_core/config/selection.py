@@ -1,4 +1,4 @@
-"""The selection of a run's plugins: ``--plugins`` adds to those of the preset and file, or takes away."""
+"""The selection of a run's plugins: ``--plugins`` adds to those of the preset and file, or removes them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _FILE = re.compile(r"(?P<file>.+\.py):(?P<attribute>[A-Za-z_]\w*)")
 
 @dataclass(frozen=True)
 class FileSpec:
-    """A single-file plugin: a file of code, which runs when it is loaded, and the class in it.
+    """A single-file plugin: a Python file, executed when loaded, and the class in it.
 
-    Only :func:`spec_of` makes one, of text that a person typed. Text that was read from a file of
-    a run stays text, which names an installed plugin and nothing else: no record can name code.
+    Only :func:`spec_of` creates one, from text that a person typed. Text read from the files of a run
+    stays a string, which can only name an installed plugin: a run's record cannot make code run.
     """
 
     file: str
@@ -31,7 +31,7 @@ class FileSpec:
 
     @property
     def name(self) -> str:
-        """The plugin's name: that of the file."""
+        """The plugin's name: the file's name without ``.py``."""
         return PurePath(self.file).stem
 
     def __str__(self) -> str:
@@ -39,11 +39,11 @@ class FileSpec:
 
 
 Spec = str | FileSpec
-"""What to load for a plugin: the name of an installed one, or a file."""
+"""The specification of a plugin: the name of an installed one, or a file."""
 
 
 def spec_of(text: str, *, where: str) -> Spec:
-    """Parse a plugin as a person types it: ``muon`` is a name, ``./my_trick.py:MyTrick`` a file.
+    """Parse a typed plugin: ``muon`` is a name, ``./my_trick.py:MyTrick`` a file and its class.
 
     Raises:
         ConfigError: it is neither a name nor a file with a class, or its name is reserved.
@@ -82,7 +82,7 @@ def check_name(name: str, *, where: str) -> None:
     """Refuse a string that cannot be a plugin's name.
 
     Raises:
-        ConfigError: the name is malformed, or a table of the config has it.
+        ConfigError: the name is malformed, or is a table of the config.
     """
     if not name.isidentifier():
         what = (
@@ -100,7 +100,7 @@ def check_name(name: str, *, where: str) -> None:
 
 
 def added(argument: str | None, *, flag: str = "--plugins") -> dict[str, Spec]:
-    """Map the names that the argument adds to their specs; for a resumed run, plugins named again.
+    """Return name -> spec of the plugins that the argument adds; for a resumed run, the plugins named again.
 
     Raises:
         ConfigError: a malformed or reserved name.
@@ -116,7 +116,7 @@ def _added(argument: str | None, where: str) -> Iterator[tuple[str, Spec]]:
 
 
 def taken_away(argument: str | None) -> set[str]:
-    """Return the names that the argument takes away."""
+    """Return the names that the argument removes."""
     return {item[1:] for item in _items(argument) if item.startswith("-")}
 
 
@@ -131,16 +131,16 @@ def select(
 
     Args:
         named: the plugins that the preset and the file name.
-        argument: ``a,b,-c,./x.py:X``: adds a, b and x, takes away c; empty or None changes nothing.
-        goes_on: they are those of a resumed run: plugins that it started without may be taken
-            away again, so that the command that started it can be repeated.
+        argument: ``a,b,-c,./x.py:X``: adds a, b and x, removes c; empty or None changes nothing.
+        goes_on: the run is resumed: plugins that it started without may be removed again, so that the
+            command that started it can be repeated.
 
     Returns:
         name -> spec, and name -> origin, both sorted by name: the order of naming never matters.
 
     Raises:
-        ConfigError: a malformed or reserved name, one named twice, one both added and taken
-            away, or one taken away that is not named.
+        ConfigError: a malformed or reserved name, a plugin named twice, both added and removed, or
+            removed without being named.
     """
     origins = {name: setting.origin for name, setting in named.items()}
     specs: dict[str, Spec] = {name: name for name in named}

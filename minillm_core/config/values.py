@@ -1,4 +1,4 @@
-"""Values of settings and of plugins' options: read from text, shown and described by the same rules."""
+"""Values of settings and of plugin options: parsed from text, shown and described by the same rules."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from pydantic.fields import FieldInfo
 from minillm_core.text import plain
 
 LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
-"""The bounds that a value may have, by pydantic's names."""
+"""The supported bounds of a value, by pydantic's names."""
 
 
 def read_value(text: str) -> Any:
-    """Return the value of a ``key=value``: as TOML, or else the text itself.
+    """Parse the value of a ``key=value`` as TOML; return the text itself if it is not TOML.
 
-    Dates stay text: no setting is one, and a path may look like one.
+    Dates stay text: no setting is a date, and a path may look like one.
     """
     try:
         document = tomllib.loads(f"value = {text}")
@@ -41,7 +41,7 @@ def read_value(text: str) -> Any:
 
 
 def show(value: Any) -> str:
-    """Return a value as it is typed in TOML, cut to one short line."""
+    """Return a value as typed in TOML, cut to one short line."""
     if isinstance(value, bool):
         shown = str(value).lower()
     elif isinstance(value, list | tuple):
@@ -57,12 +57,12 @@ def show(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Tell a finite number from everything else, true and false too."""
+    """Return whether a value is a finite number; booleans are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def is_finite(value: Any) -> bool:
-    """Return whether no number in a value is a NaN or an infinity."""
+    """Return whether a value contains no NaN and no infinity."""
     if isinstance(value, list | tuple):
         return all(map(is_finite, value))
     if isinstance(value, Mapping):
@@ -72,13 +72,13 @@ def is_finite(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Words:
-    """The words in which types and bounds are described.
+    """The words that describe types and bounds.
 
     Attributes:
         kinds: type -> its name; an empty name is left out of a union.
-        choices: names the values of a Literal.
-        items: names a list by the names of its items, and whether it may have any number of them.
-        bounded: adds bounds, by the names in :data:`LIMITS`, to the name of a type.
+        choices: function that names the values of a Literal.
+        items: function that names a list, from the names of its items and whether its length is free.
+        bounded: function that adds bounds, by the names in :data:`LIMITS`, to the name of a type.
     """
 
     kinds: Mapping[Any, str]
@@ -88,12 +88,12 @@ class Words:
 
 
 def describe(field: FieldInfo, words: Words) -> str:
-    """Describe the values that a setting or an option takes."""
+    """Describe the values that a setting or an option accepts."""
     return words.bounded(_kind(field.annotation, words), limits(field.metadata))
 
 
 def limits(metadata: Iterable[Any]) -> dict[str, Any]:
-    """Collect the bounds of a field, by the names in :data:`LIMITS`, from what pydantic keeps of it."""
+    """Return the bounds of a field, by the names in :data:`LIMITS`, from pydantic's metadata."""
     found: dict[str, Any] = {}
     for item in metadata:
         if isinstance(item, GroupedMetadata | FieldInfo):

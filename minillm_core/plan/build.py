@@ -1,4 +1,4 @@
-"""config + plugins -> Plan: every hook is called once, a conflict is an error, nothing is computed."""
+"""config + plugins -> Plan: every hook is called once, a conflict is an error, no arrays are computed."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def build_plan(
     plugins: Manager | Iterable[LoadedPlugin] | None = None,
     state: SlotState | None = None,
 ) -> Plan:
-    """Resolve a run: call every plugin's hooks, and compute nothing.
+    """Build the plan of a run by calling every plugin's hooks, without computing arrays (a dry run).
 
     Args:
-        config: the settings, as :func:`minillm_core.load` gives them.
-        plugins: the active ones; None: those that the settings name are imported.
-        state: empty slots; where planning is refused they keep what was put there until then.
+        config: the settings, as :func:`minillm_core.load` returns them.
+        plugins: the active plugins; None: the plugins that the settings name are imported.
+        state: empty slots; if planning is refused, they keep the entries made until then.
 
     Raises:
-        PlanError: slots that conflict, shapes that cannot be built, a plugin that put nothing in.
+        PlanError: slots that conflict, shapes that cannot be built, a plugin that adds nothing.
         PluginCodeError: a plugin's own code raised.
     """
     settings = None
@@ -73,7 +73,7 @@ def build_plan(
         plugins = load(settings.specs, config.plugins) if plugins is None else plugins
     manager = plugins if isinstance(plugins, Manager) else Manager(plugins or ())
     state = state or SlotState.of(config)
-    # plugins with an option ``layers``, which chooses those that they go into
+    # plugins with an option ``layers``, which selects the layers they change
     layered = ((p.name, dict(p.plugin).get("layers")) for p in manager.plugins)
     state.layered |= {name for name, layers in layered if isinstance(layers, Layers)}
     values, data, kernels = state.values, state.data, state.kernels
@@ -192,7 +192,7 @@ def _block(slots: builders.AttentionSlots, model: builders.ModelSlots) -> BlockS
 
 
 def _no_input(site: SiteSpec, by: Node | Omitted, layer: int) -> PlanError:
-    """Refuse an input of a part that a plugin leaves out or replaces."""
+    """Return the error for an input of a part that a plugin leaves out or replaces."""
     (who, *_) = (*(owner for _, owner, _ in site.terms), *(one.owner for one in site.computed))
     part = "mlp" if site.name.endswith(".mlp") else "attention"
     return PlanError(
@@ -204,7 +204,7 @@ def _no_input(site: SiteSpec, by: Node | Omitted, layer: int) -> PlanError:
 
 
 def _taps(at: str, attention: Any, model: builders.ModelSlots) -> tuple[str, ...]:
-    """List what is read of a block further on; refuse arrays of an attention that has none."""
+    """Return the places of a block that are tapped; refuse taps of an attention without these arrays."""
     taps = tuple(sorted(s.removeprefix(f"{at}.") for s in model.taps if s.startswith(f"{at}.")))
     inner = [tap for tap in taps if tap.startswith("attention.")]
     if inner and isinstance(attention, (Node, Omitted)):
@@ -220,10 +220,10 @@ def _taps(at: str, attention: Any, model: builders.ModelSlots) -> tuple[str, ...
 
 
 def _check_replaced(state: SlotState, manager: Manager) -> None:
-    """Check the plugins with slots of an attention that another replaces or leaves out.
+    """Check the plugins with slots of an attention that another plugin replaces or leaves out.
 
-    One that is in other layers as well is in those alone, and a note names it where the attention
-    is replaced; one that lists the layer, or has no other, is refused.
+    A plugin that is also in other layers stays in those, with a note where the attention is replaced;
+    a plugin that lists the layer by index, or is in no other layer, is refused.
     """
     claims = [state.model.sublayer["attention", one.layer].resolve() for one in state.attention]
     pairs = list(zip(state.attention, claims, strict=True))
@@ -250,7 +250,7 @@ def _check_replaced(state: SlotState, manager: Manager) -> None:
             ).concerning(*where, plugins=(by.owner, alone[0]))
         if others and isinstance(by, Node):
             skipped.setdefault((by.owner, tuple(others)), []).append(slots.layer)
-        for one in gone:  # inputs that nothing reads; what else there is, nothing resolves
+        for one in gone:  # unread inputs; the other slots are never resolved
             if isinstance(one, Terms) and one.shared:
                 one.held = {key: its for key, its in one.held.items() if its[0] == by.owner}
     for (owner, others), layers in skipped.items():
@@ -263,7 +263,7 @@ def _check_replaced(state: SlotState, manager: Manager) -> None:
 def _inside(
     slots: builders.AttentionSlots, by: Node | Omitted | None, state: SlotState
 ) -> list[Slot]:
-    """List the slots of a layer's attention that are gone where a plugin replaces it or leaves it out."""
+    """Return the slots of a layer's attention that disappear if a plugin replaces it or leaves it out."""
     parts = INPUTS[1 if isinstance(by, Node) else 0 : -1]  # a plugin's own attention has an input
     inputs = [state.model.inputs[f"layers.{slots.layer}.{part}"] for part in parts]
     kept = [getattr(slots, name) for name in masks_of(by)]
@@ -271,7 +271,7 @@ def _inside(
 
 
 def _done_to(by: Node | Omitted) -> str:
-    """Word what a plugin does to an attention."""
+    """Return a plugin's change of an attention in words."""
     return "leaves out" if isinstance(by, Omitted) else "replaces"
 
 
@@ -307,7 +307,7 @@ def _check_absent(owner: str, place: str, at: str, site: str, model: builders.Mo
 
 
 def _check_shapes(shaping: Shaping, packer: Function | None, spec: DecoderSpec) -> None:
-    """Refuse rows of several lengths where a packer, or a target that looks ahead, cannot have them."""
+    """Refuse rows of several lengths where a packer, or a target with an offset, does not support them."""
     lengths, who = {shape.seq_len for shape in shaping.shapes}, shaping.choose.owner
     if len(lengths) > 1 and packer and not resolve(packer.reference).any_capacity:
         raise PlanError(
@@ -326,7 +326,7 @@ def _check_shapes(shaping: Shaping, packer: Function | None, spec: DecoderSpec) 
 
 
 def _by_the_clock(who: str, what: str) -> PlanError:
-    """Make the error of a run whose number of steps must be known."""
+    """Return the error for a run limited by minutes whose number of steps must be known."""
     return PlanError(
         f"{what}, which a run by the clock does not know: batches are made ahead of training",
         where="train.minutes",
@@ -335,7 +335,7 @@ def _by_the_clock(who: str, what: str) -> PlanError:
 
 
 def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> None:
-    """Refuse what an ``on_batch`` cannot have, and a declared field that none writes."""
+    """Refuse arguments that an ``on_batch`` cannot receive, and a declared field that no hook writes."""
     batchers = {plugin.name for plugin in manager.implementing("on_batch")}
     for one in manager.implementing("on_batch"):
         taken = inspect.signature(one.plugin.on_batch).parameters  # type: ignore[attr-defined]
@@ -362,7 +362,7 @@ def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> N
 
 
 def _coded(sourcing: Sourcing, manager: Manager) -> Sourcing:
-    """Note the code of a source of documents: the version of its distribution, its file's sha256."""
+    """Return the sourcing with the source's code: its distribution's version and its file's sha256."""
     if sourcing.source is None:
         return sourcing
     (owner,) = (one for one in manager.plugins if one.name == sourcing.source.owner)
@@ -371,7 +371,7 @@ def _coded(sourcing: Sourcing, manager: Manager) -> Sourcing:
 
 
 def _check_terms(model: Any, spec: DecoderSpec) -> None:
-    """Refuse a term of the loss that no node emits, and parameters that no gradient reaches."""
+    """Refuse a loss term that no node emits, and parameters that receive no gradient."""
     for part in filter(None, (model.rows, model.weights)):
         if any(declared(part, Param)):
             what = f"plugin '{part.owner}': a parameter of {type(part).__name__} gets no gradient"
@@ -388,7 +388,7 @@ def _check_terms(model: Any, spec: DecoderSpec) -> None:
 
 
 def build_nodes_once(spec: DecoderSpec, table: SlotTable, manager: Manager) -> None:
-    """Construct each node under its plugin's name, so that whatever raises there is the plugin's.
+    """Construct each node once, so that errors of its constructor are attributed to its plugin.
 
     Claimed rotary frequencies are computed as well.
 
@@ -403,7 +403,7 @@ def build_nodes_once(spec: DecoderSpec, table: SlotTable, manager: Manager) -> N
             node.make(geometry)
     for attention in spec.attentions.values():
         rope = attention.rope
-        unscaled = replace(rope, scaling=None)  # scaling is not to blame for these
+        unscaled = replace(rope, scaling=None)  # its errors belong to another plugin
         for claim, part in ((rope.frequencies, unscaled), (rope.scaling, rope)):
             if claim is not None:
                 with plugins[claim.owner].contain("attn.rope"):
@@ -412,15 +412,15 @@ def build_nodes_once(spec: DecoderSpec, table: SlotTable, manager: Manager) -> N
 
 
 def check_reads(spec: DecoderSpec, table: SlotTable, known: set[str]) -> None:
-    """Follow the computation from the batch to the loss.
+    """Check, from the batch to the loss, that every value is defined before a node reads it.
 
     Args:
         spec: the model.
         table: its slots.
-        known: batch fields and schedule values; what streams and taps bring is added.
+        known: batch fields and schedule values; streams and taps are added.
 
     Raises:
-        PlanError: a name is read that nothing provides there, or has two meanings.
+        PlanError: a name that is not defined where it is read, or that has two meanings.
     """
     _check_held(table, EMBED, known)
     known.add("x0")
@@ -447,7 +447,7 @@ def check_reads(spec: DecoderSpec, table: SlotTable, known: set[str]) -> None:
 
 
 def _check_streams(streams: Iterable[Node], known: set[str]) -> None:
-    """Check streams, each behind those that it reads; their names are known from there on."""
+    """Check streams, each after the streams that it reads, and add their names to ``known``."""
     for node in streams:
         _check_node(node, known)
         if node.name in known:
@@ -460,7 +460,7 @@ def _check_streams(streams: Iterable[Node], known: set[str]) -> None:
 
 
 def _referred(table: SlotTable, known: set[str]) -> set[str]:
-    """List the fields of reference models, which the loss alone can read."""
+    """Return the fields of reference models, which only the loss can read."""
     held = {one.value.name: one for _, one in table.held(LOSS) if isinstance(one.value, Reference)}
     for name in held.keys() & known:
         raise PlanError(
@@ -472,7 +472,7 @@ def _referred(table: SlotTable, known: set[str]) -> set[str]:
 
 
 def _check_held(table: SlotTable, order: float, known: set[str]) -> None:
-    """Check all that is computed at one time."""
+    """Check all nodes computed at one position of a step."""
     held = list(table.held(order))
     for _, holder in held:
         if holder.node is not None:
@@ -488,10 +488,10 @@ def _check_held(table: SlotTable, order: float, known: set[str]) -> None:
 
 
 def _check_node(node: Node, known: set[str]) -> None:
-    """Check what a node's ``forward`` reads beside what its slot gives.
+    """Check the values that a node's ``forward`` reads beyond the slot's own arguments.
 
     Raises:
-        PlanError: nothing provides one of them; it says what there is, and where it is read.
+        PlanError: an undefined value; with the defined names and the reader's place.
     """
     for name in node.external:
         if name in known:
@@ -508,7 +508,7 @@ def _check_node(node: Node, known: set[str]) -> None:
 
 
 def _parameters_of(model: Any, fields: Collection[str]) -> dict[str, builders.ParamInfo]:
-    """Collect the parameters of an outline by name, with the initial values of their modules."""
+    """Return the parameters of an outlined model by name, with the initial values of their modules."""
     for name, field in model.lookups.items():
         if field not in fields:
             raise PlanError(
@@ -539,11 +539,11 @@ def _started(
     """Return the parameters whose initial values plugins claim, with those values.
 
     Args:
-        parameters: all of the model.
+        parameters: all parameters of the model.
         inits: parameter -> (owner, initialiser).
 
     Raises:
-        PlanError: a claim on what is no parameter.
+        PlanError: a claim on an unknown parameter.
     """
     for name, (owner, _) in inits.items():
         if name not in parameters:
@@ -561,10 +561,10 @@ def _started(
 def _led(
     groups: Iterable[Group], model: Any, inits: Mapping[str, tuple[str, Init]]
 ) -> Iterator[tuple[str, tuple[str, Init]]]:
-    """Give parameters that follow another its initial values: parameter -> (owner, initialiser).
+    """Yield parameter -> (owner, initialiser) of the leader for each parameter that follows one.
 
     Raises:
-        PlanError: a plugin claims others for one of them.
+        PlanError: a plugin claims other initial values for a follower.
     """
     drawn = {name: param.init for name, _, _, param in declared(model, Param)}
     drawn |= {name: init for name, (_, init) in inits.items()}
@@ -583,7 +583,7 @@ def _led(
 
 
 def _check_loop(model: Any, loop: Loop | None) -> None:
-    """Refuse blocks that run several times and emit what the loss or State takes once."""
+    """Refuse looped blocks that emit terms or State updates, which exist once per step."""
     if loop is None:
         return
     for block in model.layers[loop.first : loop.last + 1]:
@@ -598,10 +598,10 @@ def _check_loop(model: Any, loop: Loop | None) -> None:
 
 
 def owners_of(model: Any) -> dict[str, str]:
-    """Map the path of each module of a plugin, parts included, to the plugin."""
+    """Return path -> plugin for each module that a plugin declares, submodules included."""
     owners: dict[str, str] = {}
     for path, module in named_modules(model):
-        around = path  # of a list or dict of modules, no module stands at the path itself
+        around = path  # a list or dict of modules has no module at its own path
         while around and around not in owners:
             around = around.rpartition(".")[0]
         if owner := getattr(module, "owner", None) or owners.get(around):
@@ -616,13 +616,13 @@ def _planned(
     table: SlotTable,
     over: Collection[str],
 ) -> PlannedPlugin:
-    """Record a plugin with the evidence that a run must show: minillm_core.train.evidence looks for it.
+    """Return the record of a plugin with the evidence that a run must show (minillm_core.train.evidence).
 
-    Numbers are evidence of a plugin that put nothing else in: they are true once planned.
-    ``over``: the plugins whose claims of parameters outranked its own.
+    For a plugin that sets only numbers, these are the evidence: they hold once planned.
+    ``over``: the plugins whose claims on parameters outranked its own.
 
     Raises:
-        PlanError: it put nothing into the plan.
+        PlanError: it adds nothing to the plan.
     """
     name, named = plugin.name, plugin.name if plugin.distribution else plugin.source
     keys = [f"node:{path}" for path, m in named_modules(model) if getattr(m, "owner", None) == name]
@@ -641,7 +641,7 @@ def _planned(
 
 
 def _digests(manager: Manager, *parts: Any) -> dict[str, str]:
-    """Compute the sha256 of every file outside the core that parts of the plan refer to."""
+    """Return module -> sha256 of its file, for every module outside the core that the plan refers to."""
     found = {plugin.name: plugin.digest for plugin in manager.plugins}
     for module in set(_REFERENCE.findall(json.dumps(as_json(parts), ensure_ascii=False))):
         file = getattr(sys.modules.get(module), "__file__", None)
@@ -651,9 +651,9 @@ def _digests(manager: Manager, *parts: Any) -> dict[str, str]:
 
 
 def _export(manager: Manager, table: SlotTable, training_alone: Collection[str]) -> Export:
-    """Find the layout that fits; plugins that leave the model's function alone do not count.
+    """Return the export layout that fits; plugins that do not change the model's function do not count.
 
-    The plain model's, llama, is what others add to: beside them it says that nothing is in the way.
+    Other layouts extend the core's llama: a plugin that declares llama is compatible with any of them.
     """
     for_loss = {f"model.streams[{path.partition('.')[2]}]" for path in training_alone}
     inside = {one.owner for one in table.placements() if one.shapes and one.slot not in for_loss}

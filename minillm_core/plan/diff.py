@@ -1,4 +1,4 @@
-"""What differs between two plans: for ``minillm plan --diff``, and in words for a resumed run."""
+"""The differences between two plans: for ``minillm plan --diff``, and in words for a resumed run."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from minillm_core.plan.slots import fold, ranges, taken
 from minillm_core.text import plain, rounded
 
 ABSENT = "(none)"
-"""Stands for what one of two plans does not have."""
+"""Marks a value that one of two plans lacks."""
 
 Pair = tuple[Any, ...]
-"""What the one plan and the other hold."""
+"""The values in the first and the second plan."""
 
 
 def difference(first: Plan, second: Plan) -> dict[str, Any]:
-    """Compare two plans side by side, pairs of what the one and the other hold; JSON by ``as_json``.
+    """Compare two plans side by side, as pairs (first, second); JSON by ``as_json``.
 
     Returns:
-        plan_hash; plugins: their names; slots: of each plan the slots taken in it alone; export;
-        totals: parameters, FLOP/token, bytes; and of what differs alone, by name: parts of the model
-        (parameters, FLOPs a token), memory, rules (arrays, parameters), schedules as JSON, and data:
-        path -> what the two plans' data hold there.
+        plan_hash; plugins: their names; slots: per plan the slots taken only there; export; totals:
+        parameters, FLOP/token, bytes. Differing entries only, by name: parts of the model (parameters,
+        FLOPs per token), memory, rules (arrays, parameters), schedules as JSON, and data: path -> the
+        values in the two plans' data.
     """
     plans = (first, second)
     costs = [plan.estimate() for plan in plans]
@@ -56,15 +56,15 @@ def difference(first: Plan, second: Plan) -> dict[str, Any]:
 
 
 def differences(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Pair]:
-    """Map each path where two plans' :meth:`Plan.data` differ to the two values.
+    """Return path -> the two values, for each path where two plans' :meth:`Plan.data` differ.
 
-    Groups of the optimizer are compared parameter by parameter; what one plan lacks is ABSENT.
+    Parameter groups are compared parameter by parameter; a missing value is ABSENT.
     """
     return dict(_compare("", _by_parameter(first), _by_parameter(second)))
 
 
 def in_words(found: Mapping[str, Pair]) -> tuple[str, ...]:
-    """Write a line for each difference, layers that are alike folded: ``train.steps: 360 -> 720``."""
+    """Return a line per difference, equal layers merged: ``train.steps: 360 -> 720``."""
     lines = []
     folded = fold((path, _shown(*pair)) for path, pair in found.items())
     for pattern, (old, new), layers in folded:
@@ -74,7 +74,7 @@ def in_words(found: Mapping[str, Pair]) -> tuple[str, ...]:
 
 
 def render_diff(first: Plan, second: Plan, console: Console) -> None:
-    """Print what differs between two plans."""
+    """Print the differences between two plans."""
     found = difference(first, second)
     if first.hash == second.hash:
         console.print(Text(f"the same plan: {first.hash[:12]}"))
@@ -114,7 +114,7 @@ def _figures(found: Mapping[str, Any]) -> Table:
 
 
 def _rest(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """List the differences that no table shows: settings, schedules, options."""
+    """Return the differences that no table shows: settings, schedules, options."""
     said = ("model.spec", "model.parameters", "model.inits", "optimizer", "versions", "digests")
     rest = {
         path: pair
@@ -133,7 +133,7 @@ def _change(old: float, new: float) -> str:
 
 
 def _shown(*pair: Any) -> tuple[str, ...]:
-    """Write both values, at all their digits where they would look alike without."""
+    """Return both values as text, with all digits where they would otherwise look equal."""
     exact = [value if value is ABSENT else json.dumps(value) for value in pair]
     shown = [plain(rounded(text), 60) for text in exact]
     return tuple(shown if shown[0] != shown[1] else (plain(text, 60) for text in exact))
@@ -147,7 +147,7 @@ def _unlike(first: Mapping[str, Any], second: Mapping[str, Any], missing: Any) -
 
 
 def _compare(path: str, old: Any, new: Any) -> Iterator[tuple[str, Pair]]:
-    """Yield (dotted path, the two values), as deep as both sides go."""
+    """Yield (dotted path, the two values), as deep as both sides are nested."""
     lists = isinstance(old, (list, tuple)) and isinstance(new, (list, tuple))
     if lists and len(old) == len(new):
         old, new = ({str(i): item for i, item in enumerate(side)} for side in (old, new))
@@ -160,7 +160,7 @@ def _compare(path: str, old: Any, new: Any) -> Iterator[tuple[str, Pair]]:
 
 
 def _by_parameter(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the optimizer's groups of a plan's data as parameter -> rule and factors."""
+    """Return the parameter groups of a plan's data as parameter -> rule and factors."""
     optimizer = dict(data["optimizer"])
     members = {
         member["name"]: {"rule": group["rule"], **{k: v for k, v in member.items() if k != "name"}}

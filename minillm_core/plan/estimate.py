@@ -1,8 +1,8 @@
-"""What a plan costs: parameters, FLOPs and bytes, part by part, from declarations alone.
+"""The cost of a plan: parameters, FLOPs and bytes, part by part, from declarations only.
 
-FLOPs are the model's, forward and backward: 6 for every multiplied parameter and token (4 where it
-is frozen and has no gradient of its own), and 12 T H D a layer for attention over T keys, whether or not a kernel skips what the causal mask
-hides. Recomputation is not counted. MFU = tokens/s x flops_per_token / peak.
+FLOPs are the model's, forward and backward: 6 per multiplied parameter and token (4 where the parameter is
+frozen and has no gradient), and 12 T H D per layer for attention over T keys, whether or not a kernel skips
+the keys hidden by the causal mask. Recomputation is not counted. MFU = tokens/s x flops_per_token / peak.
 """
 
 from __future__ import annotations
@@ -27,90 +27,90 @@ MASTER = 4  # float32
 
 CORE = ("embedding", "attention.q", "attention.k", "attention.v", "attention.o")
 CORE += ("attention.scores", "mlp", "norms", "head")
-"""The core's parts, in the order of the computation."""
+"""The core's parts of the model, in the order of computation."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One part of the model: one of the core's, or everything that a plugin's modules declare."""
+    """One part of the model: a part of the core, or all modules of a plugin."""
 
     name: str
-    parameters: int  # numbers in it, frozen ones among them
-    multiplied: int  # those that a token is multiplied with; a tied head's stand under head
-    flops: int  # a token, forward and backward
+    parameters: int  # number of parameters, frozen ones included
+    multiplied: int  # parameters that a token is multiplied with; a tied head's count under head
+    flops: int  # per token, forward and backward
 
 
 @dataclass(frozen=True)
 class RuleCost:
-    """What one update rule looks after."""
+    """The arrays and parameters that one update rule updates."""
 
     name: str
     arrays: int
-    parameters: int  # numbers in them
+    parameters: int  # number of elements
     state_bytes: int
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Cost of a plan on one device, in compute dtype ``dtype``."""
+    """The cost of a plan on one device, in compute dtype ``dtype``."""
 
     dtype: str
     parts: tuple[Part, ...]
     rules: tuple[RuleCost, ...]
     memory: Mapping[str, int]  # weights, master weights, gradients, ... -> bytes
     tokens_per_step: int
-    uncounted: tuple[str, ...] = ()  # what plugins compute in ways that cannot be read off
-    frozen: int = 0  # numbers that keep their values
-    # parts -> share of its FLOPs that is spent at supervised tokens alone
+    uncounted: tuple[str, ...] = ()  # plugin computations that cannot be counted
+    frozen: int = 0  # number of frozen parameters
+    # part -> share of its FLOPs spent only at supervised tokens
     gathered: Mapping[str, float] = field(default_factory=dict)
-    # tables that are updated by rows -> (rows that a step sees at most, rows)
+    # table updated by rows -> (most rows in a step, all rows)
     tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    pending: int = 0  # bytes in a checkpoint by which those tables differ from what is up to date
-    viewed: int = 0  # bytes in a checkpoint of what is evaluated in the place of parameters
+    pending: int = 0  # checkpoint bytes of the pending updates of those tables
+    viewed: int = 0  # checkpoint bytes of views (``optimizer.view``)
     scores: Mapping[int, int] = field(default_factory=dict)  # layer -> FLOPs of attention.scores
 
     @property
     def parameters(self) -> int:
-        """Numbers of the model, frozen ones among them."""
+        """The number of the model's parameters, frozen ones included."""
         return sum(part.parameters for part in self.parts)
 
     @property
     def multiplied(self) -> int:
-        """N in 6 N: parameters that a token is multiplied with, a tied head's once."""
+        """N in 6 N: the parameters that a token is multiplied with, a tied head's counted once."""
         return sum(part.multiplied for part in self.parts)
 
     @property
     def flops_per_token(self) -> int:
-        """Forward and backward; where everything is supervised."""
+        """FLOPs per token, forward and backward, if every token is supervised."""
         return sum(part.flops for part in self.parts)
 
     @property
     def flops_per_label(self) -> int:
-        """Of the FLOPs of a token, those that it costs only where it is supervised."""
+        """The part of a token's FLOPs that is spent only if the token is supervised."""
         return round(sum(share * self.part(name).flops for name, share in self.gathered.items()))
 
     @property
     def flops_per_step(self) -> int:
-        """Of one optimizer step on one device."""
+        """FLOPs of one optimizer step on one device."""
         return self.flops_per_token * self.tokens_per_step
 
     @property
     def bytes(self) -> int:
-        """Everything in ``memory``: a step's peak, about."""
+        """The sum of ``memory``: approximately the peak of a step."""
         return sum(self.memory.values())
 
     @property
     def checkpoint_bytes(self) -> int:
-        """A checkpoint's arrays: master weights, and the state that the rules' stages declare."""
+        """Bytes of a checkpoint's arrays: master weights and optimizer state."""
         state = sum(rule.state_bytes for rule in self.rules)
         return MASTER * self.parameters + state + self.pending + self.viewed
 
     def part(self, name: str) -> Part:
-        """Return the part of that name, empty where the plan has none."""
+        """Return the part of that name, or an empty part."""
         return next((p for p in self.parts if p.name == name), Part(name, 0, 0, 0))
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the estimate as JSON."""
         numbers = ("parameters", "frozen", "multiplied", "flops_per_token", "flops_per_step")
         return {
             **{name: getattr(self, name) for name in ("dtype", *numbers, "bytes")},
@@ -129,7 +129,7 @@ def _by_name(entries: Iterable[Part | RuleCost]) -> dict[str, dict[str, Any]]:
 
 
 def vocabulary_note(estimate: Estimate) -> str | None:
-    """Word a note where the vocabulary holds most of the parameters; None where it does not."""
+    """Return a note if the vocabulary has most of the parameters, else None."""
     held = estimate.part("embedding").parameters + estimate.part("head").parameters
     if held <= estimate.parameters / 2:
         return None
@@ -142,15 +142,15 @@ def vocabulary_note(estimate: Estimate) -> str | None:
 
 
 def estimate(plan: Plan, dtype: str | None = None, *, dense_logits: bool = False) -> Estimate:
-    """Count a plan.
+    """Estimate the cost of a plan.
 
     Args:
-        plan: what to count.
+        plan: the plan.
         dtype: float32, bfloat16 or float16; None: train.dtype, float32 where that is auto.
-        dense_logits: the loss kernel keeps all logits at once; chunked ones keep next to none.
+        dense_logits: the loss kernel keeps all logits at once; chunked kernels keep almost none.
 
     Raises:
-        ValueError: there is no such compute dtype.
+        ValueError: an unknown compute dtype.
     """
     if dtype is None:
         dtype = plan.config.train.dtype.replace("auto", "float32")
@@ -176,14 +176,14 @@ def estimate(plan: Plan, dtype: str | None = None, *, dense_logits: bool = False
 
 
 def _tables(plan: Plan) -> dict[str, tuple[int, int]]:
-    """Map tables that are updated by rows to the rows that a step sees at most, and all."""
+    """Return table -> (most rows in a step, all rows) for each table that is updated by rows."""
     ids = max(shape.tokens for shape in plan.course)
     rows = {name: plan.parameters[name].shape[0] for name in plan.by_rows}
     return {name: (min(ids, count), count) for name, count in rows.items()}
 
 
 def _gathered(plan: Plan) -> dict[str, float]:
-    """Map parts to the share of their FLOPs that is spent at supervised tokens alone."""
+    """Return part -> the share of its FLOPs spent only at supervised tokens."""
     if plan.spec.loss.gather is None:
         return {}
     plain = sum(block.mlp is None for block in plan.spec.blocks)
@@ -194,7 +194,7 @@ def _gathered(plan: Plan) -> dict[str, float]:
 def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:
     parameters: Counter[str] = Counter()
     multiplied: Counter[str] = Counter()
-    still: Counter[str] = Counter()  # those of multiplied that are frozen
+    still: Counter[str] = Counter()  # frozen parameters among the multiplied ones
     leaves = ((path, m) for path, m in named_modules(model) if isinstance(m, Linear))
     shares = {f"{path}.weight": leaf.share for path, leaf in leaves}
     for info in plan.parameters.values():
@@ -204,7 +204,7 @@ def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:
             count = round(info.size * shares.get(info.name, 1.0) * turns_of(plan, info.name))
             multiplied[name] += count
             still[name] += count if info.name in plan.frozen else 0
-        # lookups and scales of one axis are free
+        # look-ups and scales along one axis count as free
     if plan.spec.tied:
         multiplied["head"] = plan.parameters["embedding.weight"].size
         still["head"] = multiplied["head"] if "embedding.weight" in plan.frozen else 0
@@ -217,13 +217,13 @@ def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:
 
 
 def turns_of(plan: Plan, parameter: str) -> float:
-    """Return how often a step multiplies by a parameter's block, on the mean."""
+    """Return the mean number of times that a step runs a parameter's block."""
     layer = parameter.split(".")[1] if parameter.startswith("layers.") else "-1"
     return plan.turns.get(int(layer), (1.0, 1))[0]
 
 
 def _with_selection(plan: Plan, parts: list[Part]) -> Iterator[Part]:
-    """Count what chooses rows and tokens, forward passes alone; the model's own passes are of rows kept."""
+    """Add the forward passes that select rows and tokens; the model's own passes cover only the kept rows."""
     loss, total = plan.spec.loss, sum(part.flops for part in parts)
     yield from (replace(part, flops=round(part.flops * loss.kept)) for part in parts)
     if loss.rows is not None:
@@ -245,9 +245,9 @@ def _part_of(info: ParamInfo) -> str:
 
 
 def _scores(plan: Plan, model: Any) -> tuple[dict[int, int], tuple[str, ...]]:
-    """Count FLOPs a token of q k^T and of its product with v, by layer; list those uncounted.
+    """Return the FLOPs per token of q k^T and of its product with v, by layer; and the uncounted parts.
 
-    Where rows change their length, the mean over the tokens of the run; windows are those of its end.
+    If the row length changes, this is the mean over the run's tokens; windows are those at its end.
     """
     geometry, tokens = plan.spec.geometry, Counter[int]()
     for shape, steps in plan.course.items():
@@ -294,10 +294,10 @@ def _rules(plan: Plan) -> Iterator[RuleCost]:
 def _memory(
     plan: Plan, model: Any, rules: tuple[RuleCost, ...], itemsize: int, dense_logits: bool
 ) -> dict[str, int]:
-    """Count bytes; in float32 the master weights *are* the weights, else frozen ones have none."""
+    """Return kind -> bytes; in float32 the master weights *are* the weights, else frozen ones have none."""
     count, low = plan.num_parameters, itemsize < MASTER
     trained = count - plan.num_frozen
-    # numbers of tables that are in no step
+    # elements of tables that no step updates
     tables = ((plan.parameters[name].size, *of) for name, of in _tables(plan).items())
     unseen = sum((rows - seen) * size // rows for size, seen, rows in tables)
     tokens = max(shape.rows * shape.seq_len for shape in plan.course)  # of a micro-batch
@@ -314,13 +314,13 @@ def _memory(
 
 
 def _held(plan: Plan, one: Reference, itemsize: int) -> int:
-    """Count the bytes of a reference: its weights, and what it gives for a micro-batch, float32."""
+    """Return the bytes of a reference model: its weights, and its output for a micro-batch, float32."""
     train, each = plan.config.train, plan.spec.geometry.vocab if one.gives == "logits" else 1
     return one.model.plan.num_parameters * itemsize + 4 * train.rows * train.seq_len * each
 
 
 def _activations(plan: Plan, model: Any) -> int:
-    """Count the numbers kept for the backward pass, a token."""
+    """Return the number of activations per token kept for the backward pass."""
     dim = plan.spec.geometry.dim
     blocks = [
         _kept(block, dim)
@@ -328,13 +328,13 @@ def _activations(plan: Plan, model: Any) -> int:
         for _ in range(plan.turns.get(index, (1, 1))[1])
     ]
     if plan.config.train.checkpointing:
-        blocks = [dim] * len(blocks) + [max(blocks)]  # every input, and one block at a time
-    ends = 2 * dim  # what enters the first block, and the last norm
+        blocks = [dim] * len(blocks) + [max(blocks)]  # all inputs, and one recomputed block
+    ends = 2 * dim  # the inputs of the first block and of the last norm
     return sum(blocks) + ends + dim * len(plan.spec.streams)
 
 
 def _kept(block: Any, dim: int) -> int:
-    """Count those of a block: results of products and norms, and the inputs of the last products."""
+    """Return a block's activations per token: results of products and norms, inputs of the last products."""
     leaves = [m for _, m in named_modules(block) if isinstance(m, Linear)]
     kept = sum(round(leaf.out_features * leaf.share) for leaf in leaves)
     kept += sum(dim for norm in (block.attention_norm, block.mlp_norm) if norm is not None)

@@ -1,4 +1,4 @@
-"""The plan: what would be built, by whom; pure data, made without any framework."""
+"""The plan: the resolved model, loss, optimizer and data with their owners; pure data, no framework needed."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ if TYPE_CHECKING:
     from minillm_core.plugins.manager import LoadedPlugin
 
 BATCH = ("ids", "labels", "documents", "positions", "weights")
-"""The core's batch fields; weights where a plugin or the data give them."""
+"""The core's batch fields; ``weights`` only where a plugin or the data provide it."""
 
 
 @dataclass(frozen=True)
 class PlannedPlugin:
-    """An active plugin: who it is, and what must be seen of it."""
+    """An active plugin: its identity, and the evidence that a run must show."""
 
     name: str
     distribution: str | None
     version: str | None
     digest: str  # of the file that defines it
     options: dict[str, Any]
-    expected: tuple[str, ...]  # witnesses: node:..., stage:..., parameter:..., batch:..., ...
+    expected: tuple[str, ...]  # evidence: node:..., stage:..., parameter:..., batch:..., ...
 
 
 OWN = "own"
-"""The layout of a directory that brings the code of its model."""
+"""The layout of a directory that contains the code of its model."""
 
 
 @dataclass(frozen=True)
 class Export:
-    """Which directory layout the trained model fits, or who stands in the way."""
+    """The directory layout that the trained model fits, or the plugins that prevent one."""
 
     layout: str | None  # "llama", "qwen3"
     blocked_by: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, resolved. ``data`` and ``hash`` cover all that decides what is learnt."""
+    """A resolved run. ``data`` and ``hash`` cover everything that defines what is trained, except the seed."""
 
     config: Config
     spec: DecoderSpec
@@ -77,8 +77,8 @@ class Plan:
     schedules: Mapping[str, tuple[str, Schedule]]  # value -> owner, schedule
     batch_fields: tuple[tuple[str, str, Field], ...]
     arrangement: Mapping[str, Function]  # "order" and "packer", where plugins claim them
-    sourcing: Sourcing  # what plugins ask of the reading of documents
-    shaping: Shaping | None  # None: all batches have the sizes of train
+    sourcing: Sourcing  # source, token fields and special tokens of plugins
+    shaping: Shaping | None  # None: all batches have the sizes in train
     on_batch: tuple[str, ...]  # plugins, in the order in which they are called
     candidates: tuple[tuple[str, Candidate], ...]  # owner, candidate
     references: tuple[Reference, ...]  # frozen models beside the trained one, sorted by name
@@ -87,7 +87,7 @@ class Plan:
     core_version: str
     export: Export
     table: SlotTable = field(compare=False, repr=False)  # every slot, with the core's defaults
-    notes: tuple[str, ...] = ()  # of plugins, for people
+    notes: tuple[str, ...] = ()  # notes of plugins, to print
     active: tuple[LoadedPlugin, ...] = field(default=(), repr=False, compare=False)
     settings: Loaded | None = field(default=None, repr=False, compare=False)  # with their origins
 
@@ -97,7 +97,7 @@ class Plan:
         return tuple(sorted(self.table.placements()))
 
     def in_loss_alone(self, name: str) -> bool:
-        """Return whether only the loss reads a parameter or state: no export and no reader needs it."""
+        """Return whether only the loss reads a parameter or state: exports and inference leave it out."""
         return name.startswith(tuple(f"{path}." for path in self.spec.training_alone))
 
     @cached_property
@@ -107,9 +107,9 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def with_train(self, **settings: Any) -> Plan:
-        """Return the same plan with other settings of ``train``, such as no plugin plans by.
+        """Return the same plan with other settings of ``train`` that no plugin's planning depends on.
 
-        Schedules are fractions of the steps; compilation is chosen when the plan is bound.
+        Schedules are fractions of the run; compilation is chosen when the plan is bound.
         """
         train = self.config.train.model_copy(update=settings)
         return replace(self, config=self.config.model_copy(update={"train": train}))
@@ -117,7 +117,7 @@ class Plan:
     def data(self) -> dict[str, Any]:
         """Return the plan as JSON: model, loss, optimizer, schedules, data order, versions, digests.
 
-        Not in it: seed, paths, device, dtype, kernels, and how a step's rows are split.
+        Left out: seed, paths, device, dtype, kernels, and the split of a step's rows into micro-batches.
         """
         train, data = self.config.train, self.config.data
         model = self.config.model.model_dump(mode="json")
@@ -129,7 +129,7 @@ class Plan:
                 **model,
                 "spec": as_json(self.spec),
                 "parameters": {
-                    # which argument a table is read by is a fact of its module, and no decision
+                    # the argument that indexes a table is a fact of its module, not a choice
                     name: as_json(replace(info, rows=""))
                     for name, info in self.parameters.items()
                 },
@@ -158,7 +158,7 @@ class Plan:
         }
         if self.frozen:
             plan["optimizer"]["frozen"] = sorted(self.frozen)
-        if self.shaping is not None:  # rows of a step, however they are split
+        if self.shaping is not None:  # rows of a step, however split into micro-batches
             plan["data"]["shapes"] = {
                 "choose": as_json(self.shaping.choose),
                 "of": [[one.rows * one.accumulate, one.seq_len] for one in self.shaping.shapes],
@@ -169,7 +169,7 @@ class Plan:
             plan["data"] |= as_json(self.arrangement)
             if self.sourcing != PLAIN:
                 plan["data"]["source"] = as_json(self.sourcing)
-            # the folder of a reference is a path: a run knows it by its weights (run.json)
+            # the folder of a reference is a path: a run identifies it by its weights (run.json)
             paths = {str(one.model.path) for one in self.references}
             plan["plugins"] = {
                 p.name: {k: v for k, v in p.options.items() if str(v) not in paths}
@@ -180,36 +180,36 @@ class Plan:
         return plan
 
     def values(self, progress: float) -> dict[str, float]:
-        """Map schedule value -> number at ``progress`` in (0, 1] of the run."""
+        """Return schedule value -> number at ``progress`` in (0, 1] of the run."""
         return {n: s.at(progress, self.schedule) for n, (_, s) in sorted(self.schedules.items())}
 
     @property
     def rules(self) -> dict[str, Rule]:
-        """The update rules by name, as they are where no parameter has betas of its own."""
+        """The update rules by name, without the betas of single parameters."""
         plain_last = sorted(self.groups, key=lambda group: not group.members[0].overrides)
         return {group.rule.name: group.rule for group in plain_last}
 
     @cached_property
     def frozen(self) -> frozenset[str]:
-        """Parameters that no rule changes: ``optimizer.freeze``."""
+        """The frozen parameters: ``optimizer.freeze``."""
         trained = {member.name for group in self.groups for member in group.members}
         return frozenset(self.parameters) - trained
 
     @cached_property
     def by_rows(self) -> Mapping[str, ByRows]:
-        """Tables that are updated by the rows that a step sees: ``optimizer.rows``."""
+        """The tables with sparse row updates: ``optimizer.rows``."""
         members = (member for group in self.groups for member in group.members)
         return {member.name: member.rows for member in members if member.rows}
 
     @cached_property
     def views(self) -> Mapping[str, Function]:
-        """What is evaluated in the place of parameters: ``optimizer.view``."""
+        """Parameter -> the function that computes its weights for evaluation: ``optimizer.view``."""
         members = (member for group in self.groups for member in group.members)
         return {member.name: member.view for member in members if member.view}
 
     @cached_property
     def turns(self) -> Mapping[int, tuple[float, int]]:
-        """Layer that runs several times -> how often on the mean over the steps, and at most: ``model.loop``."""
+        """Looped layer -> (mean number of rounds over the steps, largest number): ``model.loop``."""
         if (loop := self.spec.loop) is None:
             return {}
         steps = self.config.train.steps or 100
@@ -218,18 +218,18 @@ class Plan:
 
     @cached_property
     def follows(self) -> Mapping[str, Follow]:
-        """Parameters that are another one until a share of the run: ``optimizer.follow``."""
+        """The parameters tied to another until a fraction of the run: ``optimizer.follow``."""
         members = (member for group in self.groups for member in group.members)
         return {member.name: member.follows for member in members if member.follows}
 
     @property
     def staged(self) -> tuple[str, ...]:
-        """Values that change the compiled step."""
+        """The schedule values for which a separate step is compiled per number."""
         return tuple(n for n, (_, s) in sorted(self.schedules.items()) if isinstance(s, Stages))
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
-        """Batch fields that the model reads: all that has to reach the device."""
+        """The batch fields that the model reads and that are copied to the device."""
         offered = {*BATCH, *(name for name, _, _ in self.batch_fields)}
         always = {"ids", "labels", "weights"} | ({GATHERED} if self.spec.loss.gather else set())
         always |= {lookup(name) for name in self.by_rows}
@@ -237,7 +237,7 @@ class Plan:
         return tuple(sorted(always | (inputs_of(self.spec) & offered)))
 
     def shape_at(self, step: int) -> Shape:
-        """Return the sizes of a step's batch, from 1."""
+        """Return the batch shape of a step, counted from 1."""
         train = self.config.train
         if self.shaping is None or train.steps is None:
             return train.shapes[-1]
@@ -245,7 +245,7 @@ class Plan:
 
     @cached_property
     def course(self) -> Mapping[Shape, int]:
-        """The sizes of batches in the order in which a run has them, each with its number of steps."""
+        """The batch shapes in the order of their first use, each with its number of steps."""
         steps = self.config.train.steps or 1
         if self.shaping is None:
             return {self.shape_at(1): steps}
@@ -253,28 +253,28 @@ class Plan:
 
     @property
     def tokens_per_step(self) -> int:
-        """rows x accumulate x seq_len, on one device; where they change, the mean over the steps."""
+        """rows x accumulate x seq_len, on one device; the mean over the steps where the shape changes."""
         tokens = sum(shape.tokens * steps for shape, steps in self.course.items())
         return round(tokens / sum(self.course.values()))
 
     def estimate(self, dtype: str | None = None, *, dense_logits: bool = False) -> Estimate:
-        """Parameters, FLOPs and bytes: see :func:`minillm_core.plan.estimate.estimate`."""
+        """Estimate parameters, FLOPs and bytes: see :func:`minillm_core.plan.estimate.estimate`."""
         from minillm_core.plan.estimate import estimate
 
         return estimate(self, dtype, dense_logits=dense_logits)
 
     @property
     def num_parameters(self) -> int:
-        """Numbers of the model, frozen ones among them."""
+        """The number of the model's parameters, frozen ones included."""
         return sum(info.size for info in self.parameters.values())
 
     @property
     def num_frozen(self) -> int:
-        """Numbers that keep their values."""
+        """The number of frozen parameters."""
         return sum(self.parameters[name].size for name in self.frozen)
 
     def __str__(self) -> str:
-        """The table that ``minillm plan`` prints, 100 columns wide."""
+        """Return the table that ``minillm plan`` prints, 100 columns wide."""
         from rich.console import Console
 
         from minillm_core.plan.render import render_plan
@@ -284,7 +284,7 @@ class Plan:
         return console.file.getvalue()  # type: ignore[attr-defined]
 
     def _repr_html_(self) -> str:
-        """The table, for a notebook."""
+        """Return the table as HTML, for a notebook."""
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
@@ -292,17 +292,17 @@ LATER = (
     *("rows", "weights", "weight_field", "norm_eps", "template", "ends", "gather", "core", "curve"),
     *("apart", "computed", "rates", "loop", "seen"),
 )
-"""Fields of a spec that older plans do not have: at their defaults they are left out, so that the
-hashes of those plans stay what they were."""
+"""Fields of a spec that older plans lack: they are left out at their defaults, so that the hashes of those
+plans do not change."""
 LATER_SETTINGS = ("head_dim", "norm_eps")
-"""The same of settings of the model."""
+"""The same for settings of the model."""
 SCALARS = (str, int, float, bool)
-"""Types whose values JSON has as they are."""
+"""Types whose values are JSON values."""
 
 
 def as_json(value: Any) -> Any:
-    """Write dataclasses of a plan as JSON; classes themselves are left out, references say enough."""
-    if value is None or type(value) in SCALARS:  # nearly all that there is
+    """Convert the dataclasses of a plan to JSON; classes are left out, since references identify them."""
+    if value is None or type(value) in SCALARS:  # nearly all values
         return value
     if isinstance(value, (Node, Setting, Init, Schedule)):
         return value.data()
@@ -313,7 +313,7 @@ def as_json(value: Any) -> Any:
         found = {
             f.name: as_json(v) for f, v in held.items() if f.name not in LATER or v != f.default
         }
-        if isinstance(value, ModelShape):  # how long a row will be fed is not part of the model
+        if isinstance(value, ModelShape):  # the row length is not part of the model
             del found["positions"]
         return found
     if isinstance(value, Mapping):
@@ -324,9 +324,9 @@ def as_json(value: Any) -> Any:
 
 
 def variants_of(plan: Plan) -> tuple[tuple[dict[str, int], Shape | None], ...]:
-    """List what a run compiles: staged values and sizes of a batch, as they meet; None: all have one size.
+    """Return the variants that a run compiles: staged values with a batch shape; None: only one shape.
 
-    The largest micro-batches come first: they find out whether the memory suffices.
+    The largest micro-batches come first, so that a lack of memory shows at once.
     """
     if len(plan.course) == 1:
         return tuple((stage, None) for stage in stages_of(plan))
@@ -340,16 +340,16 @@ def variants_of(plan: Plan) -> tuple[tuple[dict[str, int], Shape | None], ...]:
 
 
 def stages_of(plan: Plan) -> tuple[dict[str, int], ...]:
-    """List the stages of a run in order: every combination of staged values, as value -> number.
+    """Return the stages of a run in order: every combination of staged values, as value -> number.
 
-    Each has a compiled step of its own, but for windows that are inputs. All of them are warmed up before the clock starts, so that
-    "no recompilation" means none after that. One empty stage where nothing is staged.
+    Each has its own compiled step, except for windows that are inputs. All are warmed up before the clock
+    starts: "no recompilation" means none after that. One empty stage if nothing is staged.
     """
     staged: dict[str, Any] = {name: plan.schedules[name][1] for name in plan.staged}
     starts = sorted({start for schedule in staged.values() for start, _ in schedule.knots})
     found: list[dict[str, int]] = []
     for start in starts or [0.0]:
-        # a stage holds after its knot, and at the run's beginning from the first step on
+        # a stage applies after its knot; the first one from the first step on
         just_after = start + 1e-9
         stage = {n: int(s.at(just_after, plan.schedule)) for n, s in staged.items()}
         if stage not in found:

@@ -1,4 +1,4 @@
-"""The plan as a table that a person reads in one look, and as a JSON document."""
+"""The plan as a one-page table, and as a JSON document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minillm_core.plan.slots import CORE, located, taken
 from minillm_core.plugins.builders.optimizer import FROZEN
 from minillm_core.text import listed, plain, rounded
 
-SAMPLES = 200  # points of a schedule that are looked at for its peak
+SAMPLES = 200  # points at which a schedule is evaluated to find its peak
 
 
 def plan_document(plan: Plan) -> dict[str, Any]:
@@ -39,10 +39,10 @@ def render_plan(
     """Print the plan.
 
     Args:
-        plan: what to print.
-        console: where to.
-        dtype: that of the compute, which bytes are counted for; default: as the settings say.
-        costs: heading and words of what the run costs on this machine.
+        plan: the plan.
+        console: where to print.
+        dtype: compute dtype for the bytes; default: from the settings.
+        costs: pairs (heading, words) on the cost of the run on this machine.
     """
     estimate = plan.estimate(dtype)
     facts = Table.grid(padding=(0, 2, 0, 0))
@@ -69,11 +69,11 @@ def render_plan(
 
 
 def columns(*headings: str, names: int = 0) -> Table:
-    """Make a table without lines; headings that begin with ``>`` stand to the right.
+    """Return a table without lines; columns whose headings begin with ``>`` are right-aligned.
 
     Args:
-        *headings: of the columns.
-        names: so many of the first columns hold names, which are to be copied whole.
+        *headings: the headings of the columns.
+        names: number of leading columns that hold names, which are never wrapped.
     """
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
     for i, heading in enumerate(headings):
@@ -84,7 +84,7 @@ def columns(*headings: str, names: int = 0) -> Table:
 
 
 def amount(number: float) -> str:
-    """Write 1,048,576 as 1.05 M."""
+    """Format 1,048,576 as 1.05 M."""
     for unit, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if abs(number) >= size:
             return f"{number / size:.3g} {unit}"
@@ -92,14 +92,14 @@ def amount(number: float) -> str:
 
 
 def parameters_of(plan: Plan) -> str:
-    """Write how many parameters there are; where some are frozen, how many are trained."""
+    """Format the number of parameters and, where some are frozen, of trained ones."""
     count, frozen = plan.num_parameters, plan.num_frozen
     held = f", {amount(count - frozen)} trained and {amount(frozen)} frozen" if frozen else ""
     return f"{amount(count)} parameters{held}"
 
 
 def exportable(plan: Plan) -> str:
-    """Name the layout that the model can be exported in, or the plugins that rule it out."""
+    """Return the layout in which the model can be exported, or the plugins that rule it out, in words."""
     export = plan.export
     verb = "has" if len(export.blocked_by) == 1 else "have"
     why = export.reason or f"{listed(export.blocked_by)} {verb} no equivalent elsewhere"
@@ -111,14 +111,14 @@ def exportable(plan: Plan) -> str:
 
 
 def sized(count: float) -> str:
-    """Write bytes as MiB or GiB."""
+    """Format bytes as MiB or GiB."""
     if count >= 2**30:
         return f"{count / 2**30:,.2f} GiB"
     return f"{count / 2**20:,.1f} MiB"
 
 
 def add_row(table: Table, *cells: str, style: str = "") -> None:
-    """Add a row of text that comes from anywhere."""
+    """Add a row of untrusted text."""
     table.add_row(*(Text(plain(cell), style) for cell in cells))
 
 
@@ -193,7 +193,7 @@ def _evaluation(settings: EvalConfig) -> str:
 
 
 def _block(plan: Plan, index: int) -> str:
-    """Word a layer: its sublayers, then the owners of its norms, residual sites, inputs and streams."""
+    """Describe a layer: its sublayers, then the owners of its norms, residual sites, inputs and streams."""
     owners: dict[str, set[str]] = {}
     for report, holder in (one for one in plan.table.held() if int(one[0].order) == index):
         owners.setdefault(report.slot.partition("[")[0], set()).add(holder.owner)
@@ -206,7 +206,7 @@ def _block(plan: Plan, index: int) -> str:
 
 
 def _place(plan: Plan, slot: str, name: str, inside: Collection[str] = ()) -> str:
-    """Word a sublayer: the core's and the owners of slots in it, a plugin's, or none."""
+    """Describe a sublayer: the core's with the owners of its slots, a plugin's, or none."""
     (holder,) = plan.table[slot].held
     if holder.owner == CORE:
         return f"{holder.what} with {', '.join(sorted(inside))}" if inside else holder.what
@@ -216,7 +216,7 @@ def _place(plan: Plan, slot: str, name: str, inside: Collection[str] = ()) -> st
 
 
 def _plugins(plan: Plan, console: Console) -> Table:
-    """List the slots that plugins fill; below their plugin where the names would not fit beside it."""
+    """Return a table of the slots that plugins fill; names too long to fit beside their plugin go below it."""
     versions = {plain(p.name): p.version for p in plan.plugins}
     wide = columns("plugin", "slot", "where", "what", names=3)
     narrow = columns("plugin, slot", "where", "what", names=2)
@@ -233,7 +233,7 @@ def _plugins(plan: Plan, console: Console) -> Table:
 
 
 def fits(table: Table, console: Console) -> bool:
-    """Return whether no line of the table would have to be folded."""
+    """Return whether the table fits without wrapping a line."""
     anywhere = console.options.update(max_width=10_000)
     return console.measure(table, options=anywhere).maximum <= console.width
 

@@ -1,8 +1,8 @@
-"""The slot table: every place of a plan, which plugin fills it and why, what conflicts there.
+"""The slot table: every slot of a plan, the plugin that fills it and why, and the conflicts.
 
-It is built once while resolving, from the slots that the builders declare. What ``plan`` lists,
-``plugins why``, the check of what nodes read, the nodes to build and the evidence to look for in a
-run are all read from it.
+The table is built once while resolving, from the slots that the builders declare. The listings of ``plan``
+and ``plugins why``, the check of the nodes' inputs, the nodes to build and the evidence expected of a run
+are all read from it.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Hashable)
 
 LAYER = re.compile(r"(?:(?<=layers\.)|(?<=blocks\.)|(?<=attention\[)|(?<=mlp\[))\d+")
-"""The number of a layer in the name of a slot or a parameter."""
+"""The layer index in the name of a slot or a parameter."""
 
 CORE = "core"
 NOTHING = "nothing"
 UNCLAIMED = "the default: no plugin claims it"
 
 USUAL = {"lr_mul": 1.0, "wd_mul": 1.0, "betas": None}
-"""The values of a parameter for which neither its module nor a plugin sets any."""
+"""The default values of a parameter, used where neither its module nor a plugin sets any."""
 
 
 def geometry_of(config: Config) -> ModelShape:
-    """Return the sizes of the configured model."""
+    """Return the shape of the configured model."""
     sizes = config.model.model_dump(exclude={"tied", "rope_base"})
     sizes |= {"head_dim": config.model.head_width, "positions": config.train.seq_len}
     return ModelShape(**sizes)
@@ -60,9 +60,9 @@ def geometry_of(config: Config) -> ModelShape:
 
 @dataclass
 class SlotState:
-    """The slots of one planning while the hooks fill them, unresolved; kept where it is refused."""
+    """The unresolved slots while the hooks fill them; kept if planning is refused."""
 
-    attention: tuple[builders.AttentionSlots, ...]  # a layer each
+    attention: tuple[builders.AttentionSlots, ...]  # one per layer
     model: builders.ModelSlots
     loss: builders.LossSlots
     data: builders.DataSlots
@@ -70,11 +70,11 @@ class SlotState:
     optimizer: builders.OptimizerSlots | None = None  # exists once the model is resolved
     kernels: dict[str, tuple[str, Candidate]] = field(default_factory=dict)  # op=name -> offer
     layered: set[str] = field(default_factory=set)  # plugins with an option of type Layers
-    called: set[str] = field(default_factory=set)  # hooks that every plugin has answered
+    called: set[str] = field(default_factory=set)  # hooks that were called for every plugin
 
     @classmethod
     def of(cls, config: Config) -> SlotState:
-        """Make empty slots for the configured model."""
+        """Return empty slots for the configured model."""
         geometry, base, layered = geometry_of(config), config.model.rope_base, set[str]()
         layers = (replace(geometry, layer=i) for i in range(geometry.layers))
         attention = tuple(builders.AttentionSlots(layer, base, layered) for layer in layers)
@@ -84,14 +84,14 @@ class SlotState:
         return cls(attention, model, loss, data, layered=layered)
 
     def fill(self, manager: Manager, hook: str, builder: type[Builder], *slots: Any) -> None:
-        """Call a hook of every plugin, once with a builder over each of the ``slots``."""
+        """Call a hook of every plugin, once per entry of ``slots``, with a builder for it."""
         (argument,) = HOOKS[hook]
         for one in slots:
             manager.call(hook, lambda p, one=one: {argument: builder(p.name, self.values, one)})
         self.called.add(hook)
 
     def parts(self) -> Iterator[tuple[set[str], tuple[SlotReport, ...]]]:
-        """Yield reports, each set with the hooks after which it is final; the optimizer's are last."""
+        """Yield (hooks, reports): the reports are final after these hooks; the optimizer's are last."""
         attention = _attention_reports(self.attention, self.model)
         yield {"build_attention", "build_model"}, tuple(attention)
         yield {"build_model"}, tuple(_reports(self.model))
@@ -110,24 +110,24 @@ class Holder:
     """One entry in a slot: the core's default, or a plugin's."""
 
     owner: str  # core, or a plugin
-    what: str  # a class, a function, a number, or what the core does there
+    what: str  # a class, a function, a number, or the core's default in words
     why: str
     value: Any = field(default=None, compare=False, repr=False)
-    """Of a plugin: what takes part in the run; None: nothing does."""
+    """A plugin's object that takes part in the run; None if there is none."""
     inputs: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """Batch fields, streams, taps and schedule values that it reads, sorted."""
+    """The batch fields, streams, taps and schedule values that it reads, sorted."""
     evidence: str = field(default="", compare=False, repr=False)
-    """What shows in a run that it took part, where that is no node and no parameter."""
+    """The evidence in a run that it took part, where it is neither a node nor a parameter."""
 
     @property
     def node(self) -> Node | None:
-        """The module that it is, or is computed by."""
+        """The module of the entry, or the module that computes it."""
         node = getattr(self.value, "node", self.value)
         return node if isinstance(node, Node) else None
 
     @property
     def settled(self) -> bool:
-        """Nothing runs for it: it is true by construction, once planned."""
+        """Whether it needs no evidence: no code runs for it, so it holds once planned."""
         return not isinstance(self.value, (Init, Draft, Joined, Learned)) and (
             self.node is None and not getattr(self.value, "emitted", None) and not self.evidence
         )
@@ -137,10 +137,10 @@ class Holder:
 class Refused:
     """A conflict in a slot, a slot that is closed, or a kernel that does not serve."""
 
-    who: tuple[str, ...]  # the contenders, sorted; who closed it; or the candidate
+    who: tuple[str, ...]  # plugins in conflict, sorted; who closed it; or the candidate
     what: str
     fix: str | None = None
-    how: str = "clash"  # the plan is refused for it; else "closed", "cannot serve", "passed over"
+    how: str = "clash"  # "clash": the plan is refused; else "closed", "cannot serve", "passed over"
 
 
 @dataclass(frozen=True)
@@ -152,13 +152,13 @@ class SlotReport:
     held: tuple[Holder, ...]  # in the order in which they run
     refused: tuple[Refused, ...] = ()
     also: tuple[str, ...] = ()  # further names that find it
-    usual: bool = False  # as it is for every parameter that no plugin and no module mentions
+    usual: bool = False  # it has the defaults of a parameter that no plugin and no module changes
     order: float = field(default=AFTER, compare=False, repr=False)
-    """When a step computes it: see :class:`Slot`."""
+    """Position in a step: see :class:`Slot`."""
     shapes: bool = field(default=False, compare=False, repr=False)
-    """The model's function differs by it."""
+    """Whether it changes the function of the model."""
     heading: str = field(default="", compare=False, repr=False)
-    """The name under which a plan counts it together with others; empty: it is listed itself."""
+    """The heading under which a plan counts it with others; empty: it is listed itself."""
 
     @property
     def clashes(self) -> tuple[Refused, ...]:
@@ -183,8 +183,8 @@ class Placement:
     owner: str
     slot: str  # layers.3.attention.layout, opt.rule[muon].scale
     what: str  # class, function or number
-    settled: bool = False  # nothing runs for it: true by construction, once planned
-    shapes: bool = True  # the model's function differs by it
+    settled: bool = False  # no code runs for it: it holds once planned
+    shapes: bool = True  # it changes the function of the model
 
 
 class SlotTable:
@@ -201,7 +201,7 @@ class SlotTable:
         return self._named[slot]
 
     def held(self, order: float | None = None) -> Iterator[tuple[SlotReport, Holder]]:
-        """Yield the plugins' entries that take part in the run; ``order``: only those computed then."""
+        """Yield the plugins' entries that take part in the run; with ``order``, only those at that position."""
         for report in self.reports:
             if report.kind != "parameter" and order in (None, report.order):
                 yield from ((report, h) for h in report.held if h.value is not None)
@@ -213,7 +213,7 @@ class SlotTable:
                 yield holder.node, int(report.order) if 0 <= report.order < AFTER else None
 
     def placements(self) -> Iterator[Placement]:
-        """Yield each slot with each plugin that fills it, claims on parameters counted."""
+        """Yield each slot with each plugin that fills it; claims on parameters are counted together."""
         counted: Counter[tuple[str, str]] = Counter()
         for report, h in self.held():
             if report.heading:
@@ -225,14 +225,14 @@ class SlotTable:
             yield Placement(owner, slot, what, settled=True, shapes=False)
 
     def evidence(self, owner: str) -> Iterator[str]:
-        """Yield the evidence of a plugin beside its nodes and its parameters."""
+        """Yield the evidence of a plugin other than its nodes and parameters."""
         found = [h.evidence for _, h in self.held() if h.owner == owner and h.evidence]
         inits = [key for key in found if key.startswith("init:")]
         yield from (*sorted(inits), *(key for key in found if key not in inits))
 
 
 def _reports(kept: object) -> Iterator[SlotReport]:
-    """Report every slot that is declared in an object."""
+    """Yield a report of every slot declared in an object."""
     for slot in slots_in(kept):
         if isinstance(slot, Claim):
             yield _claim(slot)
@@ -243,7 +243,7 @@ def _reports(kept: object) -> Iterator[SlotReport]:
 
 
 def _entry(slot: Slot, owner: str, value: Any, why: str, **more: Any) -> Holder:
-    """Make a plugin's entry in a slot."""
+    """Return a plugin's entry in a slot."""
     inputs = {*inputs_of(value), *more.pop("inputs", ())}
     listed = value if slot.listed else None
     more = {"what": words(value), "value": listed, "inputs": tuple(sorted(inputs))} | more
@@ -251,14 +251,14 @@ def _entry(slot: Slot, owner: str, value: Any, why: str, **more: Any) -> Holder:
 
 
 def _report(kept: Slot, kind: str, held: Iterable[Holder], **changed: Any) -> SlotReport:
-    """Report a slot as it is declared, but for the fields that are given."""
+    """Return the report of a slot from its declaration, with the given fields changed."""
     facts: dict[str, Any] = {"slot": kept.where}
     facts |= {name: getattr(kept, name) for name in ("also", "order", "shapes", "heading")}
     return SlotReport(kind=kind, held=tuple(held), **facts | changed)
 
 
 def _claim(claim: Claim[Any], default: str = "", **changed: Any) -> SlotReport:
-    """Report the claimants of a slot, or the core's default: ``default``, or as the slot declares it."""
+    """Return a report of a slot's claimants, or of the core's default (``default``, or the declared one)."""
     entries, evidence = sorted(claim.held.items()), changed.pop("evidence", claim.evidence)
     held = [_entry(claim, *entry, "claims it", evidence=evidence) for entry in entries]
     refused: tuple[Refused, ...] = ()
@@ -271,7 +271,7 @@ def _claim(claim: Claim[Any], default: str = "", **changed: Any) -> SlotReport:
 
 
 def _chain(chain: Chain) -> Iterator[SlotReport]:
-    """Report each anchor, its nodes in the order in which they run."""
+    """Yield a report per anchor, its nodes in the order in which they run."""
     error: PlanError | None = None
     try:
         order = [node.name for _, node in chain.resolve()]
@@ -292,7 +292,7 @@ def _chain(chain: Chain) -> Iterator[SlotReport]:
 
 
 def _standing(link: Link, here: list[Link]) -> str:
-    """Explain the place of a node among those at its anchor."""
+    """Explain the position of a node among the nodes at its anchor."""
     present = {other.node.name for other in here} - {link.node.name}
     reasons = [f"before '{name}', as it says" for name in link.before if name in present]
     reasons += [f"after '{name}', as it says" for name in link.after if name in present]
@@ -305,7 +305,7 @@ def _standing(link: Link, here: list[Link]) -> str:
 
 
 def _terms(terms: Terms[Any]) -> Iterator[SlotReport]:
-    """Report each key, the core's own first; or the whole sum, which has no order."""
+    """Yield a report per key, the core's keys first; or one of the whole sum if it is not keyed."""
 
     def report(key: str | None, *held: Holder) -> SlotReport:
         slot = terms.where if key is None else f"{terms.where}[{key}]"
@@ -339,7 +339,7 @@ def _terms(terms: Terms[Any]) -> Iterator[SlotReport]:
 def _attention_reports(
     layers: Iterable[builders.AttentionSlots], model: builders.ModelSlots
 ) -> Iterator[SlotReport]:
-    """Report every slot of every layer, also of one whose whole attention is replaced."""
+    """Yield reports of every slot of every layer's attention, replaced attentions included."""
     for layer, slots in enumerate(layers):
         whole = model.sublayer["attention", layer].held
         kept = {getattr(slots, name).where for one in whole.values() for name in masks_of(one)}
@@ -349,14 +349,14 @@ def _attention_reports(
 
 
 def masks_of(attention: Any) -> set[str]:
-    """Return the slots of a layer that a plugin's own attention reads: window, documents."""
+    """Return the slots of a layer that a plugin's whole attention reads: window, documents."""
     return {*vars(Seen())}.intersection(attention.reads if isinstance(attention, Node) else ())
 
 
 def _replaced(report: SlotReport, layer: int, owner: str) -> SlotReport:
-    """Empty the slot of a layer whose whole attention ``owner`` replaces or leaves out.
+    """Return the empty report of a slot whose layer's attention ``owner`` replaces or leaves out.
 
-    Plugins of "all" layers are in the others: no conflict; minillm_core.plan.build refuses the rest.
+    Plugins with layers="all" apply to the other layers: no conflict; minillm_core.plan.build refuses the rest.
     """
     gone = Holder(owner, NOTHING, f"replaces the whole attention of layer {layer}")
     return SlotReport(report.slot, report.kind, (gone,))
@@ -365,7 +365,7 @@ def _replaced(report: SlotReport, layer: int, owner: str) -> SlotReport:
 def optimizer_reports(
     slots: builders.OptimizerSlots, model: builders.ModelSlots
 ) -> Iterator[SlotReport]:
-    """Report the rules with their stages, then each parameter and the claims on it, slot by slot."""
+    """Yield reports of the rules with their stages, then of each parameter and the claims on it."""
     if slots.schedule.held:
         yield _claim(slots.schedule, shapes=False)
     rules = (slots.assigned[name].held.values() for name in slots.parameters)
@@ -385,7 +385,7 @@ def optimizer_reports(
 
 
 def _stages(name: str, slots: builders.OptimizerSlots, *, followed: bool) -> Iterator[SlotReport]:
-    """Report the stages of a rule, in order: the provider's, the core's, or an extension's."""
+    """Yield reports of the stages of a rule, in order: the provider's, the core's, or an extension's."""
     owner, drafts = slots.rules[name]
     for report in _chain(slots.chain(name)) if slots.chain(name).links else ():
         seen = [(one, f"stage:{name}.{one.value.anchor}") for one in report.held]
@@ -417,7 +417,7 @@ def _stages(name: str, slots: builders.OptimizerSlots, *, followed: bool) -> Ite
 def _parameter_claims(
     info: builders.ParamInfo, slots: builders.OptimizerSlots, model: builders.ModelSlots
 ) -> Iterator[SlotReport]:
-    """Report the claims on one parameter: initial values, rule, multipliers."""
+    """Yield reports of the claims on one parameter: initial values, rule, multipliers."""
     name = info.name
     yield _claim(model.init.claims[name], _declared(info.init))
     assigned = slots.assigned[name]
@@ -427,18 +427,18 @@ def _parameter_claims(
     yield _claim(assigned, DEFAULT_RULE, **facts)
     for key, usual in USUAL.items():
         claim = slots.multipliers[name, key]
-        value = getattr(info, key, None)  # what its module declares
+        value = getattr(info, key, None)  # the value that its module declares
         default = "the rule's own" if value is None else f"{value:g}"
         untouched = not claim.held and value == usual
         yield _claim(claim, default, usual=untouched, heading=f"opt.set[{key}]")
-    frozen = slots.views if FROZEN in rules else None  # which has no view
+    frozen = slots.views if FROZEN in rules else None  # a frozen parameter has no view
     for claims in (slots.tables, slots.blocks, slots.views, slots.follows):
         if claims[name].held and claims is not frozen:
             yield _claim(claims[name])
 
 
 def _declared(init: Mapping[str, Any]) -> str:
-    """Word initial values as their module declares them."""
+    """Describe initial values as their module declares them."""
     numbers = (value for key, value in init.items() if key != "init")
     shown = ", ".join(f"{n:.4g}" if isinstance(n, float) else str(n) for n in numbers)
     return f"{str(init['init']).capitalize()}({shown})"
@@ -447,7 +447,7 @@ def _declared(init: Mapping[str, Any]) -> str:
 def _parameter(
     info: builders.ParamInfo, claims: tuple[SlotReport, ...], model: builders.ModelSlots
 ) -> SlotReport:
-    """Report a parameter as a whole: its module, and each claim that is held or was refused."""
+    """Return the report of a whole parameter: its module, and each claim, accepted or refused."""
     shape = " x ".join(map(str, info.shape))
     held, refused = [Holder(info.owner, f"{shape}, {info.role}", "declares it")], []
     for report in claims:
@@ -466,7 +466,7 @@ def _parameter(
 
 
 def kernel_reports(offers: Mapping[str, tuple[str, Candidate]]) -> Iterator[SlotReport]:
-    """Report each op that plugins offer kernels for; the binding decides which kernel serves."""
+    """Yield reports of the ops that plugins offer kernels for; a kernel is selected at binding."""
     ops: dict[str, list[Holder]] = {}
     for key in sorted(offers):
         owner, one = offers[key]
@@ -478,10 +478,10 @@ def kernel_reports(offers: Mapping[str, tuple[str, Candidate]]) -> Iterator[Slot
 def hook_reports(
     batchers: Iterable[str], judges: Iterable[str], observers: Iterable[str]
 ) -> Iterator[SlotReport]:
-    """Report ``on_batch`` in the order of its calls, ``on_evaluated`` and ``on_event``."""
+    """Yield reports of ``on_batch`` in the order of the calls, ``on_evaluated`` and ``on_event``."""
     order = "who writes a field comes before who reads it"
     apart = "gets every event, apart from the others"
-    # the first evaluation may come after the steps that evidence waits for
+    # settled: the first evaluation may follow the steps in which evidence must appear
     for hook, value, plugins, why, evidence in (
         ("on_batch", "batches", batchers, order, "batch:{}"),
         ("on_evaluated", "verdicts", judges, "judges each evaluation", "slot:on_evaluated"),
@@ -510,7 +510,7 @@ class Taken:
 
 
 def taken(plan: Plan) -> tuple[Taken, ...]:
-    """List every slot of the plan that is not the core's, by plugin."""
+    """Return every slot of the plan that a plugin fills, by plugin."""
     single = [p for p in plan.placements if not p.slot.startswith(RULE)]
     entries = [*((p.slot, (p.owner, p.what)) for p in single), *_rules(plan)]
     entries.sort(key=lambda entry: entry[1][0])
@@ -534,7 +534,7 @@ def _rules(plan: Plan) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def slots_of(plan: Plan, plugin: str) -> tuple[str, ...]:
-    """List the slots that one plugin fills, as ``minillm plugins info`` shows them."""
+    """Return the slots that one plugin fills, as ``minillm plugins info`` shows them."""
     return tuple(str(entry) for entry in taken(plan) if entry.owner == plugin)
 
 
@@ -552,20 +552,20 @@ def fold(entries: Iterable[tuple[str, T]]) -> list[tuple[str, T, tuple[int, ...]
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """Write ``0-3, 5`` for 0, 1, 2, 3, 5."""
-    placed = enumerate(sorted({*numbers}))  # in a run, number and place are as far apart all along
+    """Format 0, 1, 2, 3, 5 as ``0-3, 5``."""
+    placed = enumerate(sorted({*numbers}))  # in a consecutive run, number - index is constant
     runs = ([n for _, n in run] for _, run in groupby(placed, lambda one: one[1] - one[0]))
     return ", ".join(f"{run[0]}-{run[-1]}" if run[1:] else f"{run[0]}" for run in runs)
 
 
 def located(layers: Iterable[int]) -> str:
-    """Write ``layers 0-3`` or ``layer 2``; nothing where there are none."""
+    """Format layers as ``layers 0-3`` or ``layer 2``; empty where there are none."""
     found = [*layers]
     return f"layer{'s' if len(found) > 1 else ''} {ranges(found)}" if found else ""
 
 
 def words(value: Any) -> str:
-    """Word a value in a slot: ``Gate(width=12)``, ``nesterov``, ``0.5``, ``muon.lr``."""
+    """Format a value in a slot: ``Gate(width=12)``, ``nesterov``, ``0.5``, ``muon.lr``."""
     match value:
         case Node():
             given = ", ".join(f"{key}={argument}" for key, argument in value.arguments)

@@ -1,4 +1,4 @@
-"""Questions to the slot table, for ``minillm plugins why``: by name, and where the plan is refused."""
+"""Queries on the slot table for ``minillm plugins why``: by name, and for refused plans."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def slot_reports(
     refusal: PlanError | None = None,
     plugins: Collection[str] = (),
 ) -> tuple[SlotReport, ...]:
-    """Report every slot, parameter and rule; kernels apart.
+    """Return the reports of every slot, parameter and rule, without kernels.
 
     Args:
-        state: the slots of the planning.
-        plan: what came of it; None: it was refused, and only slots whose hooks all plugins have
-            answered are reported, beside those of the conflict.
-        refusal: why it was refused.
-        plugins: the names of all of them.
+        state: the slots as filled while planning.
+        plan: the resulting plan; None: planning was refused, and only slots whose hooks were called for
+            all plugins are reported, together with the slots of the conflict.
+        refusal: the error that refused the plan.
+        plugins: the names of all plugins.
     """
     if plan is not None:
         return tuple(report for report in plan.table if report.kind != "query")
@@ -55,7 +55,7 @@ def _names(refusal: PlanError, slot: str) -> bool:
 
 
 def _concerned(refusal: PlanError, reports: Iterable[SlotReport]) -> Collection[str]:
-    """Find the slots of a refusal: those that it names, the slot at its place, or those within."""
+    """Return the slots of a refusal: the slots it names, the slot at its place, or the slots within."""
     slots, where = [one.slot for one in reports], refusal.where or "?"
     named = [s for s in slots if any(n == s or n.startswith(f"{s}[") for n in refusal.slots)]
     at = [slot for slot in slots if slot == where]
@@ -64,15 +64,15 @@ def _concerned(refusal: PlanError, reports: Iterable[SlotReport]) -> Collection[
 
 @dataclass(frozen=True)
 class SlotGroup:
-    """A report that holds in several layers."""
+    """A report that applies to several layers."""
 
-    slot: str  # * in the place of the layer
-    layers: tuple[int, ...]  # none: it belongs to no layer
+    slot: str  # with * for the layer index
+    layers: tuple[int, ...]  # empty: it belongs to no layer
     report: SlotReport
 
     @property
     def where(self) -> str:
-        """``layers 0-3``, or nothing."""
+        """``layers 0-3``, or an empty string."""
         return located(self.layers)
 
     def data(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class SlotGroup:
 
 
 def grouped(reports: Iterable[SlotReport]) -> list[SlotGroup]:
-    """Group the reports that are alike in several layers."""
+    """Return the reports, with equal reports of several layers merged."""
     first: dict[tuple[str, str], SlotReport] = {}
     entries = []
     for report in reports:
@@ -92,17 +92,17 @@ def grouped(reports: Iterable[SlotReport]) -> list[SlotGroup]:
 
 
 def _alike(texts: Any, slot: str) -> str:
-    """Write the texts without the number of the slot's layer."""
+    """Return the texts without the slot's layer index."""
     found = LAYER.search(slot)
     layer = found[0] if found else "none"
     return re.sub(rf"(layers\.|layer |attention\[|mlp\[){layer}\b", r"\1*", repr(texts))
 
 
 def names_of(report: SlotReport) -> Iterator[str]:
-    """Yield every name that finds a report.
+    """Yield every name that matches a report.
 
-    The name itself, without its layer (as ``minillm plan`` shows it), ``attn`` for the attention
-    of every layer, and the site that it is about.
+    The name itself, the name without its layer (as ``minillm plan`` shows it), with ``attn`` for the
+    attention of every layer, and the site that it concerns.
     """
     for name in (report.slot, *report.also):
         yield name
@@ -125,7 +125,7 @@ def picks(text: str, report: SlotReport) -> bool:
 
 
 def nearest_names(text: str, reports: Sequence[SlotReport]) -> list[str]:
-    """Find the names, or beginnings of names, nearest to the text; three at most."""
+    """Return the names, or beginnings of names, nearest to the text; three at most."""
     known: set[str] = set()
     for report in reports:
         for name in names_of(report):

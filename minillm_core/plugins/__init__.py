@@ -1,1 +1,1 @@
-"""Finding, loading and asking plugins; slots, and how what they say is merged."""
+"""Plugin discovery, loading and hook calls; slots, and how the entries of several plugins are merged."""

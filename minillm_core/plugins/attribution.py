@@ -1,4 +1,4 @@
-"""Error attribution: whatever a plugin's own code raises becomes an error that names the plugin.
+"""Error attribution: an exception raised by a plugin's own code becomes an error that names the plugin.
 
 Hooks are called through :meth:`Origin.contain`. A node's ``forward``, an optimizer stage or an
 initial value is called by the core or by a framework's tracer instead; its frames are then in the
@@ -31,14 +31,14 @@ _SHOWN_FRAMES = 4
 SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
 ]
-"""Those by which a person or a system ends a program; not every system has all."""
+"""The signals by which a user or the system ends a program; not every system has all."""
 
 
 @contextmanager
 def watch_signals() -> Iterator[Callable[[], bool]]:
-    """Distinguish a signal's KeyboardInterrupt from one that a plugin raised by itself.
+    """Distinguish a signal's KeyboardInterrupt from one that a plugin raised itself.
 
-    Signals are handled in the main thread alone, by the handlers that were there before.
+    Signals are handled in the main thread only; the previous handlers still run.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -72,7 +72,7 @@ def shown_frames(error: BaseException, root: str) -> str:
     """List the innermost frames within ``root``, then the error itself, a line each."""
     frames = traceback.extract_tb(error.__traceback__)
     own = own_frames(error, root)
-    if isinstance(error, SyntaxError):  # its place is in no frame
+    if isinstance(error, SyntaxError):  # its location is in no frame
         last = [f"{error.filename}:{error.lineno}", f"{type(error).__name__}: {error.msg}"]
     else:
         own = own or frames[-1:]
@@ -83,7 +83,7 @@ def shown_frames(error: BaseException, root: str) -> str:
 
 
 def within(file: str, root: str) -> bool:
-    """Return whether ``file`` is ``root`` or lies in it."""
+    """Return whether ``file`` is ``root`` or is inside it."""
     return Path(file).is_relative_to(root)
 
 
@@ -94,14 +94,14 @@ class Origin:
     name: str
     distribution: str | None  # None: a single file
     version: str | None
-    source: str  # "minillm_muon.muon:Muon", or "./my_trick.py:MyTrick" as it was named
+    source: str  # "minillm_muon.muon:Muon", or "./my_trick.py:MyTrick" as typed
     file: str
     digest: str  # sha256 of the file when it was imported
     root: str  # the folder or file whose code is the plugin's own
 
     @classmethod
     def of_file(cls, name: str, source: str, file: str, **more: Any) -> Self:
-        """Describe a plugin that a single file defines."""
+        """Return the origin of a plugin that a single file defines."""
         return cls(name, None, None, source, file, digest_of(file), file, **more)
 
     @property
@@ -122,9 +122,9 @@ class Origin:
 
             with origin.contain("build_model"): ...
 
-        A MinillmError that the core raised passes through, with the plugin's name, the plugin's own
-        line, and the plugin and the hook as its place if it has none. So does the KeyboardInterrupt
-        of a signal. The watch notes the hook while it runs.
+        A MinillmError raised by the core passes through; the plugin's name and own line are added, and
+        plugin and hook as its place if it has none. The KeyboardInterrupt of a signal passes through too.
+        The watch reports the hook if it runs for long.
 
         Raises:
             PluginCodeError: the plugin's code raised.
@@ -141,7 +141,7 @@ class Origin:
                 raise self.error(doing, shown_frames(error, self.root), error) from error
 
     def _complete(self, error: MinillmError, doing: str) -> None:
-        """Add the plugin, its line and its distribution to an error of the core, where they lack."""
+        """Add the plugin, its line and its distribution to an error of the core, where they are missing."""
         if isinstance(error, PlanError):
             error.plugins = error.plugins or (self.name,)
         error.where = error.where or f"plugin '{self.name}', {doing}"
@@ -155,7 +155,7 @@ class Origin:
             error.where += f"{place}, of {self.offered_by}"
 
     def error(self, doing: str, where: str, error: BaseException) -> PluginCodeError:
-        """Make the error that says where the plugin's code raised ``error``, and what to do."""
+        """Return the error that reports where the plugin's code raised ``error``, and the fix."""
         fix = f"leave out '{self.name}'"
         if isinstance(error, ModuleNotFoundError) and error.name:
             fix = f"install what provides the module '{plain(error.name)}', or {fix}"
@@ -217,7 +217,7 @@ def at_work(plugins: Iterable[LoadedPlugin]) -> Callable[[str], str | None]:
 
     def find(when: str) -> str | None:
         found, line, frame = None, "", sys._current_frames().get(thread)
-        while frame is not None:  # from the innermost on; the outermost is what the core called
+        while frame is not None:  # innermost first; the last match is what the core called
             code = frame.f_code
             for plugin in plugins:
                 if within(code.co_filename, plugin.root):
@@ -230,7 +230,7 @@ def at_work(plugins: Iterable[LoadedPlugin]) -> Callable[[str], str | None]:
 
 
 def _place(error: BaseException, root: str) -> tuple[str, str] | None:
-    """Find (function, "file:line in name: error") where code within ``root`` raised; None: nowhere."""
+    """Return (function, "file:line in name: error") where code within ``root`` raised; None if none did."""
     at: BaseException | None = error
     while at is not None:
         if frames := own_frames(at, root):
@@ -245,6 +245,6 @@ def _place(error: BaseException, root: str) -> tuple[str, str] | None:
 
 
 def _entered(error: BaseException, root: str) -> str:
-    """Name the function within ``root`` that was called from elsewhere: ``Gate.forward``."""
+    """Return the function within ``root`` that was called from outside it: ``Gate.forward``."""
     codes = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
     return next(code.co_qualname for code in codes if within(code.co_filename, root))

@@ -1,4 +1,4 @@
-"""The installed plugins and commands, from entry-point metadata and source alone: none is imported."""
+"""The installed plugins and commands, read from entry-point metadata and source; none is imported."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _COMMAND = re.compile(r"[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)*")
 
 @dataclass(frozen=True)
 class Offer:
-    """An entry point of a distribution, and what could be read of it without importing."""
+    """An entry point of a distribution, and the facts read from its source without importing it."""
 
     name: str
     distribution: str
     version: str
     value: str  # "minillm_modded.paired_heads:PairedHeads"
-    file: str | None = None  # the source that defines it, as the system has it
+    file: str | None = None  # path of the source that defines it
     summary: str = ""
     broken: str | None = None  # why it cannot be used
     unparsable: bool = False  # broken because its source is no Python
 
     group: ClassVar[str]
-    kind: ClassVar[str]  # of what the entry point names, in words
+    kind: ClassVar[str]  # kind of object that the entry point names, in words
 
     @property
     def module(self) -> str:
@@ -76,7 +76,7 @@ class PluginEntry(Offer):
 
     @staticmethod
     def refused(name: str) -> str | None:
-        """Say why no plugin may have the name."""
+        """Return the reason why no plugin may have the name, or None."""
         return bad_name(name)
 
     @staticmethod
@@ -101,7 +101,7 @@ class CommandEntry(Offer):
 
     @staticmethod
     def refused(name: str) -> str | None:
-        """Say why no command may have the name."""
+        """Return the reason why no command may have the name, or None."""
         if _COMMAND.fullmatch(name):
             return None
         return f"the name {name!a} is no command's: a to z, digits, - and _; a dot after a group"
@@ -116,21 +116,21 @@ _Entry = TypeVar("_Entry", PluginEntry, CommandEntry)
 
 
 def entry_points(*, group: str) -> EntryPoints:
-    """Read a group's entry points, of every distribution whose metadata can be read.
+    """Return a group's entry points, of every distribution whose metadata can be read.
 
-    ``importlib.metadata.entry_points`` reads those of all that is installed in one go: one file that
-    is no UTF-8, or one line that is no ``name = value``, would end every command.
+    ``importlib.metadata.entry_points`` reads all distributions at once: a single file that is not UTF-8,
+    or a line that is not ``name = value``, would break every command.
     """
     return EntryPoints(_scan(group)[0])
 
 
 def offered(group: str, name: str, what: str) -> EntryPoint | None:
-    """Find the entry point of a name; None: no installed distribution offers it.
+    """Return the entry point of a name; None if no installed distribution offers it.
 
     Args:
-        group: of entry points.
-        name: the entry point's.
-        what: what those that offer it do, for the error: ``have the layout llama``.
+        group: the group of entry points.
+        name: the entry point's name.
+        what: verb phrase of the error about several distributions: ``have the layout llama``.
 
     Raises:
         PluginError: several distributions offer it.
@@ -146,7 +146,7 @@ def offered(group: str, name: str, what: str) -> EntryPoint | None:
 
 
 def unreadable() -> list[PluginEntry]:
-    """List the distributions whose metadata cannot be read: they may or may not offer plugins."""
+    """Return the distributions whose metadata cannot be read: they may or may not offer plugins."""
     return _scan(GROUP)[1]
 
 
@@ -157,7 +157,7 @@ def _scan(group: str) -> tuple[list[EntryPoint], list[PluginEntry]]:
     for one in distributions():
         folder = str(getattr(one, "_path", "an installed distribution"))
         called = os.path.basename(folder)
-        # as importlib tells two of one name: by the folder's, without a look at the metadata
+        # as importlib does for two of one name: by the folder's name, without reading metadata
         name = re.sub(r"[-_.]+", "-", called.rpartition(".")[0].partition("-")[0]).lower()
         if name and name in seen:
             continue
@@ -166,7 +166,7 @@ def _scan(group: str) -> tuple[list[EntryPoint], list[PluginEntry]]:
             points += _points(one, folder).select(group=group)
         except (ValueError, TypeError, OSError) as error:
             distribution, version = _by_folder(called)
-            # importlib splits each line at "=" and does not look whether there is one
+            # importlib splits each line at "=" without checking that there is one
             why = "a line is no 'name = value'" if isinstance(error, TypeError) else str(error)
             reason = f"its entry_points.txt cannot be read: {plain(why)}"
             broken.append(PluginEntry("?", distribution, version, "", folder, broken=reason))
@@ -174,11 +174,11 @@ def _scan(group: str) -> tuple[list[EntryPoint], list[PluginEntry]]:
 
 
 def _points(one: Distribution, folder: str) -> EntryPoints:
-    """Read a distribution's entry points; those of a file that has not changed since are known."""
+    """Read a distribution's entry points; an unchanged file is read once."""
     try:
         found = os.stat(os.path.join(folder, "entry_points.txt"))
     except OSError:
-        return EntryPoints() if os.path.isdir(folder) else one.entry_points  # of an archive
+        return EntryPoints() if os.path.isdir(folder) else one.entry_points  # in an archive
     return _parsed(folder, found.st_mtime_ns, found.st_size)
 
 
@@ -188,7 +188,7 @@ def _parsed(folder: str, changed: int, size: int) -> EntryPoints:
 
 
 def _by_folder(folder: str) -> tuple[str, str]:
-    """Read name and version of a distribution off the name of its folder."""
+    """Return name and version of a distribution, parsed from its folder's name."""
     name, _, version = folder.rpartition(".")[0].partition("-")
     return plain(name.replace("_", "-")) or "(nameless)", plain(version) or "(no version)"
 
@@ -199,23 +199,23 @@ def installed_names() -> set[str]:
 
 
 def installed_plugins(only: str | Collection[str] | None = None) -> list[PluginEntry]:
-    """List every installed plugin, sorted by name, broken ones with their reason.
+    """Return every installed plugin, sorted by name, broken ones with the reason.
 
-    Asked of several names at once, it looks through what is installed once. Distributions that
-    cannot be read are not among them: :func:`unreadable`.
+    For several names at once, the installed distributions are scanned once. Distributions that cannot
+    be read are not included: see :func:`unreadable`.
 
     Args:
-        only: read those of this name, or of these names, and leave the others alone.
+        only: read only the plugins of this name, or of these names.
     """
     names = (only,) if isinstance(only, str) else only
     return _installed(PluginEntry, lambda name: names is None or name in names)
 
 
 def installed_commands(prefix: str = "") -> list[CommandEntry]:
-    """List every command that an installed distribution offers, as :func:`installed_plugins`.
+    """Return every command that an installed distribution offers, as :func:`installed_plugins`.
 
     Args:
-        prefix: read those whose names begin with it, such as ``plugins.``.
+        prefix: read only the commands whose names begin with it, such as ``plugins.``.
     """
     return _installed(CommandEntry, lambda name: name.startswith(prefix))
 
@@ -229,7 +229,7 @@ def _installed(kind: type[_Entry], wanted: Callable[[str], bool]) -> list[_Entry
 
 
 def bad_name(name: str) -> str | None:
-    """Say why no plugin may be called ``name``; None if one may."""
+    """Return the reason why no plugin may be called ``name``; None if it is valid."""
     if name in RESERVED:
         return f"the name '{name}' is reserved for a table of settings"
     if not name.isidentifier() or not name.isascii():
@@ -238,11 +238,10 @@ def bad_name(name: str) -> str | None:
 
 
 def find_module(module: str) -> ModuleSpec | None:
-    """Locate a module without importing it or its parents.
+    """Return the spec of a module without importing it or its parents.
 
-    ``importlib.util.find_spec("pkg.mod")`` imports ``pkg``; asking the finders part by part, each
-    time with the parent's search locations, does not. The finders of editable installs are
-    used as well.
+    ``importlib.util.find_spec("pkg.mod")`` imports ``pkg``; calling the finders part by part, each
+    with the parent's search locations, does not. The finders of editable installs are used as well.
     """
     parent, _, last = module.rpartition(".")
     path = None
@@ -293,7 +292,7 @@ def _read(point: EntryPoint, kind: type[_Entry]) -> _Entry:
 
 
 def _identity(distribution: Distribution | None) -> tuple[str, str]:
-    """Read name and version; only the headers of the metadata are parsed, and they may be missing."""
+    """Return name and version; only the headers of the metadata are parsed, and they may be missing."""
     text = None
     if distribution is not None:
         text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO")
@@ -307,7 +306,7 @@ def _clash(entry: _Entry, entries: list[_Entry]) -> _Entry:
 
 
 def local_package(name: str, folder: Path) -> Path | None:
-    """Find the package in ``folder``, or in a folder of it, whose pyproject.toml names the plugin."""
+    """Return the package in ``folder`` or a subfolder whose pyproject.toml names the plugin, or None."""
     import tomllib  # `plugins list` starts without it
 
     for project in (folder / "pyproject.toml", *sorted(folder.glob("*/pyproject.toml"))):
@@ -324,10 +323,10 @@ _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 def missing_reference(reference: str) -> str | None:
-    """Say why ``package.module:function`` does not exist; None: it does, or only an import could tell.
+    """Return why ``package.module:function`` does not exist; None if it does, or if only an import could tell.
 
-    Nothing is imported: a kernel's module imports its framework, and a plan may be made where that
-    is not installed.
+    Nothing is imported: a kernel's module imports its framework, and a plan can be built without the
+    framework installed.
     """
     if not _REFERENCE.fullmatch(reference):
         return "it is not of the form package.module:function"
@@ -354,7 +353,7 @@ def _lacks(module: str, name: str, names: set[str]) -> str:
 
 
 def _names(tree: ast.AST) -> Iterator[str]:
-    """Yield the names that a module may define, also under a condition; rather too many than too few."""
+    """Yield the names that a module may define, conditional ones included: a superset."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             yield node.name

@@ -1,4 +1,4 @@
-"""First-party plugins and commands outside the core, and what to install for each."""
+"""First-party plugins and commands outside the core, and the pip requirement of each."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OFFERED = {
 FIRST_PARTY: Mapping[str, str] = {
     name: requirement for requirement, names in _OFFERED.items() for name in names.split()
 }
-"""Plugin -> what pip installs for it; an extra where the plugin needs another package to run."""
+"""Plugin -> its pip requirement, with an extra where the plugin needs another package to run."""
 
 _COMMANDS = {
     "minillm-chat": "chat",
@@ -66,7 +66,7 @@ _COMMANDS = {
 FIRST_PARTY_COMMANDS: Mapping[str, str] = {
     name: distribution for distribution, names in _COMMANDS.items() for name in names.split()
 }
-"""Command, as the entry point of its distribution is named -> what pip installs for it."""
+"""Command, named as its entry point -> its pip requirement."""
 
 DISTRIBUTIONS = frozenset(
     {
@@ -80,11 +80,11 @@ DISTRIBUTIONS = frozenset(
 def check_versions(active: Iterable[str | None]) -> None:
     """Refuse a run whose first-party distributions are not all of the core's version.
 
-    A mix can only fail later and less clearly: names that one version moved, options that another
-    does not know. Distributions that the run does not use are not looked at.
+    A mix would fail later and less clearly: names that one version moved, options that another lacks.
+    Distributions that the run does not use are not checked.
 
     Args:
-        active: the distributions of the run; those of others, and None for a file, are passed over.
+        active: the distributions of the run; third-party ones, and None for a file, are ignored.
 
     Raises:
         PluginError: one is of another version than the core; the fix upgrades all that are installed.
@@ -99,14 +99,14 @@ def check_versions(active: Iterable[str | None]) -> None:
 
 
 def version_mix(versions: Mapping[str, str]) -> tuple[str, str] | None:
-    """Describe a mix of first-party versions.
+    """Describe a mismatch of first-party versions.
 
     Args:
-        versions: distribution -> its installed version, the core's among them or nothing is compared.
+        versions: distribution -> installed version; nothing is compared unless the core is included.
 
     Returns:
-        What does not match, and the pip line that mends it; None where all are of one version. The
-        line names every distribution given: one that was left out would not match afterwards.
+        The mismatch in words, and the pip line that fixes it; None where all versions are equal. The
+        line names every distribution given, since any left out would not match afterwards.
     """
     core = versions.get(CORE)
     others = {name: here for name, here in versions.items() if core not in (None, here)}
@@ -123,7 +123,7 @@ def _installed(names: Iterable[str]) -> dict[str, str]:
 
 
 def missing_plugins(missing: Collection[str]) -> PluginError:
-    """Say why a run cannot start without some first-party plugins, with one pip line for all.
+    """Return the error for first-party plugins that are not installed, with one pip line for all.
 
     Args:
         missing: names of :data:`FIRST_PARTY` that no installed distribution offers.
@@ -136,20 +136,20 @@ def missing_plugins(missing: Collection[str]) -> PluginError:
 
 
 def installing(requirements: Iterable[str]) -> str:
-    """Write the pip line for first-party distributions; an installed one lacks the name: it is too old."""
+    """Return the pip line for first-party distributions; an installed one that lacks the name is too old."""
     needed = sorted(set(requirements))
     old = any(installed_version(requirement.partition("[")[0]) for requirement in needed)
     return pip_line(*needed, upgrade=old)
 
 
 def unusable(kind: str, name: str, offers: Sequence[Offer], requirement: str) -> PluginError | None:
-    """Say why a name cannot be used, from its metadata and source; None: it can be imported.
+    """Return the error for an unusable name, from metadata and source; None if it can be imported.
 
     Args:
         kind: ``plugin`` or ``command``.
-        name: as it was typed.
+        name: the name as typed.
         offers: the entry points of that name, at least one.
-        requirement: what brings the first-party one of that name; it is never the one to uninstall.
+        requirement: the pip requirement of the first-party one, which the fix never uninstalls.
     """
     ours, distributions = requirement.partition("[")[0], {one.distribution for one in offers}
     (first, *more) = offers
@@ -161,7 +161,7 @@ def unusable(kind: str, name: str, offers: Sequence[Offer], requirement: str) ->
             where=", ".join(one.value for one in offers),
             fix=f"uninstall the one that you did not mean: {' or '.join(others)}{known}",
         )
-    if first.broken and not first.unparsable:  # Python refuses what cannot be parsed: line, caret
+    if first.broken and not first.unparsable:  # Python's own error shows line and caret
         return PluginError(
             f"{kind} '{name}' of {first.offered_by} cannot be used: {first.broken}",
             where=first.file or first.value,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Hooks:
-    """What a plugin may implement. Builders are bound to the plugin: every entry knows its owner."""
+    """The hooks that a plugin may implement. Builders are bound to the plugin: each entry records its owner."""
 
     def build_attention(self, attn: builders.AttentionBuilder) -> None:
         """While planning, once a layer: the slots of that layer's attention."""
@@ -22,13 +22,13 @@ class Hooks:
         """While planning: the form of the logits, further targets, further terms."""
 
     def optimizer_factory(self, optimizer: builders.OptimizerBuilder) -> None:
-        """While planning, last: rules, their stages, which parameter follows which, multipliers."""
+        """While planning, last: update rules, their stages, parameter groups, multipliers."""
 
     def kernel_provider(self, kernels: builders.KernelBuilder) -> None:
-        """While planning: candidates for ops, which are chosen from when the plan is bound to a device."""
+        """While planning: candidate kernels for ops; one is chosen when the plan is bound to a device."""
 
     def build_data(self, data: builders.DataBuilder) -> None:
-        """While planning: the documents, their order and rows, special tokens, further fields, what ``on_batch`` reads."""
+        """While planning: the documents, their order and rows, special tokens, the fields of ``on_batch``."""
 
     def on_batch(
         self,
@@ -41,18 +41,18 @@ class Hooks:
     ) -> dict[str, Any]:
         """While running, in the loader's thread: a NumPy batch in phase train, eval or decode.
 
-        ids are below ``vocab``, which is model.vocab. ``progress`` is the batch's place in the run:
-        its step over train.steps, up to 1; in the other phases 1. ``specials``: name -> id of the
-        special tokens that plugins asked for, and ``end_of_text``. ``pieces``: the bytes of each id, in
-        phase train, none of special and unused ones; empty where the tokenizer is not known.
+        ids are below ``vocab``, which is model.vocab. ``progress`` is the step divided by train.steps, up
+        to 1; in the other phases it is 1. ``specials``: name -> id of the special tokens that plugins
+        declare, and ``end_of_text``. ``pieces``: the bytes of each id, in phase train only; empty bytes for
+        special and unused ids, and an empty tuple where the tokenizer is not known.
         """
         raise NotImplementedError
 
     def on_evaluated(self, evaluated: Any, history: Any, model: Any) -> Any:
-        """While running, after an evaluation: figures of one's own, and whether the run ends there."""
+        """While running, after an evaluation: returns the plugin's own metrics, and whether the run ends."""
 
     def on_event(self, event: Any) -> None:
-        """While running: typed events, for an observer, which changes nothing."""
+        """While running: typed events, for observers such as loggers, which change nothing."""
 
 
 HOOKS: dict[str, tuple[str, ...]] = {

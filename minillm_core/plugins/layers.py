@@ -1,4 +1,4 @@
-"""Which layers a technique goes into, independent of how many there are."""
+"""The selection of the layers that a technique changes, independent of the number of layers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _EVERY = re.compile(r"every:([1-9]\d{0,5})")
 
 @dataclass(frozen=True, init=False, repr=False)
 class Layers:
-    """``"all"``, ``"every:2"`` (0, 2, 4, ...) or indices such as ``[0, -1]``, -1 being the last.
+    """A selection: ``"all"``, ``"every:2"`` (0, 2, 4, ...) or indices such as ``[0, -1]``, -1 being the last.
 
-    The type of an option that says which layers.
+    The type of an option that selects layers.
 
     ::
 
@@ -46,7 +46,7 @@ class Layers:
         object.__setattr__(self, "_spec", spec if isinstance(spec, str) else tuple(spec))
 
     def resolve(self, num_layers: int) -> tuple[int, ...]:
-        """The indices in a model of ``num_layers`` layers, ascending.
+        """Return the indices in a model of ``num_layers`` layers, ascending.
 
         Raises:
             PlanError: an index is outside the model, or a layer is named twice.
@@ -72,12 +72,12 @@ class Layers:
         return tuple(indices)
 
     def names(self, layer: int, num_layers: int) -> bool:
-        """Whether ``layer`` is listed by its index, and not only among all or every N."""
+        """Return whether ``layer`` is listed by its index, not by ``all`` or ``every:N``."""
         listed = () if isinstance(self._spec, str) else self._spec
         return layer in {index % num_layers for index in listed}
 
     def data(self) -> str | list[int]:
-        """The form that was given, as JSON."""
+        """Return the selection in the form given, as JSON."""
         return self._spec if isinstance(self._spec, str) else list(self._spec)
 
     def __str__(self) -> str:

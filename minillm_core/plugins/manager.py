@@ -1,4 +1,4 @@
-"""The plugins that a run names, and no others: imported, given their options, their hooks called."""
+"""The plugins that a run names, and no others: their import, their options and the calls of their hooks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def find(named: Spec) -> FoundPlugin:
     """Import one plugin's class.
 
     Args:
-        named: the name of an installed plugin, or a file and its class; text is never a file.
+        named: the name of an installed plugin, or a FileSpec; a string never names a file.
 
     Raises:
         ConfigError: the text cannot be a plugin's name.
@@ -51,10 +51,10 @@ def find_plugin(spec: str, *, where: str = "plugin") -> FoundPlugin:
 
     Args:
         spec: a name, or a file and its class (``./my_trick.py:MyTrick``), as ``--plugins`` takes them.
-        where: the place that an error names.
+        where: the place shown in errors.
 
     Returns:
-        The class (``cls``) and where it comes from (``origin``).
+        The class (``cls``) and its origin (``origin``).
 
     Raises:
         ConfigError: it is neither a name nor a file with a class, or its name is reserved.
@@ -65,9 +65,9 @@ def find_plugin(spec: str, *, where: str = "plugin") -> FoundPlugin:
 
 
 def find_all(named: Iterable[Spec]) -> list[FoundPlugin]:
-    """Import several plugins' classes, one after the other; as :func:`find`.
+    """Import several plugins' classes in order, as :func:`find` does.
 
-    What is installed is looked through once for all of them: with a hundred distributions it
+    The installed distributions are scanned once for all of them: with a hundred distributions a scan
     takes as long as a plugin's own import.
     """
     specs = list(named)
@@ -145,7 +145,7 @@ def _import_class(
 
 
 def _run_file(name: str, path: Path) -> ModuleType:
-    """Run a single file as a module that references can name: anew at every load, never cached."""
+    """Execute a single file as a module that references can name: at every load, never cached."""
     module = ModuleType(f"minillm_file_{name}")
     module.__file__ = str(path)
     sys.modules[module.__name__] = module
@@ -181,7 +181,7 @@ def _unknown(name: str) -> PluginError:
 
 
 def _in_file(name: str) -> list[str]:
-    """List the plugins of a single file of this name in the current folder, as ``--plugins`` takes them."""
+    """Return the plugins in a file of this name in the current folder, as typed after ``--plugins``."""
     try:
         classes = plugin_classes(Path(f"{name}.py").read_bytes())
     except (OSError, SyntaxError):
@@ -197,13 +197,13 @@ class LoadedPlugin(Origin):
 
     @classmethod
     def of(cls, name: str, plugin: Plugin) -> LoadedPlugin:
-        """Make one of a plugin that was made in Python, under the given name."""
+        """Return a loaded plugin for an instance made in Python, under the given name."""
         source = f"{type(plugin).__module__}:{type(plugin).__qualname__}"
         return cls.of_file(name, source, inspect.getfile(type(plugin)), plugin=plugin)
 
     @property
     def origin(self) -> Origin:
-        """The plugin's origin, which it is itself."""
+        """The plugin's origin: the object itself."""
         return self
 
     def data(self) -> dict[str, Any]:
@@ -216,18 +216,18 @@ def load(
     specs: Mapping[str, Spec] | Iterable[Spec],
     options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[LoadedPlugin, ...]:
-    """Import the plugins that are named and type their options; nothing else is imported.
+    """Import the named plugins and validate their options; nothing else is imported.
 
     Args:
-        specs: names, or files that a person named; or name -> either, as
-            :func:`minillm_core.config.load` gives them. A path that is text is refused.
+        specs: names or FileSpecs; or name -> either, as :func:`minillm_core.config.load` returns them.
+            A path as a string is refused.
         options: name -> the options given.
 
     Returns:
         The plugins, sorted by name.
 
     Raises:
-        ConfigError: nothing can be called that.
+        ConfigError: an invalid name.
         PluginError: unknown, broken, named twice, of another hook API, or a wrong option.
         PluginCodeError: a plugin's own code raised while it was imported or its options checked.
     """
@@ -246,10 +246,10 @@ def load(
 
 
 def check_support(plugins: Iterable[LoadedPlugin], backend: str, device: str) -> None:
-    """Refuse plugins that cannot run where the run will: before the first step.
+    """Refuse plugins that cannot run on the run's backend and device, before the first step.
 
     Args:
-        plugins: those that were loaded.
+        plugins: the loaded plugins.
         backend: ``torch``, ``mlx`` or ``numpy``.
         device: ``cpu``, ``cuda:0``, ``mps``, ``gpu``.
 
@@ -288,16 +288,16 @@ class Manager:
         return tuple(one for one in self.plugins if hook in one.plugin.hooks)
 
     def call(self, hook: str, make_arguments: Callable[[LoadedPlugin], Mapping[str, Any]]) -> None:
-        """Call each implementation of ``hook`` with what ``make_arguments`` makes for its plugin.
+        """Call each implementation of ``hook`` with the arguments that ``make_arguments`` returns for its plugin.
 
         Raises:
             PluginCodeError: an implementation raised.
             PluginError: an implementation returned something.
-            MinillmError: what the core raised in answer to an implementation, as it is.
+            MinillmError: an error of the core caused by an implementation, unchanged.
         """
         for one in self.implementing(hook):
             implementation, arguments = getattr(one.plugin, hook), make_arguments(one)
-            names = inspect.signature(implementation).parameters  # it may leave some out
+            names = inspect.signature(implementation).parameters  # a hook may omit some
             taken = {name: arguments[name] for name in names}
             with one.contain(hook):
                 result = implementation(**taken)
@@ -310,7 +310,7 @@ class Manager:
 
 
 def with_options(found: FoundPlugin, options: Mapping[str, Any]) -> LoadedPlugin:
-    """Make the plugin with the options given.
+    """Return the plugin with the options given.
 
     Raises:
         PluginError: an option is unknown, missing or ill-typed.

@@ -1,6 +1,6 @@
-"""The facts that a plugin's class or a command's function states, read with ``ast``: nothing is imported.
+"""The facts that a plugin's class or a command's function declares, read with ``ast`` without importing it.
 
-Standard library only: ``minillm plugins list`` must start at once and run no plugin's code.
+Standard library only: ``minillm plugins list`` must start fast and run no plugin's code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 from minillm_core.text import plain
 
 HOOK_API = 1
-"""The number of the hook API; a change that can break a plugin raises it, with a CHANGELOG line."""
+"""The version of the hook API; a change that can break a plugin increments it, with a CHANGELOG line."""
 
 BACKENDS = ("torch", "mlx", "numpy")
 RESERVED = frozenset({"model", "train", "eval", "checkpoint", "data", "log", "mesh", "plugins"})
@@ -24,7 +24,7 @@ RESERVED = frozenset({"model", "train", "eval", "checkpoint", "data", "log", "me
 
 
 class ManifestError(ValueError):
-    """A mistake in the statement of a class, in a few words; and the fix, if known."""
+    """A mistake in a class statement, in a few words; and the fix, if known."""
 
     def __init__(self, what: str, fix: str | None = None) -> None:
         super().__init__(f"{what}: {fix}" if fix else what)
@@ -36,21 +36,21 @@ class Manifest:
     """The keywords of ``class Name(Plugin, api=1, ...)``."""
 
     api: int
-    backends: tuple[str, ...] = BACKENDS  # those that it runs on
-    devices: tuple[str, ...] = ()  # kinds of device: "cpu", "cuda", "mps", "gpu"; none: any
+    backends: tuple[str, ...] = BACKENDS  # the backends that it runs on
+    devices: tuple[str, ...] = ()  # kinds of device: "cpu", "cuda", "mps", "gpu"; empty: any
     identity_at_init: bool = False  # the model's output is unchanged before the first step
-    discrete: bool = False  # its output jumps where a choice turns: rounding may decide one
-    surrogate: bool = False  # it rounds, and passes the gradient that stop_gradient leaves
-    export: str | None = None  # the layout that its model still fits, where that changes
-    task: bool = False  # what a run trains on is its affair: --task names it
-    requires: tuple[str, ...] = ()  # distributions that its hooks import, as pip takes them
+    discrete: bool = False  # its output jumps at a choice (routing): rounding may decide it
+    surrogate: bool = False  # it rounds and uses a surrogate gradient (straight-through)
+    export: str | None = None  # the layout that the model fits with this plugin
+    task: bool = False  # it provides the training data: --task may name it
+    requires: tuple[str, ...] = ()  # pip requirements that its hooks import
 
     @classmethod
     def of(cls, keywords: Mapping[str, Any]) -> Manifest:
         """Check the keywords and fill in the defaults.
 
         Raises:
-            ManifestError: ``api`` is missing or another, a keyword is unknown or ill-typed.
+            ManifestError: ``api`` is missing or of another version, a keyword is unknown or ill-typed.
         """
         if "api" not in keywords:
             raise ManifestError(f"states no hook API: write class Name(Plugin, api={HOOK_API})")
@@ -72,7 +72,7 @@ class Manifest:
 
 
 def _some(fits: Callable[[Any], Any]) -> Callable[[Any], bool]:
-    """Make the test of a tuple or list that is not empty and whose items all fit."""
+    """Return a test for a non-empty tuple or list whose items all fit."""
     return lambda value: (
         isinstance(value, (tuple, list)) and len(value) > 0 and all(map(fits, value))
     )
@@ -82,7 +82,7 @@ _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w, -]+\])?[\w\s<>=!~.,*+-]*")
 
 
 def _is_requirement(value: Any) -> bool:
-    """Return whether it looks like a requirement; versions are compared before a run."""
+    """Return whether ``value`` has the form of a pip requirement; versions are compared before a run."""
     return isinstance(value, str) and _REQUIREMENT.fullmatch(value) is not None
 
 
@@ -104,25 +104,25 @@ _EXPECTED: dict[str, tuple[str, Any]] = {
         _some(_is_requirement),
     ),
 }
-"""Keyword -> what it should be, in words, and the test of it."""
+"""Keyword -> its expected value in words, and a test for it."""
 
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """The facts about a plugin's class that its source states."""
+    """The facts about a plugin's class that its source declares."""
 
     manifest: Manifest
     summary: str
     options: tuple[str, ...]
 
 
-@cache  # by what the source says: a file that has changed is read anew
+@cache  # keyed by the source text: a changed file is read again
 def read_class(source: bytes, name: str) -> ClassFacts:
     """Read the class ``name``, defined at the top level of ``source``.
 
     Raises:
         SyntaxError: Python cannot parse the source.
-        ManifestError: the class is absent, or what it states cannot be read or used.
+        ManifestError: the class is missing, or its declarations cannot be read or used.
     """
     found = [node for node in _classes(source) if node.name == name]
     if not found:
@@ -136,7 +136,7 @@ def read_class(source: bytes, name: str) -> ClassFacts:
 
 
 def plugin_classes(source: bytes) -> list[str]:
-    """List the classes of ``source`` that state a hook API.
+    """Return the classes of ``source`` that declare a hook API.
 
     Raises:
         SyntaxError: Python cannot parse the source.
@@ -149,9 +149,9 @@ def plugin_classes(source: bytes) -> list[str]:
 
 
 def command_summary(source: bytes, name: str) -> str:
-    """Read the summary of a command: the first line of its function's docstring.
+    """Return the summary of a command: the first line of its function's docstring.
 
-    Of a typer app it is that of the app's callback, or the app's ``help``.
+    For a typer app: the first line of the callback's docstring, or the app's ``help``.
 
     Raises:
         SyntaxError: Python cannot parse the source.
@@ -184,7 +184,7 @@ def _body(source: bytes) -> list[ast.stmt]:
         SyntaxError: Python cannot parse it.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an author's "\d" is no concern of who lists plugins
+        warnings.simplefilter("ignore")  # invalid escapes such as "\d"
         try:
             return ast.parse(source).body
         except (ValueError, RecursionError, MemoryError) as error:  # null bytes; nested too deep
@@ -233,7 +233,7 @@ def _is_option(value: ast.expr) -> TypeGuard[ast.Call]:
 
 
 def _type_of(option: ast.Call) -> str:
-    """Name the type of an option's default, where that is a plain number, text or truth."""
+    """Return the type's name for a default that is a literal number, string or boolean."""
     default = option.args[0] if option.args else None
     kind = type(default.value) if isinstance(default, ast.Constant) else None
     return kind.__name__ if kind in (bool, int, float, str) else "TYPE"

@@ -1,6 +1,6 @@
-"""Whatever was measured of plugins and of runs on this machine: entry points ``minillm.measured``.
+"""Measurements of plugins and of runs on this machine, through the entry points ``minillm.measured``.
 
-minillm-lab brings these functions; without it nothing is measured, kept or shown:
+minillm-lab provides these functions; without it nothing is measured, kept or shown:
 
     speed       (cache, plan, detected, dtype) -> the speed that the plan may be expected to reach here
                 (``tokens_per_second``, and ``basis`` in words); None: nothing like it was measured
@@ -21,15 +21,15 @@ GROUP, FIRST_PARTY = "minillm.measured", "minillm-lab"
 
 
 def measured(name: str) -> Any:
-    """Import a function of the group; None: no installed distribution brings it.
+    """Import a function of the group; None if no installed distribution provides it.
 
     Raises:
-        PluginError: several do.
+        PluginError: several distributions provide it.
     """
     found = offered(GROUP, name, f"bring {name} of what was measured")
     return found.load() if found else None
 
 
 def absent(what: str) -> str:
-    """Say which distribution brings something that was measured, with its pip line."""
+    """Return a sentence that names the distribution with the measurements, with its pip line."""
     return f"{what} by {FIRST_PARTY}, which is not installed: {installing([FIRST_PARTY])}"

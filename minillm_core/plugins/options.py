@@ -1,4 +1,4 @@
-"""The options of a plugin: declared by its class, checked and typed by the rules of settings."""
+"""The options of a plugin: declared by its class, validated by the same rules as settings."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def option(
         width: int = option(12, ge=1, help="input features that the gate reads")
 
     Args:
-        default: its value where none is given; without one the option is required.
-        help: what it is, with its unit, for ``minillm plugins info``.
+        default: the value where none is given; without a default the option is required.
+        help: description with the unit, for ``minillm plugins info``.
         ge: smallest value.
         gt: the value is larger than this.
         le: largest value.
@@ -53,10 +53,10 @@ def option(
         min_length: least number of characters or items.
         max_length: largest number of characters or items.
         pattern: regular expression that a string matches.
-        again: a value other than the default must be given again to resume a run; it is never
+        again: a value other than the default must be typed again to resume a run; it is never
             taken from run.json alone, which may come from another person. For options that send
-            data away.
-        search: values that ``minillm search`` may try, numbers from the smallest on.
+            data to other machines.
+        search: values that ``minillm search`` may try, numbers in ascending order.
     """
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt, "multiple_of": multiple_of}
     bounds |= {"min_length": min_length, "max_length": max_length, "pattern": pattern}
@@ -78,10 +78,10 @@ def named_again(plugin: Plugin) -> list[str]:
 
 
 def validated(cls: type[_P], name: str, values: Mapping[str, Any]) -> _P:
-    """Make the plugin ``name`` from the values that were given for its options, strictly typed.
+    """Return the plugin ``name`` with the given option values, strictly typed.
 
-    A TOML integer is not taken for a string, nor 1 for true: a value of the wrong type is a slip. TOML
-    has no word for None, so that "none" is what is written where an option takes it.
+    An integer is not converted to a string, nor 1 to true: a value of the wrong type is an error. TOML
+    has no None, so "none" is written where an option accepts it.
 
     Raises:
         PluginError: an option is unknown, missing or ill-typed.
@@ -109,12 +109,12 @@ def describe_option(name: str, field: FieldInfo) -> dict[str, Any]:
 
 
 def expected(field: FieldInfo) -> str:
-    """Describe the values that an option takes: "an integer >= 1"."""
+    """Describe the values that an option accepts: "an integer >= 1"."""
     return describe(field, _WORDS)
 
 
 def _typed(field: FieldInfo, value: Any) -> Any:
-    """Read the word for None, where an option takes it."""
+    """Convert the word for None, where an option accepts None."""
     return None if value == NONE and type(None) in typing.get_args(field.annotation) else value
 
 
@@ -130,7 +130,7 @@ _BOUNDS = {
 }
 
 NONE = "none"
-"""How None is typed."""
+"""The spelling of None."""
 
 
 def _items(parts: Sequence[str], any_number: bool) -> str:
@@ -189,14 +189,14 @@ def _refusal(
         what = f"the default of option '{key}' of plugin '{plugin}' is not valid: {reason}"
         fix = f"type {where}=VALUE ({takes}), and tell the plugin's authors"
     else:
-        if first["type"] in ("value_error", "assertion_error"):  # the author's or a type's words
+        if first["type"] in ("value_error", "assertion_error"):  # a validator's message
             takes += f" ({reason})"
         what = f"{what} {show(_json(given))}; it takes {takes}"
     return PluginError(what, where=where, fix=fix)
 
 
 def _example(field: FieldInfo, given: Any) -> str:
-    """Return a value that may be typed on the command line."""
+    """Return an example value as typed on the command line."""
     if field.annotation is str and given is not None and not isinstance(given, (dict, list)):
         return f"'\"{plain(str(given))}\"'"  # a number that should be a string needs TOML's quotes
     if not field.is_required():
@@ -210,7 +210,7 @@ def _example(field: FieldInfo, given: Any) -> str:
 
 
 def _shell(value: Any) -> str:
-    """Return a value as it is typed: a bare word, or quoted TOML where a shell would split it."""
+    """Return a value as typed in a shell: a bare word, or quoted TOML where a shell would split it."""
     text = value if isinstance(value, str) else show(value)
     return f"'{text}'" if set(text) & set(' []{}"*?$') else text
 

@@ -1,4 +1,4 @@
-"""The base class of every plugin. The class is the manifest: nothing else is written anywhere."""
+"""The base class of every plugin. The class is the manifest: no other file declares the plugin."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ class Plugin(BaseModel):
             def build_attention(self, attn):
                 attn.out.gate(Gate, width=self.width)
 
-    The docstring's first line is the summary. A public method is a hook, and a name that is no
-    hook is refused, since a misspelt one would never be called. Helpers start with an underscore;
-    properties, static methods, class methods and pydantic's validators are free. An instance is
+    The docstring's first line is the summary. Every public method must be a hook: an unknown name is
+    refused, since a misspelt hook would never be called. Helpers start with an underscore;
+    properties, static methods, class methods and pydantic's validators are allowed. Instances are
     frozen.
 
     Args of the class statement (literals, since ``minillm plugins list`` reads them unimported):
-        api: the number of the hook API that the class is written for.
-        backends: those it runs on, where not all: ``("torch",)``.
-        devices: kinds of device it runs on, where not all: ``("cuda",)``.
+        api: the version of the hook API that the class is written for.
+        backends: the supported backends, where not all: ``("torch",)``.
+        devices: the supported kinds of device, where not all: ``("cuda",)``.
         identity_at_init: the model's output is unchanged before the first step.
-        discrete: its output jumps where a choice turns (routing): what bfloat16 decides otherwise
-            than float32 is no fault.
-        surrogate: it rounds what it computes with, and its gradient is the one that ``stop_gradient``
-            leaves (straight-through), not a slope; the last bit of float32 may decide a rounding.
-        export: the layout that the model fits with it: ``"llama"`` (the plain one still fits), or
-            one that an installed distribution writes: ``"qwen2"``, ``"qwen3"``. Without one, an export
-            brings modeling files, written from the plugin's source.
-        task: what a run trains on is its affair, so that ``--task`` may name it.
-        requires: distributions that its hooks import when they first run, as pip takes them:
+        discrete: the output is discontinuous (routing, top-k): bfloat16 may choose differently from
+            float32, which is no fault.
+        surrogate: it rounds values and uses a surrogate gradient through ``stop_gradient``
+            (straight-through), not the slope; the last bit of float32 may change a rounding.
+        export: the layout that the model fits with this plugin: ``"llama"`` (the plain layout still fits),
+            or one that an installed distribution writes: ``"qwen2"``, ``"qwen3"``. Without it, an export
+            contains modeling files, written from the plugin's source.
+        task: the plugin provides the training data, so that ``--task`` may name it.
+        requires: pip requirements that its hooks import when they first run:
             ``("tensorboard>=2.16",)``. A run is refused before it starts where one is missing.
 
     Raises:
-        PluginError: when the class is made: another API, an unknown keyword, a misspelt hook, a
-            wrong argument, an option that hides a name of this class.
+        PluginError: when the class is created: another API version, an unknown keyword, a misspelt hook,
+            a wrong argument, an option that hides a name of this class.
     """
 
     model_config = ConfigDict(
@@ -92,7 +92,7 @@ _TAKEN = frozenset(name for name in dir(Plugin) if not name.startswith("_")) | f
 
 
 def _public_methods(cls: type[Plugin]) -> dict[str, Callable[..., Any]]:
-    """Collect the public plain functions of ``cls`` and its bases up to Plugin; the most derived one counts."""
+    """Return the public plain functions of ``cls`` and its bases up to Plugin; the most derived one wins."""
     members: dict[str, Any] = {}
     for base in reversed([base for base in cls.__mro__ if base not in Plugin.__mro__]):
         members |= vars(base)
@@ -106,11 +106,11 @@ def _public_methods(cls: type[Plugin]) -> dict[str, Callable[..., Any]]:
 
 
 _OVERRIDABLE = frozenset({"model_post_init"})
-"""What pydantic calls by itself."""
+"""Methods that pydantic calls."""
 
 
 def _check_hook(cls: type[Plugin], name: str, method: Any) -> None:
-    """Refuse a public method that is no hook, or that its hook cannot call."""
+    """Refuse a public method that is no hook, or whose arguments do not fit its hook."""
     stated = f"def {name}(self, {', '.join(HOOKS.get(name, ()))})"
     if name not in HOOKS:
         close = nearest(name, HOOKS)
@@ -132,7 +132,7 @@ def _check_hook(cls: type[Plugin], name: str, method: Any) -> None:
 def _arguments_problem(
     parameters: Sequence[inspect.Parameter], known: tuple[str, ...]
 ) -> str | None:
-    """Describe the mistake in a hook's arguments; it may leave some out."""
+    """Describe the mistake in a hook's arguments, or return None; a hook may leave some out."""
     if not parameters:
         return "does not take self"
     for parameter in parameters[1:]:
@@ -146,5 +146,5 @@ def _arguments_problem(
 
 
 def _place(target: Any) -> str:
-    """Locate a function by file and line, or a class that is still being made by module and name."""
+    """Return the place of a function as file and line, of a class being created as module and name."""
     return place_of(target) or f"{target.__module__}.{target.__qualname__}"

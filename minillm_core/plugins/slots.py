@@ -5,10 +5,10 @@
     term    a sum, in sorted order
     query   yes, or a reason (candidates: minillm_core.ops.select)
 
-Resolution never looks at the order of the calls: the order of ``--plugins`` does not matter.
+Resolution is independent of the order of the calls, and so of the order of ``--plugins``.
 
-A slot is declared once, where it is constructed (``AttentionSlots`` and its like): its name, its
-merge kind, the core's default in words. The slot table (minillm_core.plan.slots) is made from that.
+A slot is declared once, where it is constructed (``AttentionSlots`` and similar classes): its name, its
+merge kind, the core's default in words. The slot table (minillm_core.plan.slots) is built from that.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ T = TypeVar("T")
 
 EMBED, STREAMS, AFTER = -2, -1, 1 << 30
 LOSS = AFTER + 1
-"""The times of a step outside its layers, the loss last; a layer's own time is its number."""
+"""Positions in the order of a step outside the layers, the loss last; a layer's position is its index."""
 
 PLACES: Mapping[str, float] = {"in": 0.0, "attention": 0.2, "mid": 0.4, "mlp": 0.6, "out": 0.8}
-"""Place in a layer -> what is added to the layer's time, in the order of a step."""
+"""Place in a layer -> offset added to the layer's position, in the order of a step."""
 
 
 def time_of(place: str) -> float:
-    """Return when a step computes ``layers.3.mid``, or what is inside ``layers.3.attention``; else AFTER."""
+    """Return the position in a step of a place such as ``layers.3.mid``; AFTER where it is in no layer."""
     _, layer, name, *_ = [*place.split("."), "", "", ""]
     return int(layer) + PLACES[name] if name in PLACES and layer.isdigit() else AFTER
 
 
 def way_out(one: str, other: str, layered: Collection[str] = ()) -> str:
-    """Word the fix of a conflict between two plugins.
+    """Return the fix for a conflict between two plugins, in words.
 
     Args:
         one: a plugin.
-        other: another.
-        layered: of a slot that each layer has, the plugins with an option ``layers``.
+        other: another plugin.
+        layered: for a slot that each layer has, the plugins with an option ``layers``.
     """
     first, second = sorted((one, other))
     fix = (
@@ -64,13 +64,13 @@ def filled_at() -> str:
 
 
 def in_order(waiting: Mapping[str, Collection[str]]) -> tuple[list[str], list[str]]:
-    """Order names so that each comes after those that it waits for, then by name.
+    """Sort names topologically, ties by name.
 
     Args:
-        waiting: name -> the names before it; others than those of the mapping are passed over.
+        waiting: name -> the names that precede it; names that are not keys are ignored.
 
     Returns:
-        The names in order; and those that wait for each other in a circle, sorted.
+        The names in order; and the names in cycles, sorted.
     """
     order, left = [], sorted(waiting)
     while ready := [name for name in left if not {*left}.intersection(waiting[name])]:
@@ -81,19 +81,19 @@ def in_order(waiting: Mapping[str, Collection[str]]) -> tuple[list[str], list[st
 
 @dataclass(eq=False)
 class Slot:
-    """Base of the merge kinds: the declaration of a place that plugins may fill."""
+    """Base of the merge kinds: the declaration of a slot that plugins may fill."""
 
     where: str  # its name in the plan: layers.0.attention.window
     _: KW_ONLY
-    # of a slot that each layer has, plugins with an option ``layers``
+    # for a slot that each layer has, plugins with an option ``layers``
     layered: Collection[str] = ()
-    default: str = "none"  # what the core does there, in words
-    also: tuple[str, ...] = ()  # further names by which it is found
-    order: float = AFTER  # when a step computes it: EMBED, STREAMS, in its layer, or AFTER them
-    shapes: bool = True  # the model's function differs by it; not by a loss or an optimizer
-    listed: bool = True  # a plan lists what plugins put there
+    default: str = "none"  # the core's default, in words
+    also: tuple[str, ...] = ()  # further names for look-ups
+    order: float = AFTER  # position in a step: EMBED, STREAMS, in its layer, or AFTER the layers
+    shapes: bool = True  # it changes the function of the model; a loss or an optimizer does not
+    listed: bool = True  # a plan lists the plugins' entries
     heading: str = (
-        ""  # under which a plan counts it together with others; empty: it is listed itself
+        ""  # heading under which a plan counts it with others; empty: it is listed itself
     )
     owners: set[str] = field(default_factory=set, init=False)  # the plugins that fill it
 
@@ -110,7 +110,7 @@ class Claim(Slot, Generic[T]):
     """A slot with one owner."""
 
     _: KW_ONLY
-    evidence: str = ""  # what shows in a run that a claim took part, where that is no node
+    evidence: str = ""  # evidence in a run that the claim had an effect, where it is no node
     held: dict[str, T] = field(default_factory=dict, init=False)
     lines: dict[str, str] = field(default_factory=dict, init=False)  # claimant -> file and line
 
@@ -119,8 +119,8 @@ class Claim(Slot, Generic[T]):
 
         Args:
             owner: the plugin.
-            value: of the slot.
-            line: file and line of the claim; None: of the plugin's call that is running.
+            value: the slot's value.
+            line: file and line of the claim; None: of the current call in the plugin's hook.
 
         Raises:
             PlanError: the same plugin claims it twice.
@@ -137,7 +137,7 @@ class Claim(Slot, Generic[T]):
         """Return the claimed value, or the default.
 
         Raises:
-            PlanError: two claimants; names both, the slot and the way out.
+            PlanError: two claimants; the error names both, the slot and the fix.
         """
         if len(self.held) > 1:
             first, second, *_ = sorted(self.held)
@@ -151,17 +151,17 @@ class Claim(Slot, Generic[T]):
 
     @property
     def owner(self) -> str:
-        """The claimant, or core."""
+        """The claimant, or ``core``."""
         return next(iter(self.held), "core")
 
 
 class Claims(dict[K, Claim[T]]):
-    """Claims by key, each made when its key is first looked up.
+    """Claims by key, each created when its key is first looked up.
 
     Args:
-        where: the name of each, with ``{}`` for its key, or for each part of it.
-        evidence: of each, likewise.
-        declared: see :class:`Slot`.
+        where: the name of each claim, with ``{}`` for its key, or for each part of the key.
+        evidence: the evidence of each claim, with ``{}`` likewise.
+        declared: fields of each claim, see :class:`Slot`.
     """
 
     def __init__(self, where: str, evidence: str = "", **declared: Any) -> None:
@@ -176,7 +176,7 @@ class Claims(dict[K, Claim[T]]):
 
 @dataclass(frozen=True)
 class Link:
-    """A node of a chain, with its anchor and the names that it precedes or follows."""
+    """A node of a chain, with its anchor and the names of the nodes that it precedes or follows."""
 
     anchor: str
     node: Any  # a Node, or a stage of the optimizer: it has a name and an owner
@@ -186,7 +186,7 @@ class Link:
 
 @dataclass(eq=False)
 class Chain(Slot):
-    """Nodes in a row."""
+    """A slot whose nodes run one after the other."""
 
     anchors: tuple[str, ...]  # in their order
     links: list[Link] = field(default_factory=list, init=False)
@@ -196,7 +196,7 @@ class Chain(Slot):
     def add(
         self, anchor: str, node: Any, before: tuple[str, ...] = (), after: tuple[str, ...] = ()
     ) -> None:
-        """Join at ``anchor``, before or after nodes of these names where they are present."""
+        """Add a node at ``anchor``, before or after the nodes of these names where present."""
         self.owners.add(node.owner)
         self.links.append(Link(anchor, node, before, after))
 
@@ -248,7 +248,7 @@ class Chain(Slot):
                     ).concerning(plugins=(link.node.owner, links[other].node.owner))
 
     def _ordered(self, links: dict[str, Link]) -> list[str]:
-        """Order the names by anchor, then by before/after; the order must be total."""
+        """Return the names ordered by anchor, then by before/after; the order must be total."""
         order: list[str] = []
         for anchor in self.anchors:
             waiting = {name: link for name, link in links.items() if link.anchor == anchor}
@@ -281,20 +281,20 @@ class Terms(Slot, Generic[T]):
     _: KW_ONLY
     keyed: bool = True  # each key is a place of its own in the plan, ``where[key]``
     always: Mapping[str, str] = field(default_factory=dict)
-    """Of the core's own entries, key -> what it is; a plugin may claim one."""
+    """The core's own entries, key -> value in words; a plugin may claim a key."""
     shared: bool = False  # several plugins may add to a key that is not the core's
-    kind: str = "term"  # of the places: a sum's key that the core holds is claimed, not added
-    why: str | Callable[[str], str] = "adds it"  # why an entry is there; or a function of its key
+    kind: str = "term"  # the kind shown for its keys: a key of the core is claimed, not added to
+    why: str | Callable[[str], str] = "adds it"  # reason for an entry, or a function of its key
     times: dict[Hashable, float] = field(default_factory=dict, init=False)
-    """Of entries that a step computes at another time than ``order``."""
+    """Positions of the entries that a step does not compute at ``order``."""
     held: dict[Hashable, tuple[str, T]] = field(default_factory=dict, init=False)
-    """Key -> (owner, value); where several plugins may add to a key, it stands beside the owner's name."""
+    """Key -> (owner, value); if shared, (key, owner) is the dictionary key."""
 
     def add(self, owner: str, key: Hashable, value: T) -> None:
         """Add an entry.
 
         Raises:
-            PlanError: the key is there already; names both plugins.
+            PlanError: the key is in use; the error names both plugins.
         """
         place = f"{self.where}[{key}]"
         if self.shared and key not in self.always:

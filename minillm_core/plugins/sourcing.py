@@ -1,7 +1,7 @@
-"""What plugins ask of the reading of documents, and how a packer lays them out.
+"""The document source that plugins declare, and the base class of packers.
 
-Asked are a source, fields of its tokens, reserved tokens. A packer makes rows of pieces of documents,
-and never sees an id.
+A plugin may declare a source, fields of its tokens and special tokens. A packer builds rows from pieces of
+documents without seeing their ids.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import numpy as np
 
 WEIGHTS = "weights"
-"""The field of a source that the core reads itself: what the loss of predicting a token counts."""
+"""The field of a source that the core reads itself: the loss weight of predicting a token."""
 
 TARGET = "target_"
-"""Before a field's name: the field of the token that is predicted at a position."""
+"""Prefix of a field's name: the field of the token predicted at a position."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,13 @@ class Special(NamedTuple):
 class Segment(NamedTuple):
     """A part of a document whose tokens have the same values of the source's fields.
 
-    It is encoded apart from the segments around it: a boundary between two of them is one between
-    tokens. Put it where inference has one: at a special token, or where a prompt ends.
+    A segment is tokenized separately, so a boundary between segments is a boundary between tokens. Put
+    boundaries where inference has them: at special tokens, or at the end of a prompt.
 
     Attributes:
-        content: text; a special token; or ids.
-        values: field -> number, of each of its tokens; or, beside ids, an array of as many. A field
-            that is left out is 0.
+        content: text, a special token, or ids.
+        values: field -> a number for all its tokens; with ids also an array with one number per token.
+            Omitted fields are 0.
     """
 
     content: str | Special | Sequence[int] | np.ndarray
@@ -54,28 +54,28 @@ class Segment(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """A special token that a plugin asks for."""
+    """A special token that a plugin declares."""
 
     name: str
-    text: str  # of the token: <|fim_prefix|>
+    text: str  # the token's text: <|fim_prefix|>
     owner: str
-    add: bool  # to a tokenizer that lacks it
+    add: bool  # add it to a tokenizer that lacks it
 
 
 @dataclass(frozen=True)
 class Sourcing:
-    """What plugins ask of the reading of documents.
+    """The source of documents, its fields and the special tokens that plugins declare.
 
     Attributes:
-        source: yields them; None: the files are read by their formats.
-        files: whether it reads files.
-        fields: of its tokens.
-        specials: reserved tokens, by name.
-        code: of the source, the version of its distribution and the sha256 of its file.
-        template: that writes chats as the source does, for the exported tokenizer.
-        ends: names of the special tokens that end an answer in it.
-        prompt: writes a question, up to where its answer begins, as segments.
-        epochs: how often they are read by default where a trained model is tuned; None: as other text is.
+        source: the function that yields documents; None: files are read by their formats.
+        files: whether the source reads files.
+        fields: the fields of its tokens.
+        specials: special tokens, by name.
+        code: version of the source's distribution and sha256 of its file.
+        template: the chat template for the exported tokenizer, equivalent to the source's format.
+        ends: names of the special tokens that end an answer in the template.
+        prompt: the function that returns a question as segments, up to the start of the answer.
+        epochs: default passes over the documents when fine-tuning a trained model; None: as for other text.
     """
 
     source: Function | None = None
@@ -90,24 +90,24 @@ class Sourcing:
 
     @property
     def key(self) -> list[object]:
-        """Return, as JSON, what decides which ids and values are made of the same files."""
+        """Return the token cache key as JSON: all that determines ids and values read from the same files."""
         made = self.source and (self.source.reference, self.source.arguments)
         return [made, [(f.name, f.dtype) for f in self.fields], self.code] if made else []
 
     @property
     def ids(self) -> dict[str, int]:
-        """The special tokens' ids by name, as a tokenizer has them that is trained for the run."""
+        """The special tokens' ids by name, in a tokenizer trained for the run."""
         texts = sorted({one.text for one in self.specials})
         return {"end_of_text": 0, **{one.name: 1 + texts.index(one.text) for one in self.specials}}
 
     @property
     def batch_fields(self) -> tuple[Field, ...]:
-        """The fields of a batch: of a token and of the one predicted there; ``weights`` is the latter."""
+        """The batch fields: two per field, of a token and of the predicted token; ``weights`` only the latter."""
         named = [one for one in self.fields if one.name != WEIGHTS]
         return (*named, *(Field(TARGET + one.name, one.dtype) for one in named))
 
     def joined(self, other: Sourcing) -> Sourcing | None:
-        """Join what two plans ask, for one corpus; None: other documents, or one name for two tokens."""
+        """Merge two plans' declarations for one corpus; None if documents or special tokens conflict."""
         both = {one.name: one for one in (*other.specials, *self.specials)}
         clash = any(both[one.name].text != one.text for one in other.specials)
         specials = tuple(both[name] for name in sorted(both))
@@ -115,40 +115,40 @@ class Sourcing:
 
 
 PLAIN = Sourcing()
-"""Of a plan without such a plugin."""
+"""The sourcing of a plan without such plugins."""
 
 
 class Piece(NamedTuple):
-    """A document, or a part of one, by its place in the endless stream of all epochs' documents."""
+    """A document or a part of one, located in the endless stream of all epochs' documents."""
 
-    first: int  # its first token, counted from the beginning of the stream
+    first: int  # its first token, counted from the start of the stream
     last: int  # one past its last token
 
     @property
     def tokens(self) -> int:
-        """How many there are."""
+        """The number of tokens."""
         return self.last - self.first
 
     def part(self, first: int, last: int) -> Piece:
-        """Return the tokens from ``first`` up to ``last``, counted within the piece, where it has them."""
+        """Return the part from token ``first`` up to ``last`` (exclusive), within the piece and clipped."""
         return Piece(self.first + first, min(self.first + last, self.last))
 
 
 class Packer:
-    """Base of packers: what decides which documents lie together in a row.
+    """Base of packers, which choose the documents that share a row (sequence packing).
 
-    A run makes one packer and asks it for every row in turn, in the loader's thread. It takes whole
-    documents from an endless stream, in the order of each epoch, and lays out pieces of them. A
-    token that is neither in a row nor in ``pending`` is cut: no later row has it, and the run counts
-    it. ``pending`` and ``state`` are all that a packer may remember from row to row: checkpoints
-    hold them, and a resumed run puts them back. Random numbers of its own would not be.
+    A run constructs one packer and calls it for every row in turn, in the dataloader's thread. It takes
+    whole documents from an endless stream, in the order of each epoch, and puts pieces of them into
+    rows. A token that is neither in a row nor in ``pending`` is cut: no later row contains it, and the run
+    counts it. Only ``pending`` and ``state`` may carry over from row to row: they are saved in checkpoints
+    and restored on resume. A random generator of the packer's own would not be.
 
     Attributes:
-        capacity: tokens that a row has room for: train.seq_len, and one more, which is only a label.
-        any_capacity: of the class: ``capacity`` may be another for the next row. Without it, a run
+        capacity: tokens that fit in a row: train.seq_len, plus one, which is only a label.
+        any_capacity: set by the class: ``capacity`` may change from row to row. Without it, a run
             whose rows change their length (train.stages, ``data.shapes``) is refused.
-        pending: pieces that were taken, for later rows.
-        state: what else it remembers, as JSON.
+        pending: pieces taken from the stream and kept for later rows.
+        state: further state, as JSON.
     """
 
     any_capacity: ClassVar[bool] = False
@@ -159,7 +159,7 @@ class Packer:
         self.state: Any = None
 
     def row(self, take: Callable[[], Piece]) -> Sequence[Piece]:
-        """Return the pieces of the next row, one at least, of ``capacity`` tokens together at most.
+        """Return the pieces of the next row: at least one, together at most ``capacity`` tokens.
 
         Args:
             take: takes the next document of the stream, whole.

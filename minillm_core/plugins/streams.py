@@ -1,4 +1,4 @@
-"""Random numbers for ``on_batch``: every plugin has streams of its own, and checkpoints keep them."""
+"""Random generators for ``on_batch``: each plugin has its own, and checkpoints save their state."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _current: ContextVar[Callable[[str], np.random.Generator] | None] = ContextVar(
 
 
 def random_stream(name: str = "") -> np.random.Generator:
-    """Return a stream of random numbers of the plugin whose ``on_batch`` is running.
+    """Return the random generator of the plugin whose ``on_batch`` is running.
 
-    In phase train it goes on from batch to batch, and a resumed run goes on where the checkpoint
-    was; in the other phases it starts anew with every batch, so that evaluations are alike. It
-    depends on the run's seed, the plugin and ``name``, on nothing else.
+    In phase train its state carries over from batch to batch and is restored on resume; in the other
+    phases it is reseeded for every batch, so that evaluations are reproducible. The seed depends only on
+    the run's seed, the plugin and ``name``.
 
     Args:
-        name: tells several streams of one plugin apart.
+        name: distinguishes several generators of one plugin.
 
     Raises:
         RuntimeError: called outside ``on_batch``.
@@ -41,8 +41,8 @@ class Streams:
     """The generators of a run's ``on_batch`` hooks, by ``<plugin>`` or ``<plugin>.<name>``.
 
     Args:
-        seed: the run's.
-        state: of an earlier :meth:`data`.
+        seed: the run's seed.
+        state: the result of an earlier :meth:`data`.
     """
 
     def __init__(self, seed: int, state: Mapping[str, Any] | None = None) -> None:
@@ -57,7 +57,7 @@ class Streams:
 
     @contextmanager
     def of(self, plugin: str, phase: str) -> Iterator[None]:
-        """Let :func:`random_stream` give the plugin's streams inside."""
+        """Make :func:`random_stream` return the plugin's generators inside the context."""
 
         def stream(name: str) -> np.random.Generator:
             full = f"{plugin}.{name}" if name else plugin

@@ -1,7 +1,7 @@
-"""Reports, while it lasts, that a plugin's code has been running for long, or that a step waits.
+"""Reports of long-running code while it runs: a plugin's call, or a step that waits.
 
-A thread looks once a second at what is running: a call costs a few microseconds, and one that ends
-in time is not reported.
+A thread checks once a second: a watched call costs a few microseconds, and a call that ends in time is
+not reported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 FIRST = 10.0
-"""Seconds before the first report; the next comes after twice as many, and so on."""
+"""Seconds before the first report; the interval doubles with each report."""
 
 _LOOK_SECONDS = 1.0
 
@@ -31,12 +31,12 @@ class _Activity:
 
 
 class Watch:
-    """A watch of long-running code: what runs, in whichever thread, since when.
+    """A watch of long-running code in all threads: the activities and their start times.
 
     Args:
         say: prints a line.
-        first: seconds before the first one.
-        clock: seconds that never go back.
+        first: seconds before the first report.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Watch:
     def running(
         self, what: str | Callable[[], str | None], *, waits: bool = False, after: float = 0.0
     ) -> Iterator[None]:
-        """Note that something runs inside.
+        """Watch the code inside the context.
 
         Args:
             what: ``plugin 'x', on_batch``; or a function that returns it for a report, or
                 None where there is nothing to report.
-            waits: it waits for another thread, which is what matters where a plugin runs there.
-            after: seconds before it is mentioned, where :data:`FIRST` are too few.
+            waits: the code waits for another thread; where a plugin runs there, that plugin is reported.
+            after: seconds before the first report, if more than :data:`FIRST`.
         """
         words = what if callable(what) else lambda: what
         one = _Activity(words, self._clock(), max(self._first, after), waits)
@@ -76,7 +76,7 @@ class Watch:
             del self._running[one]
 
     def look(self) -> None:
-        """Report what has been running for long enough, and again where it goes on."""
+        """Report activities that have run for long enough, repeatedly while they run."""
         now = self._clock()
         at_work = list(self._running)
         late = [one for one in at_work if now - one.began >= one.due]
@@ -84,7 +84,7 @@ class Watch:
         for one in late:
             seconds = now - one.began
             if one.waits and any(self._is_waited_for(other, now) for other in at_work):
-                continue  # that one's line has named it, or will
+                continue  # reported by the other activity's line
             one.due = 2 * one.due
             if (what := one.what()) is None:
                 continue
@@ -95,11 +95,11 @@ class Watch:
             one.reported = True
 
     def _is_waited_for(self, one: _Activity, now: float) -> bool:
-        """Return whether it has run for so long that it is reported, and not the thread that waits for it."""
+        """Return whether the activity has run long enough to be reported instead of the waiting thread."""
         return not one.waits and now - one.began >= self._first / 2 and one.what() is not None
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop watching."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -111,7 +111,7 @@ class Watch:
 
 @contextmanager
 def watching(say: Callable[[str], None], *, first: float = FIRST) -> Iterator[None]:
-    """Watch whatever is marked as :func:`running` inside, and in threads that take this context."""
+    """Watch code marked with :func:`running` inside, and in threads that copy this context."""
     watch = Watch(say, first=first)
     token = _current.set(watch)
     try:
@@ -124,6 +124,6 @@ def watching(say: Callable[[str], None], *, first: float = FIRST) -> Iterator[No
 def running(
     what: str | Callable[[], str | None], *, waits: bool = False, after: float = 0.0
 ) -> AbstractContextManager[None]:
-    """Note that something runs inside, as :meth:`Watch.running`, on the current watch; without one, nothing."""
+    """Watch the code inside with the current watch, as :meth:`Watch.running`; do nothing without a watch."""
     watch = _current.get()
     return nullcontext() if watch is None else watch.running(what, waits=waits, after=after)

@@ -1,4 +1,4 @@
-"""What the planning hooks receive: one builder a hook, bound to the plugin that is being asked.
+"""The builders that planning hooks receive: one per hook, bound to the plugin whose hook is called.
 
 Slots are attributes, so that an editor completes them and a typo fails.
 """

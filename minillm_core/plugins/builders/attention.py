@@ -22,8 +22,8 @@ class AttentionSlots:
     """The slots of one layer's attention, each declared once, and their resolution.
 
     Args:
-        geometry: the layer's.
-        base: of the rotation.
+        geometry: the shape of the model, with this layer's index.
+        base: the base of the rotary frequencies.
         layered: the plugins with an option ``layers``.
     """
 
@@ -41,7 +41,7 @@ class AttentionSlots:
 
         self.qk = Chain(f"{at}.qk", ("project", "norm", "shift"), **here)
         self.frequencies: Claim[Function] = claim("rope.frequencies", formula)
-        self.expected: list[tuple[str, Function, str, str]] = []  # who, claim, whose, why
+        self.expected: list[tuple[str, Function, str, str]] = []  # plugin, function, owner, why
         self.scaling: Claim[Function] = claim("rope.scaling", "the frequencies as they are")
         self.positions: Claim[Node] = claim("rope.positions", "0, 1, 2 ... along the row")
         self.v: Terms[Node] = Terms(f"{at}.v", keyed=False, default="v alone", **here)
@@ -53,7 +53,7 @@ class AttentionSlots:
         self.out = Chain(f"{at}.out", ("correct", "project_out", "gate"), **here)
 
     def resolve(self) -> AttentionSpec:
-        """Resolve to the layer's attention, a claim under its own name; every conflict is an error."""
+        """Resolve the slots to the layer's attention, each claim under its slot's name; raise on a conflict."""
         qk = self.qk.resolve()
         rope = RopeSpec(
             self.base, self.frequencies.resolve(), self.scaling.resolve(), self.positions.resolve()
@@ -83,10 +83,10 @@ class AttentionSlots:
                 ).concerning(self.frequencies.where, plugins=(who,))
 
     def _check_aligned(self, core: Node | None, layout: Node | None) -> None:
-        """Refuse a core that does not fit into a layout.
+        """Refuse a core that does not fit the layout.
 
-        It reads tokens one by one where that makes several positions of each, or is not made for
-        the heads that it enters.
+        Either the core reads a value per token and the layout makes several positions of each token,
+        or the core cannot be built for the layout's number of heads.
         """
         if core is None or layout is None:
             return
@@ -129,8 +129,8 @@ class QK(Sealed):
 class Out(Sealed):
     """Chain: y (B, T, H, D), q, k, v, x (B, T, C) -> y (B, T, H, D), before the projection.
 
-    correct < project_out < gate. q and k are rotated, unless a layout has them rotated later;
-    v (B, T, K, D) has its terms.
+    correct < project_out < gate. q and k are rotated, unless a layout defers the rotation to the core;
+    v (B, T, K, D) includes its terms.
 
     ::
 
@@ -145,19 +145,19 @@ class Out(Sealed):
 
 
 class RopeClaims(Sealed):
-    """Claims on the rotary embedding, which compose: frequencies, then scaling; positions apart.
+    """Claims on the rotary embedding (RoPE): frequencies, then their scaling; positions independently.
 
-    The two functions run on the host, while the model is built.
+    The functions of frequencies and scaling run on the host, while the model is built.
     """
 
     def __init__(self, builder: AttentionBuilder, slots: AttentionSlots) -> None:
         self._builder, self._slots = builder, slots
 
     def frequencies(self, function: Callable[..., np.ndarray], **arguments: Any) -> None:
-        """Claim: head_dim -> (D/2,), radians a position, a NumPy array.
+        """Claim: head_dim -> (D/2,), the frequencies in radians per position, a NumPy array.
 
         Args:
-            function: of a module, called ``function(head_dim, **arguments)``.
+            function: a module-level function, called as ``function(head_dim, **arguments)``.
 
         ::
 
@@ -167,12 +167,12 @@ class RopeClaims(Sealed):
         self._slots.frequencies.add(self._builder._owner, value)
 
     def expects(self, function: Callable[..., np.ndarray], *, of: str, why: str) -> None:
-        """Refuse the plan where another function than this, or none, gives the layer's frequencies.
+        """Require that ``function`` sets this layer's frequencies; otherwise the plan is refused.
 
         Args:
-            function: as it is claimed in ``attn.rope.frequencies``.
+            function: the one that a plugin claims with ``attn.rope.frequencies``.
             of: the plugin that claims it.
-            why: what is done with it, in words.
+            why: how this plugin depends on it, in words, for the error.
 
         ::
 
@@ -183,12 +183,12 @@ class RopeClaims(Sealed):
         slots.expected.append((builder._owner, wanted, of, why))
 
     def scaling(self, function: Callable[..., np.ndarray], **arguments: Any) -> None:
-        """Claim: frequencies (D/2,) -> (D/2,), NumPy arrays (YaRN and its like).
+        """Claim: frequencies (D/2,) -> (D/2,), NumPy arrays (YaRN and similar context extension).
 
         Args:
-            function: of a module, called ``function(frequencies, **arguments)``.
-            arguments: JSON; one may be ``stages``: the function is called for each of their
-                numbers, and every stage of the run has tables of its own.
+            function: a module-level function, called as ``function(frequencies, **arguments)``.
+            arguments: JSON values; one may be ``stages(...)``: the function is called once for each
+                of its numbers, and each stage of the run has its own cos/sin tables.
 
         ::
 
@@ -214,7 +214,7 @@ class RopeClaims(Sealed):
         self._slots.scaling.add(owner, Function(owner, reference, full))
 
     def positions(self, cls: type, **arguments: Any) -> None:
-        """Claim: x (B, T, C) -> int32 (T,) or (B, T), each token's position.
+        """Claim: x (B, T, C) -> int32 (T,) or (B, T), the position of each token.
 
         ::
 
@@ -225,14 +225,14 @@ class RopeClaims(Sealed):
 
 
 class AttentionBuilder(Builder):
-    """One layer's attention, as one plugin sees it; the hook is called once a layer.
+    """The slots of one layer's attention, bound to one plugin; the hook is called once per layer.
 
     Attributes:
         layer: this layer's index, from 0.
-        layers: how many there are.
-        heads: H.
-        kv_heads: K; H is a multiple of it.
-        head_dim: D.
+        layers: the number of layers.
+        heads: H, the number of query heads.
+        kv_heads: K, the number of key-value heads; H is a multiple of it.
+        head_dim: D, the width of a head.
         seq_len: T, the length of a training row.
     """
 
@@ -263,13 +263,14 @@ class AttentionBuilder(Builder):
     ) -> None:
         """Term: v (B, T, K, D), x (B, T, C) -> (B, T, K, D), which is added to v.
 
-        Every term is computed from v as it is before the sum.
+        Every term is computed from the projected v, before any term is added.
 
         Args:
-            cls: a Module.
-            name: a suffix, where a plugin adds several.
-            reads: argument of ``forward`` -> the name at hand, where it is another in this layer.
-            arguments: of its constructor, JSON.
+            cls: a Module class.
+            name: a suffix that distinguishes several terms of one plugin.
+            reads: argument of ``forward`` -> name of the field, stream, tap or schedule value passed for it;
+                default: the argument's own name.
+            arguments: constructor arguments, JSON values.
 
         ::
 
@@ -281,7 +282,7 @@ class AttentionBuilder(Builder):
     def layout(self, cls: type, **arguments: Any) -> None:
         """Claim: call -> call, and y -> y (B, T, H, D) on the way back: a :class:`Layout`.
 
-        One with ``rope = "after"`` has the core rotate what it entered, and closes ``qk.shift``.
+        With ``rope = "after"``, q and k are rotated after the layout's ``enter``, and ``qk.shift`` is closed.
 
         ::
 
@@ -305,18 +306,18 @@ class AttentionBuilder(Builder):
     def core(self, cls: type, **arguments: Any) -> None:
         """Claim: q, k, v, x, mask, distance, window, documents, scale -> y, in the place of softmax.
 
-        The function of attention alone: q (B, T, H, D) is rotated and laid out, k and v (B, S, K, D)
-        are those of all columns, the queries being the last T of S; y has q's shape. Query head h
-        reads key-value head h // (H / K). In decoding k and v come out of the KV cache. The kernel
-        of the op ``attention`` is not asked in this layer.
+        Only scores, weights and their product with v are replaced. q (B, T, H, D) is already rotated and
+        laid out; k and v (B, S, K, D) cover all S positions, of which the queries are the last T; y has
+        q's shape. Query head h reads key-value head h // (H / K). In decoding k and v come from the KV
+        cache. This layer does not call the kernel of the op ``attention``.
 
-        ``mask`` is which key each query sees, bool (T, S), or (B, 1, T, S) with documents;
-        ``distance`` the query's position - the key's, int32 (T, S); ``window`` how many keys a query
-        sees and ``documents`` int32 (B, S), or None: the mask holds them; ``scale`` a number. x
-        (B, T, C), the sublayer's input, is that of the queries alone.
+        ``mask`` is True where a query may see a key: bool (T, S), or (B, 1, T, S) with document masking.
+        ``distance`` is the query's position minus the key's, int32 (T, S). ``window`` (keys per query) and
+        ``documents`` (int32 (B, S)) are None where unset; the mask already applies both. ``scale`` is a
+        number. x (B, T, C) is the sublayer's input at the queries.
 
-        Its class may state ``calls = ("attention",)``, where it asks that kernel itself, and
-        ``flops(keys)``, a method: FLOPs a token, forward and backward, over so many keys (default
+        The class may set ``calls = ("attention",)`` if it calls that kernel itself, and may define a
+        method ``flops(keys)``: FLOPs per token, forward and backward, over that many keys (default
         12 H D keys).
 
         ::
@@ -324,19 +325,19 @@ class AttentionBuilder(Builder):
             attn.core(Sinks, start=0.0)
 
         Args:
-            cls: a Module.
-            arguments: of its constructor, JSON.
+            cls: a Module class.
+            arguments: constructor arguments, JSON values.
         """
         where = self._slots.core.where
         node = self._node(where, (*CORE_GIVES, "x"), cls, arguments)
         self._slots.core.add(self._owner, node)
 
     def window(self, number: int | Schedule, *, name: str | None = None) -> None:
-        """Claim: how many keys a query sees, itself included.
+        """Claim: the attention window: how many keys a query sees, its own included.
 
         Args:
-            number: constant, or a schedule; ``stages`` gives each window a step of its own.
-            name: of a schedule that several layers follow, where others follow another.
+            number: a constant or a schedule; with ``stages`` a step is compiled for each window.
+            name: names the schedule, where groups of layers follow different schedules.
 
         ::
 
@@ -353,7 +354,7 @@ class AttentionBuilder(Builder):
         self._slots.window.add(self._owner, setting)
 
     def documents(self) -> None:
-        """Claim: tokens see those of their own document alone, by the batch's ``documents``.
+        """Claim: document masking: a token attends only within its document, by the batch's ``documents``.
 
         ::
 
@@ -362,7 +363,7 @@ class AttentionBuilder(Builder):
         self._slots.documents.add(self._owner, DocumentMask(self._owner))
 
     def scale(self, number: float | Schedule) -> None:
-        """Claim: what the attention logits are multiplied by (default D^-1/2).
+        """Claim: the factor on the attention logits (default D^-1/2).
 
         ::
 

@@ -1,4 +1,4 @@
-"""What all builders share: an owner, and the making of nodes and settings with its name on them."""
+"""The base of all builders: an owner, and the nodes and settings created in its name."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ RESERVED = frozenset(
     | {"ids", "labels", "documents", "positions", "weights", "normaliser", "head", "losses", "form"}
     | {"mask", "distance", "window", "scale"}
 )
-"""Names that slots and the batch give; a stream or a field may not take one."""
+"""Names that slots and the batch provide; no stream or field may use one."""
 
 
 class ValueTable:
-    """The schedule values of a plan, by name, each with its owner; and what plugins say of it."""
+    """The schedule values of a plan by name, each with its owner; and the notes of plugins."""
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[str, Schedule]] = {}
         self.notes: dict[tuple[str, str], None] = {}  # owner, text
 
     def add(self, owner: str, name: str, schedule: Schedule, place: str = "") -> str:
-        """Note a value; equal schedules under one name are one value.
+        """Register a schedule value; equal schedules under one name are one value.
 
         Returns:
-            Its name: ``name``, or ``name.place`` where another schedule has that already.
+            The value's name: ``name``, or ``name.place`` where a different schedule holds ``name``.
         """
         for candidate in (name, f"{name}.{place}" if place else name):
             if self.held.setdefault(candidate, (owner, schedule)) == (owner, schedule):
@@ -45,7 +45,7 @@ class ValueTable:
 
 
 def offered_twice(what: str, other: str, owner: str, where: str) -> PlanError:
-    """Make the error of two plugins that bring something of one name: ``what`` is ``by both``."""
+    """Return the error for two plugins that define the same name; ``what`` precedes "by both" in its text."""
     error = PlanError(
         f"{what} by both '{other}' and '{owner}'",
         where=where,
@@ -55,7 +55,7 @@ def offered_twice(what: str, other: str, owner: str, where: str) -> PlanError:
 
 
 class _Sealing(type):
-    """Seals what it has made."""
+    """A metaclass that seals every new instance against assignment."""
 
     def __call__(cls, *arguments: Any, **named: Any) -> Any:
         made = super().__call__(*arguments, **named)
@@ -64,15 +64,15 @@ class _Sealing(type):
 
 
 class UnknownSlot(PlanError, AttributeError):
-    """A builder has nothing of that name; ``hasattr`` answers as of any object."""
+    """An unknown attribute of a builder; also an AttributeError, so that ``hasattr`` works."""
 
 
 class Sealed(metaclass=_Sealing):
-    """Base of what is handed to plugins: slots are called, and nothing is ever set."""
+    """Base of the objects handed to plugins: slots are called, and assignments are refused."""
 
     _sealed = False
 
-    if not TYPE_CHECKING:  # to which every slot would be known
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             kind = type(self).__name__
@@ -95,12 +95,12 @@ class Sealed(metaclass=_Sealing):
 
 
 class Builder(Sealed):
-    """Base of the builders: the plugin whose hook is called, and the slots that it fills.
+    """Base of the builders: the plugin whose hook is called, and the slots that it may fill.
 
     Args:
         owner: the plugin.
         values: the schedule values of the plan.
-        slots: those of this builder.
+        slots: the slots of this builder.
     """
 
     def __init__(self, owner: str, values: ValueTable, slots: Any) -> None:
@@ -109,16 +109,16 @@ class Builder(Sealed):
     def note(self, text: str) -> None:
         """Print a note once, while a run is planned or started: ``note: NAME: text``.
 
-        For what is not wrong and not what people would expect, such as options that do nothing at
-        the sizes of this run.
+        For a valid but unexpected situation, such as options that have no effect at the sizes of
+        this run.
 
         Args:
-            text: one line.
+            text: the note, one line.
         """
         self._values.notes[self._owner, plain(text)] = None
 
     def _refusal(self, slot: str, text: str, **more: Any) -> PlanError:
-        """Make the error of a plugin that fills a slot wrongly."""
+        """Return the error for a plugin that fills a slot wrongly."""
         error = PlanError(f"plugin '{self._owner}', slot {slot}: {text}", **more)
         return error.concerning(slot, plugins=(self._owner,))
 
@@ -150,14 +150,14 @@ class Builder(Sealed):
         return Setting(self._owner, constant=number)
 
     def _finite(self, slot: str, **numbers: Any) -> None:
-        """Refuse numbers that are none; what is no number at all is left to its own checks."""
+        """Refuse NaN and infinity; values of other types are left to the caller's own checks."""
         for name, value in numbers.items():
             for number in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(number, float) and not isfinite(number):
                     raise self._refusal(slot, f"{name}={number} is no finite number")
 
     def _named(self, slot: str, name: str) -> None:
-        """Refuse a name that forward() could not ask for, or that means something already."""
+        """Refuse a name that cannot be an argument of ``forward``, or that is reserved."""
         if not name.isidentifier() or keyword.iskeyword(name):
             raise PlanError(f"plugin '{self._owner}', {slot}: '{name}' is no name of an argument")
         if name in RESERVED:
@@ -189,15 +189,15 @@ class Anchor(Sealed):
         reads: Mapping[str, str] | None = None,
         **arguments: Any,
     ) -> None:
-        """Join here with a node of ``cls(**arguments)``.
+        """Insert a node ``cls(**arguments)`` at this anchor.
 
         Args:
-            cls: a Module whose ``forward`` names the slot's arguments, or what it reads.
-            name: a suffix, where a plugin puts several nodes into one chain.
-            before: names of other plugins' nodes at this anchor; one that is absent is no matter.
-            after: the same.
-            reads: argument of ``forward`` -> the name at hand, where this node's differ.
-            arguments: of the Module's constructor, JSON.
+            cls: a Module class whose ``forward`` names the slot's arguments, or other values that it reads.
+            name: a suffix that distinguishes several nodes of one plugin in a chain.
+            before: names of other plugins' nodes at this anchor that this node precedes; absent ones are ignored.
+            after: names of nodes at this anchor that this node follows; absent ones are ignored.
+            reads: argument of ``forward`` -> name of the value passed for it; default: the argument's own name.
+            arguments: constructor arguments, JSON values.
         """
         before, after = ((v,) if isinstance(v, str) else tuple(v) for v in (before, after))
         slot = f"{self._chain.where}.{self._name}"
@@ -205,7 +205,7 @@ class Anchor(Sealed):
         self._chain.add(self._name, node, before, after)
 
     def close(self, reason: str) -> None:
-        """Keep every other plugin out of this place, for ``reason``.
+        """Refuse nodes of every other plugin at this anchor; ``reason`` is shown in the error.
 
         ::
 

@@ -19,16 +19,16 @@ DTYPES = ("int32", "float32")
 
 
 class Shaping(NamedTuple):
-    """The sizes that batches of a run have, and a function that chooses those of a step."""
+    """The batch shapes of a run, and the function that chooses a step's shape."""
 
     choose: Function
     shapes: tuple[Shape, ...]
 
     def at(self, step: int, steps: int, seed: int) -> Shape:
-        """Return the sizes of a step's batch, from 1; behind the last step they stay as they were.
+        """Return the batch shape of a step, counted from 1; after the last step, the last one.
 
         Raises:
-            PluginCodeError: the function returned none of the shapes.
+            PluginCodeError: the function returned something else than an index of a shape.
         """
         index, count = self.choose.call(min(step, steps), steps, seed), len(self.shapes)
         if type(index) is not int or not 0 <= index < count:
@@ -37,12 +37,12 @@ class Shaping(NamedTuple):
         return self.shapes[index]
 
     def __str__(self) -> str:
-        """Name the function."""
+        """Return the function's name."""
         return self.choose.reference.rpartition(":")[2]
 
 
 def by_share(step: int, steps: int, seed: int, *, until: Sequence[float]) -> int:
-    """Choose the stage of ``train.stages`` that a step falls into; behind the last, the shape after it."""
+    """Return the index of the ``train.stages`` entry that a step falls into; after the last, the next index."""
     return bisect_left(until, step / steps)
 
 
@@ -65,15 +65,15 @@ class DataSlots:
         self.shapes: Claim[Shaping] = Claim("data.shapes", default=usual, shapes=False)
         self.fields: Terms[Field] = Terms("data.field", why=self._users, shapes=False)
         self.reads: dict[str, set[str]] = {}  # plugin -> fields that its on_batch reads
-        self.given: set[str] = set()  # fields that a source gives
-        self.rewriters: set[str] = set()  # plugins whose on_batch lays out other tokens
+        self.given: set[str] = set()  # fields that a source provides
+        self.rewriters: set[str] = set()  # plugins whose on_batch changes the tokens
         self.source: Claim[Sourcing] = Claim(
             "data.source", default="the files of data.paths, by their formats", shapes=False
         )
         self.specials: Terms[Reserved] = Terms("data.special", why="asks for it", shapes=False)
 
     def sourcing(self) -> Sourcing:
-        """Resolve what plugins ask of the reading of documents.
+        """Resolve the source, token fields and special tokens that plugins declare.
 
         Raises:
             PlanError: two plugins claim the source.
@@ -82,10 +82,10 @@ class DataSlots:
         return replace(self.source.resolve(Sourcing()), specials=specials)
 
     def arrangement(self) -> dict[str, Function]:
-        """Resolve what plugins claim of order, packer and windows, by the slots' names.
+        """Resolve the claims on order, packer and windows, keyed by the slots' names.
 
         Raises:
-            PlanError: two plugins claim one, or one takes away what another asks for.
+            PlanError: two plugins claim one slot, or one claim rules out another.
         """
         found = {name: claim.resolve() for name, claim in self.claims.items() if claim.held}
         windows, other = found.get("windows"), found.get("packer") or found.get("order")
@@ -100,10 +100,10 @@ class DataSlots:
         return found
 
     def shaping(self) -> Shaping | None:
-        """Resolve the shapes of batches: a plugin's, or the settings'; None where all have one.
+        """Resolve the batch shapes: a plugin's, or those of the settings; None where all are equal.
 
         Raises:
-            PlanError: two plugins claim them, or one does beside train.stages.
+            PlanError: two plugins claim them, or a plugin claims them and train.stages is set.
         """
         train, claimed = self.config.train, self.shapes.resolve()
         if not train.stages:
@@ -115,7 +115,7 @@ class DataSlots:
         return Shaping(Function("train.stages", reference_of(by_share), given), train.shapes)
 
     def _users(self, field: str) -> str:
-        """Word which plugins write and read a field."""
+        """Describe in words which plugins write and read a field."""
         readers = sorted(name for name, reads in self.reads.items() if field in reads)
         return (
             "its source gives it" if field in self.given else "its on_batch writes it"
@@ -124,10 +124,10 @@ class DataSlots:
     def order(self, plugins: tuple[str, ...]) -> tuple[str, ...]:
         """Order the ``on_batch`` implementations: writers before readers, then by name.
 
-        Those that lay out other tokens come before those that do not.
+        Plugins that change the tokens run before plugins that do not.
 
         Raises:
-            PlanError: they wait for each other.
+            PlanError: a cycle among the plugins.
         """
         writers = {name: owner for name, owner, _ in self.fields.resolve()}
         waiting = {
@@ -146,11 +146,11 @@ class DataSlots:
 
 
 class DataBuilder(Builder):
-    """The data, as one plugin sees them: documents, their order, rows, and what ``on_batch`` writes and reads.
+    """The slots of the data, bound to one plugin: documents, their order, rows, the fields of ``on_batch``.
 
     Attributes:
-        seq_len: T, the length of a training row; the longest one, where lengths change.
-        rows: of a micro-batch, where they do not change.
+        seq_len: T, the length of a training row in tokens; the longest, where lengths change.
+        rows: the rows of a micro-batch, where they do not change.
     """
 
     _slots: DataSlots
@@ -171,35 +171,35 @@ class DataBuilder(Builder):
         epochs: float | None = None,
         **arguments: Any,
     ) -> None:
-        """Claim: the files, a Reading -> documents, instead of the files' own.
+        """Claim: the files, a Reading -> documents, instead of those that the core reads from the files.
 
-        It is a generator, called ``function(files, reading, **arguments)``, and yields documents as
-        text, as ids, or as a list of :class:`~minillm_core.documents.Segment`. The same files and
-        arguments give the same documents, which come to an end. Held-out text comes from it too.
-        What it yields is encoded once and kept: the core's cache knows it by the function, its file,
-        the version of its distribution, the arguments and the files' content.
+        The function is a generator, called as ``function(files, reading, **arguments)``. It yields each
+        document as text, as ids, or as a list of :class:`~minillm_core.documents.Segment`. It must be
+        finite and deterministic: the same files and arguments yield the same documents. Held-out text is
+        read with it too. Its documents are tokenized once and cached; the cache key covers the function,
+        its file, the version of its distribution, the arguments and the content of the files.
 
         ::
 
             data.source(conversations, fields={"role": "int32"}, system=True)
 
         Args:
-            function: of a module.
-            fields: of its tokens, name -> int32 or float32. Batches have each twice, (rows, T):
-                ``role`` of the token at a position and ``target_role`` of the one predicted there.
-                The name ``weights`` is the core's: float32 and not negative, what the loss of
-                predicting a token counts; 0: no label, in evaluations too.
-            files: False: it reads none, and naming some is refused.
-            chat_template: the one template of the exported tokenizer, where documents are chats.
-            chat_ends: names of the special tokens that end an answer in it; the exported model stops there.
-            chat_prompt: ``chat_prompt(question, **arguments)`` gives the segments of a user's question, up to
-                where its answer begins: samples of the run answer questions.
-            epochs: how often the documents are read where a run starts from a trained model (--init, --branch)
-                and train.steps is not given; None: the steps are those of any run.
-            arguments: JSON.
+            function: a module-level generator function.
+            fields: per-token fields, name -> int32 or float32. A batch holds each twice, (rows, T):
+                ``role`` for the token at a position and ``target_role`` for the token predicted there.
+                The name ``weights`` is reserved for loss weights: float32, not negative, the weight of
+                predicting a token; 0 masks the label, in evaluations too.
+            files: False if the source reads no files; data paths in the settings are then refused.
+            chat_template: the chat template of the exported tokenizer, where documents are chats.
+            chat_ends: names of the template's special tokens that end an answer; the exported model stops there.
+            chat_prompt: ``chat_prompt(question, **arguments)`` returns the segments of a user's question, up to
+                the start of the answer; samples of the run then answer questions.
+            epochs: passes over the documents where a run starts from a trained model (--init, --branch) and
+                train.steps is not set; None: the number of steps is chosen as for any run.
+            arguments: keyword arguments of the function, JSON values.
 
         Raises:
-            PlanError: a reserved name, an unknown dtype, or another plugin writes the field.
+            PlanError: a reserved name, an unknown dtype, or a field that another plugin writes.
         """
         claimed = self._function("data.source", function, arguments)
         given = tuple(Field(name, dtype) for name, dtype in sorted((fields or {}).items()))
@@ -220,11 +220,11 @@ class DataBuilder(Builder):
         self._slots.source.add(self._owner, asked)
 
     def special(self, name: str, text: str | None = None, *, add: bool = False) -> None:
-        """Term: a special token that no text is encoded to, known by ``name``.
+        """Term: a special token that no text encodes to, identified by ``name``.
 
-        A tokenizer that is trained for the run reserves it; a given one must have it, or gets it by ``add``.
-        ``on_batch`` gets the ids of all of them as ``specials``, a source names them by
-        :class:`~minillm_core.documents.Special`. A node is given one as a field that on_batch writes.
+        A tokenizer trained for the run reserves it; an existing one must contain it, unless ``add`` is set.
+        ``on_batch`` receives the ids of all special tokens as ``specials``; a source refers to them with
+        :class:`~minillm_core.documents.Special`. To use an id in a node, write it to a field in ``on_batch``.
 
         ::
 
@@ -232,12 +232,12 @@ class DataBuilder(Builder):
 
         Args:
             name: an identifier.
-            text: of the token; default: ``<|name|>``.
-            add: whether a tokenizer that is given and lacks it gets it, in a row of the embedding
-                that it does not use.
+            text: the token's text; default: ``<|name|>``.
+            add: add the token to an existing tokenizer that lacks it, in an unused row of the
+                embedding.
 
         Raises:
-            PlanError: another plugin asks for the same name.
+            PlanError: another plugin declares the same name.
         """
         if not name.isidentifier() or name == "end_of_text" or text == "":
             raise self._refusal("data.special", f"{name!r} cannot be asked for")
@@ -245,7 +245,7 @@ class DataBuilder(Builder):
         self._slots.specials.add(self._owner, name, reserved)
 
     def rewrites(self) -> None:
-        """Say that this plugin's ``on_batch`` lays out other tokens: it runs before those that do not.
+        """Declare that this plugin's ``on_batch`` changes the tokens: it runs before hooks that do not.
 
         ::
 
@@ -254,60 +254,60 @@ class DataBuilder(Builder):
         self._slots.rewriters.add(self._owner)
 
     def packer(self, cls: type[Packer], **arguments: Any) -> None:
-        """Claim: lengths of documents -> which of them lie in a row, instead of end to end.
+        """Claim: lengths of documents -> which of them share a row, instead of concatenation.
 
-        Held-out text is laid end to end whatever packs the rows of training, so that its losses
-        can be compared.
+        Packing applies to training rows only. Held-out text is always concatenated, so that held-out
+        losses stay comparable.
 
         ::
 
             data.packer(WholeDocuments, buffer=100)
 
         Args:
-            cls: a Packer of a module, made as ``cls(capacity=train.seq_len + 1, **arguments)``.
-            arguments: of its constructor, JSON.
+            cls: a module-level Packer class, constructed as ``cls(capacity=train.seq_len + 1, **arguments)``.
+            arguments: constructor arguments, JSON values.
         """
         if not (isinstance(cls, type) and issubclass(cls, Packer)):
             raise self._refusal("data.packer", f"{cls!r} is not a class derived from Packer")
         claimed = self._claim("packer", cls, dict(arguments, capacity=self.seq_len + 1))
-        claimed.call()  # what its constructor raises is raised while planning
+        claimed.call()  # an error of its constructor is raised while planning
 
     def order(self, function: Callable[..., Any], **arguments: Any) -> None:
-        """Claim: lengths int64 (documents,), seed, epoch -> the documents' order in that epoch.
+        """Claim: lengths int64 (documents,), seed, epoch -> the order of the documents in that epoch.
 
-        An order is a permutation of the documents, and the same for the same three.
+        The function returns a permutation and must be deterministic in its arguments.
 
         ::
 
             data.order(by_length, descending=True)
 
         Args:
-            function: of a module, called ``function(lengths, seed, epoch, **arguments)``.
-            arguments: JSON.
+            function: a module-level function, called as ``function(lengths, seed, epoch, **arguments)``.
+            arguments: further keyword arguments, JSON values.
         """
         self._claim("order", function, arguments)
 
     def shapes(
         self, function: Callable[..., Any], shapes: Sequence[tuple[int, int]], **arguments: Any
     ) -> None:
-        """Claim: step from 1, steps of the run, seed -> which of ``shapes`` the step's batch has.
+        """Claim: step from 1, steps of the run, seed -> the index in ``shapes`` of the step's batch shape.
 
-        It is called for every step while planning, and again where batches are made, so that a
-        resumed run needs no state of it. Every shape that a step has is compiled before training
-        begins. A step has train.accumulate micro-batches of its shape.
+        The function is called for every step while planning and again by the dataloader, so that a
+        checkpoint needs no state for it. Every shape in use is compiled before training begins. A step
+        has train.accumulate micro-batches of its shape (gradient accumulation).
 
         ::
 
             data.shapes(longer, [(4 * data.rows, data.seq_len // 4), (data.rows, data.seq_len)])
 
         Args:
-            function: of a module, called ``function(step, steps, data.seed, **arguments)``; returns
-                an index of ``shapes``.
-            shapes: rows of a micro-batch, and tokens of a row, at most ``data.seq_len``.
-            arguments: JSON.
+            function: a module-level function, called as ``function(step, steps, data.seed, **arguments)``;
+                returns an index of ``shapes``.
+            shapes: pairs (rows of a micro-batch, tokens of a row), tokens at most ``data.seq_len``.
+            arguments: further keyword arguments, JSON values.
 
         Raises:
-            PlanError: a shape that no batch can have, or a run by the clock.
+            PlanError: an impossible shape, or a run whose length is set in minutes.
         """
         train, seed = self._slots.config.train, self._slots.config.data.seed
         steps = train.steps or 0
@@ -317,25 +317,25 @@ class DataBuilder(Builder):
                 raise self._refusal("data.shapes", f"{rows} rows of {length} tokens", fix=fits)
         found = tuple(Shape(rows, train.accumulate, length) for rows, length in shapes)
         shaping = Shaping(self._function("data.shapes", function, arguments), found)
-        for step in range(1, steps + 1):  # what it raises is raised while planning
+        for step in range(1, steps + 1):  # its errors are raised while planning
             shaping.at(step, steps, seed)
         self._slots.shapes.add(self._owner, shaping)
 
     def windows(self, function: Callable[..., Any], **arguments: Any) -> None:
-        """Claim: a number of rows, seed, epoch -> the rows' order in that epoch.
+        """Claim: a number of rows, seed, epoch -> the order of the rows in that epoch.
 
-        Documents are laid end to end in their order, and cut into windows of train.seq_len; this is
-        the order in which rows read them. A row that begins in one epoch and ends in the next stays
-        where it is. So an epoch is every token once, whatever the order.
+        Documents are concatenated in their order and cut into windows of train.seq_len tokens; the
+        function permutes the windows. A row that spans two epochs keeps its place, so an epoch covers
+        every token exactly once, whatever the order.
 
         ::
 
             data.windows(shuffled)
 
         Args:
-            function: of a module, called ``function(count, seed, epoch, **arguments)``; it returns a
-                permutation, int64 (count,), the same for the same three.
-            arguments: JSON.
+            function: a module-level function, called as ``function(count, seed, epoch, **arguments)``;
+                returns a permutation, int64 (count,), and is deterministic in its arguments.
+            arguments: further keyword arguments, JSON values.
         """
         self._claim("windows", function, arguments)
 
@@ -345,21 +345,21 @@ class DataBuilder(Builder):
         return claimed
 
     def field(self, name: str, dtype: str = "int32", shape: tuple[int, ...] = ()) -> None:
-        """Claim: ``(rows, T, *shape)``, a field that this plugin's ``on_batch`` writes.
+        """Claim: a batch field ``(rows, T, *shape)`` that this plugin's ``on_batch`` writes.
 
-        A node whose ``forward`` names the field is given it.
+        A node receives the field if its ``forward`` has an argument of that name.
 
         ::
 
             data.field("bigram", "int32")
 
         Args:
-            name: of the field.
+            name: the field's name.
             dtype: int32 or float32.
-            shape: of one token's entry.
+            shape: the shape of one token's entry.
 
         Raises:
-            PlanError: a reserved name, an unknown dtype, or another plugin writes it.
+            PlanError: a reserved name, an unknown dtype, or a field that another plugin writes.
         """
         self._named("data.field", name)
         if dtype not in DTYPES:
@@ -370,7 +370,7 @@ class DataBuilder(Builder):
         self._slots.fields.add(self._owner, name, Field(name, dtype, tuple(shape)))
 
     def reads(self, *names: str) -> None:
-        """Names of fields that this plugin's ``on_batch`` reads: it runs after who writes them.
+        """Declare the fields that this plugin's ``on_batch`` reads: it runs after the hooks that write them.
 
         ::
 

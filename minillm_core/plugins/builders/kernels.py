@@ -1,4 +1,4 @@
-"""Candidates for ops, from plugins."""
+"""Candidate kernels for ops, offered by plugins."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from minillm_core.text import did_you_mean
 
 
 class KernelBuilder(Builder):
-    """The candidates of every op, as one plugin sees them."""
+    """The candidate kernels of every op, bound to one plugin."""
 
-    _slots: dict[str, tuple[str, Candidate]]  # op=name -> who offers it, and what
+    _slots: dict[str, tuple[str, Candidate]]  # op=name -> plugin, candidate
 
     def candidate(self, candidate: Candidate) -> None:
-        """Query: a request -> None (yes), or the reason why not, from ``accepts`` of the candidate.
+        """Query: a request -> None (accepted) or the reason for refusing it, from the candidate's ``accepts``.
 
         ::
 
             kernels.candidate(Candidate("swiglu", "mine", ("torch",), "pkg.kernels:swiglu"))
 
         Raises:
-            PlanError: no such op; its function is not where ``reference`` says; or another plugin
-                offers one of this name for this op.
+            PlanError: an unknown op; no function at the candidate's ``reference``; or another plugin
+                offers a candidate of this name for this op.
         """
         key = f"{candidate.op}={candidate.name}"
         if candidate.op not in CONTRACTS:
@@ -34,7 +34,7 @@ class KernelBuilder(Builder):
                 fix=f"{did_you_mean(candidate.op, CONTRACTS)}ops are {', '.join(CONTRACTS)}",
             )
         reason = missing_reference(candidate.reference)
-        if reason and not any(map(lacking, candidate.requires)):  # else a run says what it lacks
+        if reason and not any(map(lacking, candidate.requires)):  # else the run reports them
             raise PlanError(
                 f"the function of plugin '{self._owner}' for kernel {key} is not there: {reason}",
                 where=f"kernel[{candidate.op}], {candidate.reference}",

@@ -14,21 +14,21 @@ from minillm_core.plugins.builders.base import Builder, ValueTable
 from minillm_core.plugins.slots import LOSS, Claim, Terms, way_out
 
 TRAINING = ("smoothing", "z")
-"""Parts of the form that held-out text is not judged by: ``LossForm.evaluated``."""
+"""Parts of the form that the held-out loss leaves out: ``LossForm.evaluated``."""
 
 
 GIVES = {"losses": "losses", "logits": "all_logits"}
-"""What a reference model gives -> the method of its decoder."""
+"""Output of a reference model -> the method of its decoder that computes it."""
 
 LEFT_OUT = "gather:positions left out of the head"
-"""The evidence of gathered positions: how many there were less than all."""
+"""The evidence key of gathering: how many positions were saved."""
 POSITIONS = "gather:positions"
-"""How many there were in all, where a plan gathers."""
+"""The number of all positions, where a plan gathers."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A frozen model beside the one that is trained, and what it gives for each batch."""
+    """A frozen reference model (teacher), and the field that it computes from each batch."""
 
     name: str  # of the field
     owner: str
@@ -37,7 +37,7 @@ class Reference:
 
     @property
     def method(self) -> str:
-        """The method of its decoder that gives it."""
+        """The name of the decoder's method that computes the field."""
         return GIVES[self.gives]
 
     def __str__(self) -> str:
@@ -49,8 +49,8 @@ class LossSlots:
 
     Args:
         length: tokens of a row.
-        rows: of a micro-batch.
-        dim: width of the stream.
+        rows: rows of a micro-batch.
+        dim: width of the residual stream.
     """
 
     def __init__(self, length: int, rows: int, dim: int) -> None:
@@ -76,7 +76,7 @@ class LossSlots:
         self.references: Terms[Reference] = Terms("loss.reference", why=why, **alone)
 
     def resolve(self) -> LossSpec:
-        """Resolve to the loss; every clash is an error."""
+        """Resolve the slots to the loss; raise on a conflict."""
         claimed = {name: claim for name, claim in self.form.items() if claim.held}
         form = replace(LossForm(), **{name: claim.resolve() for name, claim in claimed.items()})
         owners = tuple((name, claim.owner) for name, claim in claimed.items())
@@ -94,10 +94,10 @@ class LossSlots:
 
 
 class LossBuilder(Builder):
-    """The loss, as one plugin sees it. The main target is the next token, with weight 1.
+    """The slots of the loss, bound to one plugin. The main target is the next token, with weight 1.
 
     Attributes:
-        dim: C, the width of the stream.
+        dim: C, the width of the residual stream.
     """
 
     _slots: LossSlots
@@ -114,17 +114,17 @@ class LossBuilder(Builder):
         smoothing: float = 0.0,
         z: float = 0.0,
     ) -> None:
-        """Claim each: how the product becomes logits, and logits a loss. Kernels know this list.
+        """Claim each: softcap and scale of the logits, label smoothing, z-loss. Loss kernels support these.
 
         logits = cap(scale * hidden weight^T); a position's loss is
         -(1 - smoothing) log p[target] - smoothing mean(log p) + z * logsumexp(logits)^2.
-        Held-out text is judged with the same logits, without smoothing and z. What is left as it
-        is by default stays free for other plugins.
+        The held-out loss uses the same logits, without smoothing and z. An argument left at its default
+        is not claimed: other plugins may set it.
 
         Args:
-            cap: bounds the logits: ``TanhCap(30.0)``, ``SigmoidCap(a, b, c)``.
-            scale: of the product.
-            smoothing: of the labels, in [0, 1).
+            cap: softcap that bounds the logits: ``TanhCap(30.0)``, ``SigmoidCap(a, b, c)``.
+            scale: factor on the product.
+            smoothing: label smoothing, in [0, 1).
             z: weight of the squared log-sum-exp (z-loss).
 
         ::
@@ -145,23 +145,23 @@ class LossBuilder(Builder):
         until: float | None = None,
         weight_field: str | None = None,
     ) -> None:
-        """Term: predict the token ``offset`` ahead, or a batch field, too; in training alone.
+        """Term: a further target, the token ``offset`` ahead or a batch field; in training only.
 
         Args:
             weight: a number or a schedule.
-            offset: 2 is the token after the next.
-            field: int32 (rows, T), -1 where there is nothing to predict.
-            until: the share of the run after which the step is compiled without it, and costs
-                nothing for it any more; None: it stays, whatever its weight.
-            weight_field: float32 (rows, T), by which the weight is multiplied at each position.
+            offset: distance of the predicted token; 2 is the token after the next (multi-token prediction).
+            field: name of an int32 field (rows, T) of target ids, -1 where there is no target.
+            until: fraction of the run after which the step is compiled without the target and no longer
+                pays for it; None: it is always computed, whatever its weight.
+            weight_field: name of a float32 field (rows, T) that multiplies the weight at each position.
 
         ::
 
             loss.target(piecewise((0, 0.5), (0.3, 0.0)), offset=2, until=0.3)
 
         Raises:
-            PlanError: both or neither of offset and field; the main target's offset, or one that
-                no token of a row has; an end outside the run.
+            PlanError: both or neither of offset and field; offset 1, which is the main target's, or an
+                offset beyond the row; ``until`` outside the run.
         """
         said, length = f"plugin '{self._owner}', loss.target:", self._slots.length
         if (offset is None) == (field is None):
@@ -196,20 +196,20 @@ class LossBuilder(Builder):
         emitted: str | None = None,
         **arguments: Any,
     ) -> None:
-        """Term: x (B, T, C) after the last norm, head (V, C), form -> a scalar, a mean over the labels of its micro-batch; in training.
+        """Term: x (B, T, C) after the last norm, head (V, C), form -> a scalar, a mean over labels; in training.
 
-        It is reported apart, unweighted, as ``terms`` in metrics.jsonl; the objective has it times
-        ``weight`` and its micro-batch's share of supervised tokens. What nodes emit is a mean over rows.
-        Processes that divide a micro-batch by rows then add up to what one computes. ``form`` says how held-out text is
-        judged: ``ops.logits(x, head, form)`` has every plugin's cap and scale. Its parameters, and those of streams
-        that it alone reads, are left out of an exported model.
+        The scalar is logged separately and unweighted, as ``terms`` in metrics.jsonl. In the objective it is
+        multiplied by ``weight`` and by the micro-batch's share of the step's supervised tokens. Nodes must emit a
+        mean over rows, so that data-parallel processes sum to the result of one process. ``form`` is the form of
+        the held-out loss: ``ops.logits(x, head, form)`` applies every plugin's cap and scale. The term's
+        parameters, and those of streams that only it reads, are left out of an exported model.
 
         Args:
-            key: what it is reported as.
-            cls: a Module whose ``forward`` gives it; or
+            key: the name in metrics.jsonl.
+            cls: a Module class whose ``forward`` returns the scalar; or
             weight: a number or a schedule.
-            emitted: a name in the ``terms`` of this plugin's nodes, summed over them.
-            arguments: of the Module's constructor, JSON.
+            emitted: a name in the ``terms`` of this plugin's nodes; their values are summed.
+            arguments: constructor arguments, JSON values.
 
         ::
 
@@ -229,16 +229,16 @@ class LossBuilder(Builder):
     def weights(self, cls: type, **arguments: Any) -> None:
         """Claim: losses float32 (B, T), x (B, T, C) -> float32 (B, T), the weight of each position.
 
-        ``losses`` are the nats of the main target at each position, 0 where nothing is predicted.
-        They cost the head's product once more, and no gradient flows through them or through the
-        weights. A field ``weights`` of the batch is multiplied by these. The objective is the sum of
-        weight x loss over all positions, divided by the step's supervised positions: for a mean
-        over fewer of them, return weights whose mean over the supervised positions is 1. The loss
-        that is reported stays the plain one, over all of them.
+        ``losses`` are the main target's losses in nats, 0 at unsupervised positions. They cost one more
+        product with the head; no gradient flows through them or through the weights. A batch field
+        ``weights`` is multiplied by the result. The objective is the sum of weight x loss over all
+        positions, divided by the number of supervised positions of the step: for a mean over a subset,
+        return weights whose mean over the supervised positions is 1. The logged loss stays the
+        unweighted one, over all supervised positions.
 
         Args:
-            cls: a Module.
-            arguments: of its constructor, JSON.
+            cls: a Module class.
+            arguments: constructor arguments, JSON values.
 
         ::
 
@@ -248,22 +248,21 @@ class LossBuilder(Builder):
         self._slots.weights.add(self._owner, node)
 
     def rows(self, cls: type, *, keep: float, **arguments: Any) -> None:
-        """Claim: losses float32 (B, T) -> float32 (B,), a score of each row: the highest are trained on.
+        """Claim: losses float32 (B, T) -> float32 (B,), a score per row; only the highest rows are trained on.
 
-        Before a training step's own pass there is one without gradient over all rows of the
-        micro-batch; a share of them is then taken on the device, and the rest of the step sees no
-        others. Its objective is the mean over their supervised positions. The loss that is reported
-        is that of all rows, from the first pass, by which held-out text is judged as well; further
-        targets and terms are of the rows kept.
+        A training step first runs a forward pass without gradient over all rows of the micro-batch, then
+        selects the kept rows on the device; the rest of the step uses only these. The objective is the
+        mean over their supervised positions. The logged loss is that of all rows, from the first pass, in
+        the form of the held-out loss; further targets and terms are computed on the kept rows.
 
         Args:
-            cls: a Module.
-            keep: the share of a micro-batch's rows (``train.rows``) that is kept, rounded to a whole
-                number of them, one at least.
-            arguments: of the Module's constructor, JSON.
+            cls: a Module class.
+            keep: fraction of a micro-batch's rows (``train.rows``) that is kept, rounded to a whole
+                number of rows, at least one.
+            arguments: constructor arguments, JSON values.
 
         Raises:
-            PlanError: the share keeps all rows, or is none.
+            PlanError: a fraction that keeps all rows, or that is outside (0, 1).
 
         ::
 
@@ -279,20 +278,19 @@ class LossBuilder(Builder):
         self._slots.rows.add(self._owner, RowChoice(node, kept / there))
 
     def gather(self, *, buckets: int) -> None:
-        """Claim: the head and the cross-entropy are computed at supervised positions alone, in training.
+        """Claim: head and cross-entropy are computed at supervised positions only, in training.
 
-        They are those at which the main target or a further one has something to predict. Where the
-        loss alone reads what follows the last attention, the last block's MLP is computed at those
-        alone, too. Their number in a micro-batch is rounded up to one of ``buckets`` sizes, with
-        positions that have no target: each size is a shape of its own, which torch compiles when it
-        is first met. Loss and gradients are those of all positions. Terms, weights and references see
-        every position.
+        A position is supervised if the main target or a further target has a label there. Where only the
+        loss reads the activations after the last attention, the last block's MLP is computed at these
+        positions only, too. Their number in a micro-batch is padded with unsupervised positions up to one
+        of ``buckets`` sizes; torch compiles each size when it first occurs. Loss and gradients equal those
+        computed at all positions. Terms, weights and references see every position.
 
         Args:
-            buckets: sizes, 1 / buckets of a micro-batch's positions apart.
+            buckets: the number of sizes, spaced 1 / buckets of a micro-batch's positions.
 
         Raises:
-            PlanError: fewer than two sizes; or together with :meth:`rows`, when the plan is resolved.
+            PlanError: fewer than two sizes; while resolving, a plan that also uses :meth:`rows`.
 
         ::
 
@@ -304,21 +302,21 @@ class LossBuilder(Builder):
         self._slots.gather.add(self._owner, Gathering(self._owner, buckets))
 
     def reference(self, name: str, model: Any, *, gives: str = "losses") -> None:
-        """Term: a frozen model computes a field from each batch, which nodes of the loss read by ``name``.
+        """Term: a frozen model (teacher) computes a field from each batch; nodes of the loss read it as ``name``.
 
-        It runs on the device of the run, in its compute dtype, without gradient, in training alone:
-        terms, weights, rows and a target's ``weight_field`` may read it, nodes of the model may
-        not. It is in no checkpoint and no export. A resumed run refuses other weights than those it
-        began with. Its vocabulary and tokenizer must be the run's.
+        The model runs on the device of the run, in its compute dtype, without gradient, in training only.
+        Terms, weights, rows and a target's ``weight_field`` may read the field; nodes of the model may
+        not. Its weights are in no checkpoint and no export; a run is resumed only with the same weights.
+        Its vocabulary and tokenizer must be the run's.
 
         Args:
-            name: of the field.
-            model: ``FrozenModel(folder)``, a run's folder, read when a run starts.
-            gives: ``losses``, float32 (B, T), nats of the batch's labels, 0 where nothing is
-                predicted; or ``logits``, float32 (B, T, V).
+            name: the field's name.
+            model: ``FrozenModel(folder)``, the folder of a run, loaded when training starts.
+            gives: ``losses``, float32 (B, T), the loss of the batch's labels in nats, 0 at unsupervised
+                positions; or ``logits``, float32 (B, T, V).
 
         Raises:
-            PlanError: a name that is taken, or it gives no such thing.
+            PlanError: a name in use, or an unknown value of ``gives``.
 
         ::
 
@@ -336,7 +334,7 @@ class LossBuilder(Builder):
     def _loss_node(
         self, slot: str, own: tuple[str, ...], cls: type, arguments: dict[str, Any], name: str
     ) -> Node:
-        """Make a node outside the model: it has a result alone."""
+        """Return a node outside the model, which may not emit terms or statistics."""
         node = self._node(slot, own, cls, arguments, name)
         if cls.terms or cls.statistics:  # type: ignore[attr-defined]
             raise self._refusal(

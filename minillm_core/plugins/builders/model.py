@@ -33,7 +33,7 @@ SITES: Mapping[str, tuple[str, ...]] = {
     "mid": ("carry", "sublayer"),
     "out": ("carry", "sublayer"),
 }
-"""Residual site of a layer -> the sources that are there with 1 unless they are claimed."""
+"""Residual site of a layer -> its default sources, each with coefficient 1 unless claimed."""
 
 
 Sum = Terms[Setting | Learned | Node]
@@ -47,10 +47,10 @@ class InitSlots:
         self.roles: list[tuple[str, str, Init, str]] = []  # owner, role, initialiser, line
 
     def resolve(self, roles: Mapping[str, str]) -> dict[str, tuple[str, Init]]:
-        """Map parameter -> (owner, initialiser), where claimed by name or by role.
+        """Return parameter -> (owner, initialiser) for each parameter claimed by name or by role.
 
         Args:
-            roles: of every parameter of the model.
+            roles: parameter -> role, of every parameter of the model.
 
         Raises:
             PlanError: two claimants, or a role that no parameter has.
@@ -73,8 +73,8 @@ class ModelSlots:
     """The slots of the model outside attention, each declared once, and their resolution.
 
     Args:
-        geometry: the model's.
-        rope_base: of rotations.
+        geometry: the shape of the model.
+        rope_base: base of the rotary frequencies.
         layered: the plugins with an option ``layers``.
     """
 
@@ -124,26 +124,26 @@ class ModelSlots:
         parts_given = (f"layers.{i}.{part}" for i in range(g.layers) for part in INPUTS)
         self.inputs: dict[str, Sum] = {p: summed("input", p, ("carry",)) for p in parts_given}
         self.computed: dict[str, str] = {}  # stream -> the residual site where it is computed
-        self.linear: dict[str, Claim[Node]] = {}  # leaf -> its product
+        self.linear: dict[str, Claim[Node]] = {}  # leaf -> its matrix product
         self.loop: Claim[Loop] = Claim("model.loop", default="each block once")
-        self.taps: set[str] = set()  # sites that are read further on
+        self.taps: set[str] = set()  # sites that later nodes read
         self.init = InitSlots()
 
     def site(self, name: str) -> SiteSpec | None:
-        """Resolve a residual site, or an input; None: no plugin claims anything there."""
+        """Resolve a residual site or the input of a part; None where no plugin claims anything there."""
         held = self.residual[name] if name in self.residual else self.inputs[name]
         entries = tuple((key, owner, value) for key, owner, value in held.resolve())
         computed = self.ordered_streams(name)
         return SiteSpec(name, entries, computed) if entries or computed else None
 
     def ordered_streams(self, site: str | None = None) -> tuple[Node, ...]:
-        """Order the streams so that each finds the streams that it reads.
+        """Return the streams in an order in which each follows the streams that it reads.
 
         Args:
-            site: where they are computed; None: before the blocks.
+            site: the site where they are computed; None: before the blocks.
 
         Raises:
-            PlanError: they read each other in a circle.
+            PlanError: a cycle among the streams.
         """
         streams = self.streams.resolve()
         nodes = {name: node for name, _, node in streams if self.computed.get(name) == site}
@@ -160,7 +160,7 @@ class ModelSlots:
 class Embed(Sealed):
     """Chain: x (B, T, C) -> x.
 
-    *the lookup* < mix < norm. What comes out is ``x0`` from there on.
+    *the lookup* < mix < norm. The result is the value ``x0``.
 
     ::
 
@@ -173,17 +173,17 @@ class Embed(Sealed):
 
 
 class ModelBuilder(Builder):
-    """The model outside attention, as one plugin sees it.
+    """The slots of the model outside attention, bound to one plugin.
 
     Attributes:
-        layers: how many.
-        dim: C.
-        heads: H.
-        kv_heads: K.
-        head_dim: D.
-        hidden: width inside the MLP.
-        vocab: V.
-        rope_base: of rotations, as configured.
+        layers: the number of layers.
+        dim: C, the width of the residual stream.
+        heads: H, the number of query heads.
+        kv_heads: K, the number of key-value heads.
+        head_dim: D, the width of a head.
+        hidden: the hidden width of the MLP.
+        vocab: V, the size of the vocabulary.
+        rope_base: the configured base of the rotary frequencies.
     """
 
     _slots: ModelSlots
@@ -205,13 +205,13 @@ class ModelBuilder(Builder):
         reads: Mapping[str, str] | None = None,
         **arguments: Any,
     ) -> None:
-        """Term: what its forward reads -> an array, computed once a micro-batch, known as ``name``.
+        """Term: the arguments of its forward -> an array ``name``, computed once per micro-batch.
 
         A stream may read other streams, x0 and the batch; blocks and sites read it by its name.
-        With ``at`` it is computed there, from the stream x (B, T, C) as it comes to that place:
-        coefficients that depend on the data, of many sources at once; or further lanes beside the
-        stream, which streams at .mid and .out make anew of the earlier ones and of sublayer, what
-        joins there. It is read at the same place and behind it, by its name.
+        With ``at`` it is computed at that place, from the residual stream x (B, T, C) there. Uses are
+        data-dependent coefficients of many sources at once, or further lanes beside the residual stream
+        (hyper-connections): streams at .mid and .out compute the new lanes from the earlier ones and from
+        ``sublayer``, the output that joins there. It can be read at that place and after it.
 
         ::
 
@@ -219,14 +219,14 @@ class ModelBuilder(Builder):
             model.stream("mix_3", Coefficients, at="layers.3.in")
 
         Args:
-            name: of the array.
-            cls: a Module.
+            name: the array's name.
+            cls: a Module class.
             at: a residual site, layers.i.attention or layers.i.mlp; None: before the blocks.
-            reads: argument of ``forward`` -> the name at hand, where it is another for this stream.
-            arguments: of the Module's constructor, JSON.
+            reads: argument of ``forward`` -> name of the value passed for it; default: the argument's own name.
+            arguments: constructor arguments, JSON values.
 
         Raises:
-            PlanError: the name is one that slots or the batch give, or no identifier; no such site.
+            PlanError: a reserved name, no identifier, or an unknown site.
         """
         self._named("model.streams", name)
         own, streams = (), self._slots.streams
@@ -239,27 +239,27 @@ class ModelBuilder(Builder):
         streams.add(self._owner, name, replace(node, name=name))
 
     def tap(self, site: str, *, name: str | None = None) -> str:
-        """Read the residual stream after ``site`` (layers.i.in, .mid, .out) further on, or layers.i.attention.v.
+        """Expose the residual stream after ``site`` (layers.i.in, .mid, .out), or an attention array, as a tap.
 
         Later layers may read arrays of an attention too: ``layers.i.attention.q``, ``.k``, ``.v``
-        and ``.y``, as the chain ``attn.out`` is given them: q (B, T, H, D) and k (B, T, K, D)
-        rotated, unless a layout has them rotated later; v (B, T, K, D) with its terms; y
-        (B, T, H, D) behind that chain. In decoding all taps are of the new columns.
+        and ``.y``, as the chain ``attn.out`` receives them: q (B, T, H, D) and k (B, T, K, D)
+        rotated, unless a layout defers the rotation; v (B, T, K, D) with its terms; y (B, T, H, D)
+        after that chain. In decoding, taps hold the new positions only.
 
         ::
 
             model.tap("layers.0.attention.v", name="first_value")
 
         Args:
-            site: where it is read.
-            name: what a node's ``forward`` calls it; without one, residual sites alone can name it,
-                and arrays of an attention have no use.
+            site: the place whose array is read.
+            name: the argument name in a node's ``forward``; without one, only residual sites can use the tap
+                as a source, so that an array of an attention needs a name.
 
         Returns:
-            What it is called: ``name``, or the site.
+            The tap's name: ``name``, or the site.
 
         Raises:
-            PlanError: no such site, or a name that slots or the batch give, or no identifier.
+            PlanError: an unknown site, a reserved name, or no identifier.
         """
         inner = re.fullmatch(r"layers\.(\d+)\.attention\.[qkvy]", site)
         if not inner or int(inner[1]) >= self.layers:
@@ -289,15 +289,15 @@ class ModelBuilder(Builder):
     ) -> None:
         """Term per (site, source): x, carry, sublayer (B, T, C) -> a coefficient.
 
-        What goes on after a site is the sum over its sources of coefficient x source. The coefficients
-        of carry and sublayer are claims; to any other source several plugins may add.
+        The residual stream after a site is the sum over its sources of coefficient x source. The coefficients
+        of carry and sublayer are claims; several plugins may add coefficients to any other source.
 
         Args:
             site: layers.i.in, .mid (attention joins), .out (the MLP joins), or final.
-            source: carry, sublayer (both there with 1 unless claimed), x0, a stream, a tap.
+            source: carry or sublayer (both with coefficient 1 unless claimed), x0, a stream, or a tap.
             coefficient: a number, a schedule, a Learned, or a Module class.
-            reads: argument of ``forward`` -> the name at hand, where it is another at this site.
-            arguments: of the Module's constructor, JSON.
+            reads: argument of ``forward`` -> name of the value passed for it; default: the argument's own name.
+            arguments: constructor arguments of the Module, JSON values.
 
         ::
 
@@ -316,10 +316,10 @@ class ModelBuilder(Builder):
     ) -> None:
         """Term per (part, source): x, carry (B, T, C) -> a coefficient.
 
-        What a part is given, before its norm, in the place of the stream, which stays as it is: the
-        sum over its sources of coefficient x source. The coefficient of carry, which is the stream
-        there, is a claim; for q, k and v the carry is what their attention is given. They have its
-        norm, each apart.
+        The part's input, before its norm, becomes the sum over its sources of coefficient x source; the
+        residual stream itself does not change. The coefficient of carry is a claim; carry is the residual
+        stream there, or for q, k and v the input of their attention. q, k and v are each normed with that
+        attention's norm.
 
         ::
 
@@ -327,13 +327,13 @@ class ModelBuilder(Builder):
 
         Args:
             part: layers.i.attention, .attention.q, .attention.k, .attention.v or .mlp.
-            source: carry (there with 1 unless claimed), x0, a stream, a tap of an earlier layer.
+            source: carry (with coefficient 1 unless claimed), x0, a stream, or a tap of an earlier layer.
             coefficient: a number, a schedule, a Learned, or a Module class.
-            reads: argument of ``forward`` -> the name at hand, where it is another at this part.
-            arguments: of the Module's constructor, JSON.
+            reads: argument of ``forward`` -> name of the value passed for it; default: the argument's own name.
+            arguments: constructor arguments of the Module, JSON values.
 
         Raises:
-            PlanError: no such part; while resolving, where another plugin leaves it out.
+            PlanError: an unknown part; while resolving, a part that another plugin leaves out.
         """
         if part not in self._slots.inputs:
             raise PlanError(
@@ -358,11 +358,11 @@ class ModelBuilder(Builder):
         entries.add(self._owner, source, value)
 
     def attention(self, layer: int, cls: type | None, **arguments: Any) -> None:
-        """Claim: x (B, T, C), window, documents -> (B, T, C), a whole attention; None: none in this layer.
+        """Claim: x (B, T, C), window, documents -> (B, T, C), a whole attention; None: the layer has none.
 
-        One whose ``forward`` names ``window`` or ``documents`` leaves those slots of its layer open, and is
-        given what plugins claim there: how many keys a query sees, itself included, and int32 (B, S) of all
-        columns, of which the queries are the last T; None where no plugin does. Its other slots are gone.
+        The slots of the replaced attention are removed. Only ``window`` and ``documents`` stay open, each if
+        ``forward`` has an argument of that name. It receives the claimed value or None: the number of keys that
+        a query sees, its own included; int32 (B, S) over all S positions, of which the queries are the last T.
 
         ::
 
@@ -372,7 +372,7 @@ class ModelBuilder(Builder):
         self._place(claim, cls, arguments, own)
 
     def mlp(self, layer: int, cls: type | None, **arguments: Any) -> None:
-        """Claim: x (B, T, C) -> (B, T, C), a whole MLP; None: none in this layer.
+        """Claim: x (B, T, C) -> (B, T, C), a whole MLP; None: the layer has none.
 
         ::
 
@@ -381,7 +381,7 @@ class ModelBuilder(Builder):
         self._place(self._slots.sublayer["mlp", self._layer(layer)], cls, arguments)
 
     def norm(self, site: str, cls: type | None, **arguments: Any) -> None:
-        """Claim: x (B, T, C) -> (B, T, C), the norm at layers.i.attention, .mlp or final; None: none.
+        """Claim: x (B, T, C) -> (B, T, C), the norm at layers.i.attention, .mlp or final; None: no norm.
 
         ::
 
@@ -394,24 +394,24 @@ class ModelBuilder(Builder):
     def linear(
         self, leaf: str, cls: type, *, reads: Mapping[str, str] | None = None, **arguments: Any
     ) -> None:
-        """Claim: x (..., C), weight (O, C) -> (..., O), the product of a leaf of that name.
+        """Claim: x (..., C), weight (O, C) -> (..., O), the matrix product of the linear layer ``leaf``.
 
-        Its forward takes x and weight first. In the plain attention (q, k, v, o) and SwiGLU (gate,
-        up, down) it may name more behind them: fields, streams, taps, schedule values.
+        Its forward takes x and weight first. In the core's attention (q, k, v, o) and SwiGLU (gate,
+        up, down) it may have further arguments: fields, streams, taps, schedule values.
 
         ::
 
             model.linear("layers.0.attention.q", LowRank, rank=8)
 
-        A class whose product is linear in x may have ``folded(weight, own)``, of NumPy arrays: the
-        weight (O, C) whose plain product is the same, ``own`` being its parameters by their names
-        there. A model directory is then written without it; such a product reads nothing more.
+        A class whose product is linear in x may define ``folded(weight, own)`` on NumPy arrays: it returns
+        the weight (O, C) whose plain product is the same; ``own`` holds the class's parameters by name.
+        An export then merges it into the weight. Such a product may have no further arguments.
 
         Args:
-            leaf: its path.
-            cls: a Module.
-            reads: argument of ``forward`` -> the name at hand, where it is another at this leaf.
-            arguments: of the Module's constructor, JSON.
+            leaf: the path of the linear layer.
+            cls: a Module class.
+            reads: argument of ``forward`` -> name of the value passed for it; default: the argument's own name.
+            arguments: constructor arguments, JSON values.
         """
         node = self._node(f"model.linear[{leaf}]", ("x", "weight"), cls, arguments, reads=reads)
         folds = hasattr(cls, "folded")
@@ -432,19 +432,19 @@ class ModelBuilder(Builder):
 
             model.loop(2, 5, stages((0, 1), (0.75, 2)))
 
-        A round begins with what the one before it gave, and reads streams, taps and x0 as the first one
-        does; what is tapped within is that of the last round. Parameters are those of one round, and get
-        the gradients of all. In decoding each round has a KV cache of its own. A model is evaluated and
-        written from with as many rounds as the run ends with.
+        Each round starts from the output of the previous round and reads the same streams, taps and x0 as
+        the first; a tap inside the loop holds the value of the last round. The rounds share parameters, whose
+        gradients are summed. In decoding each round has its own KV cache. Evaluation and generation use the
+        number of rounds at the end of the run.
 
         Args:
-            first: of the blocks.
-            last: of them, itself one.
-            times: in all, whole; ``stages`` give each number a step of its own.
+            first: index of the first block.
+            last: index of the last block, inclusive.
+            times: the number of rounds, an integer; with ``stages`` a step is compiled for each number.
 
         Raises:
-            PlanError: no such blocks, or no such number; while resolving, where a node of one of them
-                emits terms or statistics, which there is one of.
+            PlanError: unknown blocks, or an invalid number; while resolving, a node in one of the blocks
+                that emits terms or statistics, which exist once per step.
         """
         first, last = self._layer(first), self._layer(last)
         staged = isinstance(times, Stages) and min(times.all()) >= 1
@@ -466,7 +466,7 @@ class ModelBuilder(Builder):
         self._slots.init.claims[parameter].add(self._owner, value)
 
     def init_role(self, role: str, init: Any, **arguments: Any) -> None:
-        """Claim: the same for every parameter with a role (attention.o), whichever plugin declares it."""
+        """Claim: as ``model.init``, for every parameter with a role (attention.o), of any plugin or the core."""
         value = self._init(f"model.init_role[{role}]", init, arguments)
         self._slots.init.roles.append((self._owner, role, value, filled_at()))
 

@@ -1,4 +1,4 @@
-"""The slots of the optimizer: rules, their stages, and which parameter follows which."""
+"""The slots of the optimizer: update rules, their stages, and the parameter groups of each rule."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from minillm_core.text import counted, did_you_mean, few, listed
 Where = Callable[[str, "ParamInfo"], bool]
 
 DEFAULT_RULE = "adamw"
-"""The rule of every parameter that no plugin assigns."""
+"""The rule of every parameter that no plugin assigns to another."""
 
 EVERY = "*"
-"""In the place of a rule's name: whatever rules there are."""
+"""Used as a rule's name: every rule."""
 
 ROWS = "rows:"
-"""Before a table's name, the evidence of rows that were updated: how many, over all steps; alone, the steps."""
+"""Prefix of a table's name in the evidence: its rows updated, over all steps; alone, the number of steps."""
 
 FIELDS = ("lr_mul", "wd_mul", "betas")
-"""What ``optimizer.set`` sets."""
+"""The fields of a parameter that ``optimizer.set`` sets."""
 
 FROZEN = "frozen"
-"""In the place of a rule's name: none changes the parameter."""
+"""Used as a rule's name: the parameter is not trained."""
 
 
 @dataclass(frozen=True)
 class ParamInfo:
-    """A parameter, as the plan knows it: what ``where(name, info)`` is asked about."""
+    """The facts about a parameter in the plan: the second argument of ``where(name, info)``."""
 
     name: str
     shape: tuple[int, ...]
@@ -53,20 +53,20 @@ class ParamInfo:
     owner: str  # core, or the plugin whose module declares it
     lr_mul: float
     wd_mul: float
-    rows: str = ""  # the batch field whose ids choose the rows that are read; empty: all are
+    rows: str = ""  # the batch field whose ids select the rows that are read; empty: all rows
 
     @property
     def size(self) -> int:
-        """Numbers in it."""
+        """The number of elements."""
         return prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A stage in the chain of a rule's gradients."""
+    """A stage in the gradient chain of a rule."""
 
     owner: str
-    name: str  # the owner's, with a suffix where it joins twice
+    name: str  # the owner's name, with a suffix for a second stage
     draft: Draft
 
     @property
@@ -76,9 +76,9 @@ class Joined:
 
 
 class Blocks(NamedTuple):
-    """The claim that a parameter's rows are several matrices."""
+    """The claim that splits a parameter's rows into several matrices."""
 
-    rule: str  # that works on them
+    rule: str  # the rule that updates them
     count: int
 
     def __str__(self) -> str:
@@ -92,14 +92,14 @@ class OptimizerSlots:
         self, parameters: Mapping[str, ParamInfo], values: ValueTable, train: Any, heads: Any
     ) -> None:
         self.parameters, self.values, self.train = parameters, values, train
-        self.heads: tuple[int, int] = heads  # of queries, of keys and values
+        self.heads: tuple[int, int] = heads  # query heads, key-value heads
         core = ("core", core_rule(train))
         self.rules: dict[str, tuple[str, dict[str, Draft]]] = {DEFAULT_RULE: core}
         self.extensions: Claims[tuple[str, str], Draft] = Claims("opt.extend({}, {})")
         self.joined: list[tuple[str, Joined, tuple[str, ...], tuple[str, ...]]] = []
         self.assigned: Claims[str, str] = Claims("opt.assign[{}]")
         self.over: dict[tuple[str, str], None] = {}  # parameter, plugin whose claim outranks others
-        self.outranked: dict[str, set[str]] = {}  # plugin: those whose claims dropped its own
+        self.outranked: dict[str, set[str]] = {}  # plugin: those that outrank it
         self.multipliers: Claims[tuple[str, str], Any] = Claims("opt.set[{}].{}")
         self.tables: Claims[str, ByRows] = Claims("opt.rows[{}]", ROWS + "{}", shapes=False)
         self.views: Claims[str, Function] = Claims(
@@ -113,8 +113,8 @@ class OptimizerSlots:
         self.rates: Claim[Schedule] = Claim("opt.rates", default="1", shapes=False)
 
     def resolve(self) -> tuple[Group, ...]:
-        """Resolve to the groups of every parameter; every clash is an error."""
-        # also where a plugin replaces AdamW's write: a step's report shows train.lr
+        """Resolve to the parameter groups of all trained parameters; raise on a conflict."""
+        # registered even where a plugin replaces AdamW's write: a step's report shows train.lr
         self.values.add("core", "train.lr", Scheduled(self.train.lr))
         for (rule, _), claim in sorted(self.extensions.items()):
             if rule not in (*self.rules, EVERY):
@@ -168,9 +168,9 @@ class OptimizerSlots:
         return groups
 
     def lead(self, assigned: dict[str, tuple[Rule, Member]]) -> None:
-        """Let parameters follow others: the same rule, and the others' factors until they part.
+        """Tie parameters to their leaders: the same rule, and the leader's factors until they separate.
 
-        Where factors differ both have them as schedules, so that both are updated by the same kernels.
+        Where factors differ both become schedules, so that both parameters are updated by the same kernels.
         """
         for name, claim in self.follows.items():
             follow = claim.resolve()
@@ -195,7 +195,7 @@ class OptimizerSlots:
     def apart(
         self, name: str, follow: Follow, assigned: Mapping[str, tuple[Rule, Member]]
     ) -> str | None:
-        """Say why a parameter cannot follow another; None: it can."""
+        """Return the reason why a parameter cannot follow another; None if it can."""
         for one in (name, follow.leader):
             if one not in assigned:
                 return f"'{self.assigned[one].owner}' freezes '{one}'"
@@ -215,7 +215,7 @@ class OptimizerSlots:
         return None
 
     def pass_over(self) -> None:
-        """Drop the claims that others outrank, and note it; two that outrank each other stay a clash."""
+        """Drop claims outranked by ``over=True`` and add a note; two claims with ``over`` stay a conflict."""
         passed: Counter[tuple[str, str, str, str]] = Counter()
         for name, owner in self.over:
             held = self.assigned[name].held
@@ -235,7 +235,7 @@ class OptimizerSlots:
     def check_unset(self, name: str) -> None:
         """Refuse factors and betas of a frozen parameter, which would have no effect.
 
-        Those of a plugin for its own parameters only say how they are trained where they are.
+        A plugin may set them for its own parameters: they apply if the parameter is trained.
         """
         freezes, rows = self.assigned[name].owner, self.tables[name]
         if rows.held:
@@ -250,7 +250,7 @@ class OptimizerSlots:
                 ).concerning(name, claim.where, plugins=(owner, freezes))
 
     def check_rows(self, groups: Iterable[Group]) -> None:
-        """Refuse tables whose rule is none that their rows can follow one at a time."""
+        """Refuse tables whose rule cannot update single rows."""
         for group in groups:
             if (table := group.members[0].rows) is not None:
                 name, owners = group.members[0].name, {owner for _, owner, _ in group.rule.stages}
@@ -261,7 +261,7 @@ class OptimizerSlots:
                     raise _not_by_rows(self.tables[name], name, why, owners - {"core"})
 
     def whole(self, name: str, rule: str) -> PlanError:
-        """Make the error of blocks of a parameter whose rule sees no matrices."""
+        """Return the error for a split parameter whose rule does not work on matrices."""
         claim = self.blocks[name]
         return PlanError(
             f"plugin '{claim.owner}' splits '{name}' into matrices, and it follows the rule '{rule}'",
@@ -270,7 +270,7 @@ class OptimizerSlots:
         ).concerning(name, claim.where, plugins=(claim.owner,))
 
     def lacks(self, rule: str, owner: str, where: str) -> PlanError:
-        """Make the error of a plugin that builds on a rule which is not there."""
+        """Return the error for a plugin that refers to an unknown rule."""
         return PlanError(
             f"plugin '{owner}' builds on the rule '{rule}', which no active plugin provides",
             where=where,
@@ -278,7 +278,7 @@ class OptimizerSlots:
         ).concerning(plugins=(owner,))
 
     def rule(self, name: str) -> Rule:
-        """Resolve a rule with its extensions, its values named in the plan."""
+        """Resolve a rule with its extensions, and register its schedule values in the plan."""
         owner, drafts = self.rules[name]
         held = {anchor: (owner, draft) for anchor, draft in drafts.items()}
         for anchor in ANCHORS:
@@ -293,7 +293,7 @@ class OptimizerSlots:
                 state = (
                     [entry for entry, _ in held[anchor][1].stage.state] if anchor in held else []
                 )
-                if state and (name, anchor) not in self.extensions:  # by "*" alone
+                if state and (name, anchor) not in self.extensions:  # by "*" only
                     text = f"replaces {anchor} of every rule: '{name}' keeps no {listed(state)}"
                     self.values.notes[claim.owner, text] = None
                 held[anchor] = (claim.owner, drafted)
@@ -317,7 +317,7 @@ class OptimizerSlots:
         return Rule(name, owner, tuple(stages))
 
     def chain(self, rule: str) -> Chain:
-        """Collect the stages before a rule's own, by the rule's name or as of every rule."""
+        """Return the gradient chain of a rule: stages added by the rule's name or for every rule."""
         chain = Chain(f"opt.rule[{rule}]", (GRADIENT,), shapes=False)
         for named, one, before, after in self.joined:
             if named in (rule, EVERY):
@@ -325,7 +325,7 @@ class OptimizerSlots:
         return chain
 
     def extension(self, rule: str, anchor: str) -> Claim[Draft]:
-        """Collect the claims on a rule's stage, by the rule's name or as one of every rule's."""
+        """Return the claims on a rule's stage, made by the rule's name or for every rule."""
         claim: Claim[Draft] = Claim(f"opt.extend({rule}, {anchor})")
         for named in (rule, EVERY):
             if (claims := self.extensions.get((named, anchor))) is not None:
@@ -335,7 +335,7 @@ class OptimizerSlots:
 
 
 def core_rule(train: Any) -> dict[str, Draft]:
-    """Make AdamW with the run's settings."""
+    """Return the stages of AdamW with the run's settings."""
     beta1, beta2 = train.betas
     state = {"m": "like", "v": "like"}
     return {
@@ -346,7 +346,7 @@ def core_rule(train: Any) -> dict[str, Draft]:
 
 
 class OptimizerBuilder(Builder):
-    """The optimizer, as one plugin sees it.
+    """The slots of the optimizer, bound to one plugin.
 
     Attributes:
         parameters: name -> ParamInfo, every parameter of the model.
@@ -354,9 +354,9 @@ class OptimizerBuilder(Builder):
         betas: train.betas.
         epsilon: train.epsilon.
         weight_decay: train.weight_decay.
-        warmup: train.warmup, the share of the run over which its rates rise.
-        heads: H.
-        kv_heads: K.
+        warmup: train.warmup, the fraction of the run over which the learning rates rise.
+        heads: H, the number of query heads.
+        kv_heads: K, the number of key-value heads.
     """
 
     _slots: OptimizerSlots
@@ -379,7 +379,7 @@ class OptimizerBuilder(Builder):
         weight_decay: float | Schedule | None = None,
         **stages: Draft,
     ) -> None:
-        """Claim: a rule of this name; decoupled decay and the write are the core's unless given.
+        """Claim: an update rule ``name``; decoupled weight decay and write default to the core's.
 
         ::
 
@@ -387,14 +387,14 @@ class OptimizerBuilder(Builder):
             optimizer.rule("nesterov", lr=scheduled(0.02), momentum=momentum)
 
         Args:
-            name: of the rule.
-            lr: its peak learning rate, times the run's schedule; or a schedule of its own.
-            weight_decay: of its own; None: train.weight_decay.
+            name: the rule's name.
+            lr: a peak learning rate, multiplied by the run's learning-rate schedule; or its own schedule.
+            weight_decay: the rule's weight decay; None: train.weight_decay.
             stages: anchor (momentum, orthogonalise, precondition, scale, decay, write, lookahead,
                 average) -> stage.
 
         Raises:
-            PlanError: the rule exists, or there is no such anchor.
+            PlanError: an existing rule, or an unknown anchor.
         """
         provided = {**self._slots.rules, FROZEN: ("core", {})}
         if name in provided:
@@ -411,20 +411,20 @@ class OptimizerBuilder(Builder):
         self._slots.rules[name] = (self._owner, defaults | stages)
 
     def extend(self, rule: str, anchor: str, draft: Draft) -> None:
-        """Claim per (rule, anchor): a stage of a rule that another plugin, or the core, provides.
+        """Claim per (rule, anchor): a stage of a rule that another plugin or the core provides.
 
         ::
 
             optimizer.extend("muon", "scale", stage(normalise, beta=0.95))
 
         Args:
-            rule: its name, or ``"*"``: every rule that there is.
-            anchor: which stage; one that the rule has is replaced.
-            draft: INHERITED among its arguments is what the replaced stage was given.
+            rule: the rule's name, or ``"*"`` for every rule.
+            anchor: the stage's place; an existing stage there is replaced.
+            draft: the stage; an argument INHERITED takes the replaced stage's value.
 
         Raises:
-            PlanError: while resolving: a lookahead of a rule whose write, another plugin's, has state:
-                that would be of parameters which have moved since.
+            PlanError: while resolving, a lookahead on a rule whose write has state of another plugin:
+                the lookahead moves the parameters that this state was computed for.
         """
         if anchor == GRADIENT:
             fix = f"optimizer.gradient({rule!r}, stage(...)), which several plugins may"
@@ -441,23 +441,23 @@ class OptimizerBuilder(Builder):
         before: str | tuple[str, ...] = (),
         after: str | tuple[str, ...] = (),
     ) -> None:
-        """Chain: gradient (...), clipped by its global norm -> the gradient that the rule's stages are given.
+        """Chain: gradient (...), clipped by its global norm -> the gradient that the rule's stages receive.
 
-        Its stages run before a rule's first, with state, schedules and ``needs="matrix"`` as any
-        stage; none is replaced. What they change, the reported norm of gradients does not show.
+        These stages run before a rule's first stage and replace none; state, schedules and
+        ``needs="matrix"`` work as in any stage. The logged gradient norm is computed before them.
         ::
 
             optimizer.gradient("*", stage(clip_rows, clipping=0.01), before="noise")
 
         Args:
-            rule: its name, or ``"*"``: every rule that there is.
-            draft: no INHERITED among its arguments, since no stage is replaced.
-            name: a suffix, where a plugin joins twice.
-            before: names of other plugins that join the same rule; one that is absent is no matter.
-            after: the same.
+            rule: the rule's name, or ``"*"`` for every rule.
+            draft: the stage, without INHERITED arguments, since no stage is replaced.
+            name: a suffix that distinguishes several stages of one plugin.
+            before: names of other plugins' stages here that this stage precedes; absent ones are ignored.
+            after: names of other plugins' stages here that this stage follows; absent ones are ignored.
 
         Raises:
-            PlanError: while resolving: two plugins whose order neither states, a rule that is not there.
+            PlanError: while resolving, two plugins whose order neither states, or an unknown rule.
         """
         self._draft(GRADIENT, draft)
         if draft.inherited:
@@ -468,48 +468,47 @@ class OptimizerBuilder(Builder):
         self._slots.joined.append((rule, Joined(self._owner, full, draft), before, after))
 
     def assign(self, rule: str, where: Where, *, over: bool = False) -> int:
-        """Claim per parameter: those for which ``where(name, info)`` follow ``rule``.
+        """Claim per parameter: ``rule`` updates the parameters for which ``where(name, info)`` is true.
 
         ::
 
             optimizer.assign("nesterov", lambda name, p: p.role.startswith("mlp."))
 
         Args:
-            rule: its name.
-            where: called with each parameter's name and facts, at once.
-            over: where other plugins assign one of them to a rule, or freeze it, they are passed over,
-                and a note says so; else that is refused.
+            rule: the rule's name.
+            where: predicate on a parameter's name and ParamInfo, evaluated during the call.
+            over: override assignments and freezes by other plugins, with a note; otherwise they are
+                a conflict.
 
         Returns:
-            How many they are.
+            The number of parameters.
 
         Raises:
-            PlanError: there is no such parameter.
+            PlanError: no parameter matches.
         """
         return self._assigned(f"opt.assign({rule})", rule, where, over)
 
     def freeze(self, where: Where, *, over: bool = False) -> int:
-        """Claim per parameter: those for which ``where(name, info)`` keep their values.
+        """Claim per parameter: parameters for which ``where(name, info)`` is true are frozen.
 
         ::
 
             optimizer.freeze(lambda name, p: p.role.startswith("embedding."))
 
-        They have no gradient, no optimizer state, and where the compute dtype is narrower than float32
-        no float32 copy on the device. Checkpoints hold them in float32, bit by bit as they were. It is
-        the claim of ``assign``: another plugin's rule for one of them is refused, and so are factors
-        that it sets for what is not its own.
+        A frozen parameter has no gradient, no optimizer state and, in mixed precision, no float32 master
+        weights on the device. Checkpoints hold its initial float32 value bit by bit. Freezing is the same
+        claim as ``assign``: a rule that another plugin assigns is a conflict, and so are factors that
+        another plugin sets, except on its own parameters.
 
         Args:
-            where: called with each parameter's name and facts, at once.
-            over: where other plugins assign one of them to a rule they are passed over, and a note
-                says so; else that is refused.
+            where: predicate on a parameter's name and ParamInfo, evaluated during the call.
+            over: override assignments by other plugins, with a note; otherwise they are a conflict.
 
         Returns:
-            How many they are.
+            The number of parameters.
 
         Raises:
-            PlanError: there is no such parameter; while resolving, where every one is frozen.
+            PlanError: no parameter matches; while resolving, a plan that freezes all parameters.
         """
         return self._assigned("opt.freeze", FROZEN, where, over)
 
@@ -521,25 +520,25 @@ class OptimizerBuilder(Builder):
         wd_mul: float | Schedule | None = None,
         betas: tuple[float, float] | None = None,
     ) -> int:
-        """Claim per (parameter, field): factors on learning rate and decay; Adam's betas.
+        """Claim per (parameter, field): factors on learning rate and weight decay; Adam's betas.
 
         ::
 
             optimizer.set(lambda name, p: p.role == "head", lr_mul=0.5, betas=(0.9, 0.95))
             optimizer.set(lambda name, p: p.role == "norm", lr_mul=plateaus((0, 0.0), (0.5, 1.0)))
 
-        The second one freezes the norms until half of the run: where the learning rate is 0, so is
-        the decay that it multiplies.
+        The second call keeps the norms unchanged for the first half of the run: decoupled weight decay is
+        multiplied by the learning rate, so a rate of 0 stops both.
 
         Args:
-            where: called with each parameter's name and facts, at once.
+            where: predicate on a parameter's name and ParamInfo, evaluated during the call.
             lr_mul: factor on the learning rate: a number, or a schedule (piecewise, cosine,
                 scheduled, plateaus), which is an input of the compiled step.
             wd_mul: factor on the weight decay, likewise.
-            betas: Adam's, where the parameter follows a rule that has them.
+            betas: Adam's betas, for parameters whose rule has them.
 
         Returns:
-            How many parameters they are.
+            The number of parameters.
         """
         fields: dict[str, Any] = {"lr_mul": lr_mul, "wd_mul": wd_mul, "betas": betas}
         self._finite("opt.set", **fields)
@@ -553,7 +552,7 @@ class OptimizerBuilder(Builder):
         for field in ("lr_mul", "wd_mul"):
             if (factor := fields[field]) is not None:
                 self._dynamic("opt.set", field, factor)
-                held = self._setting(field, factor, chosen[0])  # the name of a second schedule
+                held = self._setting(field, factor, chosen[0])  # names a second schedule
                 fields[field] = held if held.constant is None else held.constant
         for name in chosen:
             for field, value in fields.items():
@@ -562,10 +561,10 @@ class OptimizerBuilder(Builder):
         return len(chosen)
 
     def rates(self, factor: Schedule) -> None:
-        """Claim: a factor on the run's schedule, and so on every learning rate that follows it.
+        """Claim: a factor on the run's learning-rate schedule, and on every learning rate that follows it.
 
-        They are train.lr, that of any rule with a number for its rate, and what is ``scheduled``; other
-        schedules are as they were. Decoupled decay is multiplied by the rate, so it has the factor too.
+        These are train.lr, the rate of any rule whose ``lr`` is a number, and every ``scheduled`` value; other
+        schedules do not change. Decoupled weight decay is multiplied by the rate, so the factor applies to it too.
         ::
 
             optimizer.rates(plateaus((0, 1.0), (0.5, 1.4)))
@@ -574,7 +573,7 @@ class OptimizerBuilder(Builder):
             factor: piecewise, cosine or plateaus.
 
         Raises:
-            PlanError: another schedule, or a number: that is train.lr.
+            PlanError: another kind of schedule, or a number (set train.lr instead).
         """
         if not isinstance(factor, (Piecewise, Cosine, Plateaus)) or isinstance(factor, Stages):
             fix = "piecewise(...), cosine(...) or plateaus(...)"
@@ -582,25 +581,25 @@ class OptimizerBuilder(Builder):
         self._slots.rates.add(self._owner, factor)
 
     def rows(self, where: Where, rule: type[RowRule], *, buckets: int = 8) -> int:
-        """Claim per parameter: those for which ``where(name, info)`` are updated by the rows that a step sees.
+        """Claim per parameter: sparse updates: a step updates only the looked-up rows of the matching tables.
 
-        They are tables that are looked up by a batch field (``rows=`` of their Param). Gradient,
-        norm, and the reads and writes of an update are of the rows whose ids are in a step's
-        micro-batches; ``rule`` brings the others up to date when they are seen again. Evaluation,
-        checkpoints and exports have the whole table up to date.
+        A table is a parameter that is looked up by a batch field (``rows=`` of its Param). Gradient, norm
+        and update touch only the rows whose ids occur in a step's micro-batches; ``rule`` applies the
+        skipped updates when a row is seen again. Evaluation, checkpoints and exports use the whole table
+        up to date.
 
         Args:
-            where: called with each parameter's name and facts, at once.
-            rule: says what the parameter's own rule does to rows in between.
-            buckets: sizes to which the number of rows is rounded up, by rows that are not seen: each
-                is a shape of its own, which torch compiles when it is first met.
+            where: predicate on a parameter's name and ParamInfo, evaluated during the call.
+            rule: computes the effect of the parameter's own update rule on a row over the skipped steps.
+            buckets: the number of sizes to which the row count is padded, with rows that are not in the
+                step; torch compiles each size when it first occurs.
 
         Returns:
-            How many they are.
+            The number of parameters.
 
         Raises:
-            PlanError: there is no such parameter, or it is not looked up by a batch field; while
-                resolving, where ``rule`` refuses its group, or it is frozen.
+            PlanError: no parameter matches, or one is not looked up by a batch field; while resolving, a
+                parameter whose group ``rule`` refuses, or a frozen one.
 
         ::
 
@@ -619,20 +618,20 @@ class OptimizerBuilder(Builder):
         return len(chosen)
 
     def schedule(self, function: Callable[..., float], **arguments: Any) -> None:
-        """Claim: the run's schedule behind its warm-up, in the place of train.schedule.
+        """Claim: the learning-rate schedule after warm-up, instead of train.schedule.
 
-        Called as ``function(x, **arguments)`` with x from 0, the warm-up's end, to 1, the run's: the
-        share of a peak that every ``scheduled`` rate has there, train.lr's among them.
+        The function is called as ``function(x, **arguments)``, x from 0 (end of warm-up) to 1 (end of the
+        run), and returns the fraction of the peak for every ``scheduled`` rate, train.lr included.
         ::
 
             optimizer.schedule(falling, power=1.2)  # (1 - x) ** 1.2
 
         Args:
-            function: of a module.
-            arguments: its keyword arguments, JSON.
+            function: a module-level function.
+            arguments: its keyword arguments, JSON values.
 
         Raises:
-            PlanError: the function cannot be referred to, or gives no number that is finite.
+            PlanError: the function is not at module level, or returns NaN or infinity.
         """
         curve = self._function("opt.schedule", function, arguments)
         for x in (0.0, 0.5, 1.0):
@@ -642,26 +641,26 @@ class OptimizerBuilder(Builder):
         self.note(f"rates follow it, and not train.schedule={self._slots.train.schedule}")
 
     def split(self, rule: str, where: Where, blocks: int) -> int:
-        """Claim per parameter: the rows of those for which ``where(name, info)`` are so many matrices.
+        """Claim per parameter: the rule treats the matching parameters as ``blocks`` stacked matrices.
 
-        All stages of the rule see each block of rows as a matrix of its own: a parameter (R, C) is a
-        stack of (R / blocks, C), which is orthogonalised, normed and measured block by block; its state
-        is kept so, (blocks, ...) in a checkpoint.
+        All stages of the rule see each block of rows as a separate matrix: a parameter (R, C) is a stack
+        of ``blocks`` matrices (R / blocks, C), orthogonalised, normalised and measured block by block. The
+        optimizer state has the same layout, (blocks, ...) in a checkpoint.
         ::
 
             optimizer.split("muon", lambda name, p: p.role == "attention.q", optimizer.heads)
 
         Args:
-            rule: the one that they follow, a stage of which ``needs`` matrices.
-            where: called with each parameter's name and facts, at once.
-            blocks: how many, 1 or more; they divide the rows.
+            rule: the rule that updates them; one of its stages ``needs`` matrices.
+            where: predicate on a parameter's name and ParamInfo, evaluated during the call.
+            blocks: the number of matrices, 1 or more; it divides the number of rows.
 
         Returns:
-            How many parameters they are.
+            The number of parameters.
 
         Raises:
-            PlanError: there is no such parameter, or its rows cannot be divided so; while resolving,
-                where one follows another rule, or one that needs no matrices.
+            PlanError: no parameter matches, or its rows are not divisible; while resolving, a parameter
+                with another rule, or a rule that needs no matrices.
         """
         chosen = self._chosen(where, "opt.split")
         for name in chosen:
@@ -673,29 +672,29 @@ class OptimizerBuilder(Builder):
         return len(chosen)
 
     def view(self, where: Where, function: Callable[..., Any], **arguments: Any) -> int:
-        """Claim per parameter: evaluation, samples and exports use ``function``'s result in the place of those for which ``where(name, info)``.
+        """Claim per parameter: evaluation, samples and exports use weights that ``function`` computes (an EMA).
 
-        Training goes on from the parameters themselves, bit by bit. The function is pure, written once
+        Training continues from the parameters themselves, bit by bit. The function is pure, written once
         for all frameworks, and called whenever weights are read: ``(ops, param, state, **arguments) ->
-        param``, of one parameter, float32. Its state are the entries of all stages of its rule by
-        ``stage.entry`` (``precondition.m``), float32; where no update was made they are 0. A table of
-        ``optimizer.rows`` is up to date. A frozen parameter has no view: it is used as it is.
+        param``, for one parameter, float32. ``state`` holds the optimizer state of all stages of its rule,
+        keyed ``stage.entry`` (``precondition.m``), float32, 0 before the first update. A table of
+        ``optimizer.rows`` is up to date. A frozen parameter has no view: its own value is used.
 
-        A checkpoint has both: a run that is resumed, or branched from (``--branch``), takes the
-        parameters; ``eval``, ``generate``, ``chat``, ``export`` and ``--init RUN`` take the views, and
-        need no plugin for it. It costs their bytes once more in a checkpoint, in float32, and while
-        weights are read a copy in the compute dtype.
+        A checkpoint holds both. A run that is resumed or branched from (``--branch``) uses the
+        parameters; ``eval``, ``generate``, ``chat``, ``export`` and ``--init RUN`` use the views, without
+        the plugin. Cost: a second float32 copy in each checkpoint and, while weights are read, a copy in
+        the compute dtype.
 
         Args:
-            where: called with each parameter's name and facts, at once.
-            function: of a module; returns a float32 array of the parameter's shape.
-            arguments: its keyword arguments, JSON.
+            where: predicate on a parameter's name and ParamInfo, evaluated during the call.
+            function: a module-level function; returns a float32 array of the parameter's shape.
+            arguments: its keyword arguments, JSON values.
 
         Returns:
-            How many they are.
+            The number of parameters.
 
         Raises:
-            PlanError: there is no such parameter, or the function cannot be referred to.
+            PlanError: no parameter matches, or the function is not at module level.
 
         ::
 
@@ -710,22 +709,22 @@ class OptimizerBuilder(Builder):
         return len(chosen)
 
     def follow(self, parameter: str, leader: str, *, until: float = 1.0) -> None:
-        """Claim per parameter: it is ``leader`` until a share of the run, and goes by itself after it.
+        """Claim per parameter: ``parameter`` is tied to ``leader`` until a fraction of the run, then separate.
 
-        Both begin with the leader's initial values. Until then both get the sum of their gradients,
-        which counts once in the norm, and the leader's factors, so that they stay equal bit by bit, as
-        one parameter that is used twice; after it each has its own gradient and its own factors, and
-        the state of the rule that both had. Where a run begins with other weights (--init, --branch)
-        before that share, the leader's take its place, its moments too.
+        Both start from the leader's initial values. While tied, both receive the sum of their gradients
+        (counted once in the gradient norm) and the leader's factors, so that they stay equal bit by bit,
+        like one parameter used twice. Afterwards each has its own gradient and factors, and starts from the
+        shared optimizer state. Where a run starts from other weights (--init, --branch) while tied, the
+        leader's values and moments replace the parameter's.
 
         Args:
-            parameter: its name.
-            leader: another parameter of that shape, which follows none; both have one rule.
-            until: share of the run; 1: to the end.
+            parameter: the tied parameter's name.
+            leader: another parameter of the same shape and rule, which is not tied itself.
+            until: fraction of the run; 1: to the end.
 
         Raises:
-            PlanError: no such parameters, or a share outside the run; while resolving, where the two
-                have other rules or betas, or one is frozen or updated by rows.
+            PlanError: an unknown parameter, or a fraction outside the run; while resolving, different
+                rules or betas, or a parameter that is frozen or updated by rows.
 
         ::
 
@@ -797,7 +796,7 @@ class OptimizerBuilder(Builder):
 def _not_by_rows(
     claim: Claim[ByRows], name: str, why: str, others: Iterable[str], fix: str | None = None
 ) -> PlanError:
-    """Make the error of a table that cannot be updated by rows."""
+    """Return the error for a table that cannot be updated by rows."""
     plugins = (claim.owner, *sorted(others))
     return PlanError(
         f"plugin '{claim.owner}' updates '{name}' by rows: {why}",
@@ -807,7 +806,7 @@ def _not_by_rows(
 
 
 def _is_pair(betas: Any) -> bool:
-    """Return whether these are two decay rates."""
+    """Return whether ``betas`` is a pair of numbers in [0, 1)."""
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         return False
     return all(isinstance(beta, (int, float)) and 0 <= beta < 1 for beta in betas)
