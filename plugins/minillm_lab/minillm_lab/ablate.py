@@ -38,7 +38,7 @@ class Request:
     cache: Path  # the token cache
     say: Callable[[str], None]  # prints a line
     out: Path | None = (
-        None  # runs and results; an interrupted ablation is resumed. None: a new one
+        None  # runs and results; an interrupted ablation is resumed there. None: a new one
     )
     seeds: int = 3
     minutes: float | None = None  # of each run, instead of steps
@@ -151,7 +151,7 @@ def _write_cards(result: dict[str, Any], folder: Path, say: Callable[[str], None
     for card in cards:
         try:
             say(f"technique card: {write_card(folder, card)}")
-        except OSError as error:  # the result is already written; the same command retries the cards
+        except OSError as error:  # the result is written; the same command retries this
             say(f"warning: no card of '{card.plugin}' could be written: {error}")
 
 
@@ -185,7 +185,7 @@ def _check(request: Request) -> None:
             fix="--minutes 0.5",
         )
     origin = loaded.origins["train.steps"]
-    if steps is not None and not origin.startswith("preset "):  # the length of a preset is overridden
+    if steps is not None and not origin.startswith("preset "):  # a preset's is overridden
         raise Refusal(
             f"{steps:,} steps and {request.minutes:g} minutes are both given",
             where=f"--minutes {request.minutes:g}; train.steps from {origin}",

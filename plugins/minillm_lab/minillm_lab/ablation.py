@@ -112,7 +112,7 @@ class Ablation:
         self.minutes, self.about, self.say, self.watch = minutes, dict(about), say, watch
         self.evaluations = evaluations
         self.reference = design.variants[0]
-        self.done: dict[RunSpec, Trained | str] = {}  # the trained run, or the reason of its failure
+        self.done: dict[RunSpec, Trained | str] = {}  # a run, or why it failed
         self.steps = steps or 0
         self.course: list[RunSpec] = []  # all runs in order, as far as known
 

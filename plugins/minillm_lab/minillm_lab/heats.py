@@ -168,7 +168,7 @@ class Heats:
         self.members, self.base, self.length = members, base, length
         self.seed, self.speed, self.say = seed, speed, say
         self._about, self._watch, self._turns = about, watch, turns
-        self._made: dict[str, Trained | str] = {}  # by file: all candidates share the incumbent's runs
+        self._made: dict[str, Trained | str] = {}  # by file: the incumbent's runs are shared
         self._overheads: list[float] = []  # seconds of a run outside training and evaluation
         self._alive: list[Candidate] = []
         self._stage, self._number, self._runs = "", 0, 0

@@ -74,7 +74,7 @@ class TorchProfiler:
         ranges = _Ranges(cuda=self.cuda)
         with profile(activities=kinds, acc_events=True) as recorded, ExitStack() as hooks:
             hooks.enter_context(self._timed(ranges))
-            if not self.trainer.binding.compile:  # hooks would cause graph breaks in a compiled step
+            if not self.trainer.binding.compile:  # a hook would break a compiled step's graph
                 for name, module in self.trainer.model.named_modules():
                     if name:
                         for handle in ranges.around(module, name):
@@ -189,7 +189,7 @@ def _hooks(block: nn.Module, name: str, moments: Moments) -> tuple[Any, Any]:
 
     def after(module: nn.Module, given: tuple[Any, ...], result: tuple[Any, ...]) -> None:
         if moments.part == "forward":
-            moments.note("forward head and loss")  # or the next block, which records its own start at once
+            moments.note("forward head and loss")  # or the next block, which notes it at once
             result[0].register_hook(lambda grad: moments.note(f"backward {name}"))
 
     return block.register_forward_pre_hook(before), block.register_forward_hook(after)
