@@ -5,10 +5,10 @@ A row of T columns is cut into 2 N chunks of c. Rank r of the neighbours has chu
     rank 0: 0 7    rank 1: 1 6    rank 2: 2 5    rank 3: 3 4        (N = 4)
 
 A query of chunk j attends to j + 1/2 chunks of keys on average, so each rank computes c^2 (r + 1/2) +
-c^2 (2 N - 1 - r + 1/2) = 2 N c^2 pairs: an even load. Contiguous columns would give the last rank (2 N - 1) / N of the mean: 1.5
-times for two ranks, 1.75 for four. The attention op takes queries that are the last T of S columns, so it is
-called exactly as in decoding, once per chunk: queries of chunk j, gathered keys and values of chunks 0 .. j.
-Alternatively an all-to-all exchanges heads for columns (exchange.py chooses), as in Ulysses.
+c^2 (2 N - 1 - r + 1/2) = 2 N c^2 pairs: an even load. Contiguous columns would give the last rank (2 N - 1) / N
+of the mean: 1.5 times for two ranks, 1.75 for four. The attention op takes queries that are the last T of S
+columns, so it is called as in decoding, once per chunk: queries of chunk j, gathered keys and values of chunks
+0 .. j. Alternatively an all-to-all exchanges heads for columns (exchange.py chooses), as in Ulysses.
 
 Nodes that compute column by column need no change. Nodes that look back n columns are also called once per
 chunk, with the n preceding columns prepended. Nodes that need more are refused by name before training.

@@ -192,7 +192,7 @@ class Forecast:
 
     @cached_property
     def shard(self) -> str:
-        """The resolved ``mesh.shard``: auto is weights where updates alone do not fit into memory and weights do."""
+        """The resolved ``mesh.shard``: auto is weights where sharded updates exceed the memory and weights fit."""
         if (asked := self.plan.config.mesh.shard) != "auto":
             return asked
         try:

@@ -104,7 +104,7 @@ class Divided:
         return None if name.removeprefix(MODEL) in self.shapes else whole
 
     def like(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return placeholders of the whole arrays, through which only this rank's parts are read."""
+        """Return whole arrays as deferred placeholders, so that only this rank's parts are read."""
 
         def own(name: str) -> Callable[[int, int], np.ndarray]:
             return lambda first, count: np.atleast_1d(tensors[name].numpy(force=True))
