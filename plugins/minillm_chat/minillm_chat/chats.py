@@ -1,12 +1,12 @@
-"""Conversations in files: JSON objects of several kinds, as the messages that templates write.
+"""Conversations in files: reads JSON objects of several kinds as messages for templates.
 
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
     {"prompt": "...", "completion": "..."}
 
 A message may have ``tool_calls``, ``reasoning_content`` and ``weight``, an object ``tools``. Contents that
-are lists of parts are joined where all are texts; arguments of calls that are JSON in a string become
-objects, since templates write them as JSON.
+are lists of parts are joined where all are texts; arguments of calls given as a JSON string are parsed
+to objects, since templates serialise them as JSON.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from minillm_core.documents import (
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
-"""Names of roles in other data -> ours."""
+"""Role names in other formats -> ours."""
 
 NO_ANSWER = "left out: lines without an answer"
-_REASONS = 8  # kinds of refusals that have a count of their own
+_REASONS = 8  # kinds of refusals that are counted separately
 _LIKE = 'like {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 
 
@@ -48,20 +48,20 @@ def segments(
     variables: str,
     day: str,
 ) -> Iterator[list[Segment]]:
-    """Read conversations as documents whose answers have weights.
+    """Read conversations as documents with weights on the answers.
 
-    One without an answer, and one that the template refuses, is left out and counted by its reason.
+    Conversations without an answer, or rejected by the template, are skipped and counted by reason.
 
     Args:
         files: JSON lines or tables.
         reading: bounds, progress and notes.
         source: of the template.
         specials: its special tokens: text and name of each.
-        variables: what it reads beside the messages, as JSON.
-        day: what its ``strftime_now`` formats, ISO 8601.
+        variables: its variables beside the messages, as JSON.
+        day: the date formatted by ``strftime_now``, ISO 8601.
 
     Raises:
-        DataError: a file holds no records, none of them has an answer, or the template is refused.
+        DataError: a file holds no records, no record has an answer, or the template is invalid.
     """
     names = {text: name for text, name in specials}
     made = ChatTemplate(source, tuple(names), json.loads(variables), date.fromisoformat(day))
@@ -114,7 +114,7 @@ def question(
     variables: str,
     day: str,
 ) -> list[Segment]:
-    """Write a user's question, up to where its answer begins.
+    """Render a user's question, up to the start of its answer.
 
     Args:
         content: the question.
@@ -130,7 +130,7 @@ def question(
 
 
 def names_of(specials: Sequence[str]) -> dict[str, str]:
-    """Name special tokens by their texts: ``<|im_start|>`` -> ``im_start``."""
+    """Map special tokens' texts to names: ``<|im_start|>`` -> ``im_start``."""
     found: dict[str, str] = {}
     for text in specials:
         name = "".join(one if one.isalnum() and one.isascii() else "_" for one in text).strip("_")
@@ -142,10 +142,10 @@ def names_of(specials: Sequence[str]) -> dict[str, str]:
 
 
 def conversation(record: Mapping[str, Any], place: Place) -> tuple[list[dict[str, Any]], Any]:
-    """Read a record's messages, and its tools.
+    """Parse a record's messages and tools.
 
     Raises:
-        MalformedError: it holds no conversation, or a message that none can have.
+        MalformedError: the record holds no conversation, or an invalid message.
     """
     given, tools = record.get("messages", record.get("conversations")), record.get("tools")
     if given is None and "prompt" in record:
@@ -167,7 +167,7 @@ def conversation(record: Mapping[str, Any], place: Place) -> tuple[list[dict[str
 
 
 def _turns(given: Any, role: str) -> list[Any]:
-    """Take a prompt or a completion: a text, or messages."""
+    """Convert a prompt or a completion, given as text or messages, to messages."""
     return given if isinstance(given, list) else [{"role": role, "content": given}]
 
 
@@ -208,7 +208,7 @@ def _message(given: Any, number: int, place: Place) -> dict[str, Any]:
 
 
 def _call(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Make the arguments of a call an object, where they are one in a string."""
+    """Parse the arguments of a call, where they are a JSON string."""
     made = dict(given)
     if isinstance(function := made.get("function"), Mapping):
         made["function"] = _call(function)

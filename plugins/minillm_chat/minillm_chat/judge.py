@@ -1,8 +1,8 @@
-"""The quality of a model's answers: their loss, and how answers that it generates compare.
+"""Evaluation of a chat model: the loss of reference answers, and the match of generated ones.
 
-The loss is that of all answers of the chats, in nats a token. Then the model gives the last answer of
-each chat again, always by the likeliest token, and a pattern says which part of it is compared with the
-part of the chat's own answer.
+The loss is over all answers of the chats, in nats per token. Then the model generates the last answer of
+each chat greedily, and a pattern selects the part of it to compare with the same part of the chat's own
+answer.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from minillm_core.documents import Reading, find
 __all__ = ["judge_chats", "judge_command", "part_of"]
 
 LONGEST = 512
-"""Tokens of an answer, at most; never more than a row of training has left."""
+"""Maximum tokens of an answer; also limited by the rest of a training row."""
 
 
 def judge_command(
     out: Path, read: InferenceOptions, shown: Any, paths: Sequence[str], **options: Any
 ) -> tuple[Run, dict[str, float]]:
-    """Judge what ``minillm eval OUT --chats`` names, a run or a model directory.
+    """Evaluate the run or model directory of ``minillm eval OUT --chats``.
 
     Args:
         out: the folder.
-        read: how it is opened.
+        read: options of opening it.
         shown: as for :func:`judge_chats`.
         paths: as there.
         options: as there.
 
     Returns:
-        The run, and the figures.
+        The run, and the metrics.
     """
     run = open_chat(out, read, shown)
     return run, judge_chats(run, paths, shown, **options)
@@ -53,15 +53,15 @@ def judge_chats(
     pattern: str | None = None,
     limit: int | None = None,
 ) -> dict[str, float]:
-    """Judge a run by chats.
+    """Evaluate a run on chats.
 
     Args:
         run: trained by the plugin ``sft``.
         paths: files or folders of chats.
-        shown: where progress and notes are shown (:func:`minillm_core.commands.display`).
-        pattern: a regular expression; an answer's part is the first group of its last match, or the
-            match. None: the whole answer, without spaces around it.
-        limit: how many chats are answered; None: all.
+        shown: the display of progress and notes (:func:`minillm_core.commands.display`).
+        pattern: a regular expression; the compared part is the first group of its last match, or the
+            match. None: the whole answer, stripped.
+        limit: number of chats to answer; None: all.
 
     Returns:
         ``answer_loss`` (nats a token of all answers), ``exact_match`` (share of the given answers whose
@@ -71,8 +71,8 @@ def judge_chats(
         loss).
 
     Raises:
-        Refusal: the run was not trained on chats, or the pattern is none.
-        DataError: the chats cannot be read, or none can be judged.
+        Refusal: the run was not trained on chats, or the pattern is invalid.
+        DataError: the chats cannot be read, or none can be evaluated.
     """
     model, wanted = ChatModel.of(run), _compiled(pattern)
     measured = run.evaluate(list(paths))
@@ -113,7 +113,7 @@ def judge_chats(
 
 
 def part_of(answer: str, pattern: re.Pattern[str] | None) -> str | None:
-    """Take the part of an answer that is compared; None: the pattern is not in it."""
+    """Extract the part of an answer to compare; None: the pattern does not match."""
     if pattern is None:
         return answer.strip()
     *_, last = [None, *pattern.finditer(answer)]

@@ -1,4 +1,4 @@
-"""Questions of held-out chats, and the ids before their answers, as a plugin's source writes them."""
+"""Questions of held-out chats, and the ids up to their answers, as encoded by a plugin's source."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Questions"]
 
 WEIGHTS = "weights"  # the column of documents with the weight of each token
 
-_LOOKED_AT = 64  # documents in which questions are looked for
+_LOOKED_AT = 64  # maximum documents to search for questions
 _LONGEST = 400  # characters of one
 
 
 @dataclass(frozen=True)
 class Questions:
-    """The way from a user's question to the ids before its answer."""
+    """An encoder of user questions into the ids up to the answer."""
 
     asked: Any  # the plan's ``sourcing``, with a prompt
     tokenizer: Tokenizer
@@ -32,7 +32,7 @@ class Questions:
         return [self.specials[name] for name in self.asked.ends or ()]
 
     def ids(self, question: str) -> list[int]:
-        """Encode a question with the beginning of its answer: each segment by itself, as in training."""
+        """Encode a question up to the start of its answer, each segment separately as in training."""
         found = [one for part in self._segments(question) for one in self._encoded(part.content)]
         start = self.tokenizer.end_of_text
         return found if found[:1] == [start] else [start, *found]

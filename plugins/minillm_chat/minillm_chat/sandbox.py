@@ -1,11 +1,11 @@
-"""Chat templates, run in jinja2's sandbox with a bound on what they may compute.
+"""Chat templates, run in jinja2's sandbox with a bounded compute budget.
 
 The language is that of Transformers: trimmed blocks, ``break`` and ``continue``, ``raise_exception``,
 ``strftime_now``, a ``tojson`` that escapes no HTML, and ``{% generation %}``, which changes nothing
-here. The sandbox keeps a template away from Python. It does not keep it from endless work, so every
-turn of a loop, every call, every character written, and the size of whatever is searched, compared or
-sorted is taken from a budget, and what could make a text of any length at once is refused or looked at
-before.
+here. The sandbox isolates a template from Python but does not bound its work. So every loop iteration,
+call and character written, and the size of everything searched, compared or sorted, is charged to a
+budget, and operations that could build a text of any length at once are refused or checked
+beforehand.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ LARGEST = 1 << 20
 """Characters of a template."""
 
 STEPS = 600_000
-"""Turns of loops, calls and filters while one conversation is written."""
+"""Budget of loop iterations, calls and filters per conversation."""
 
 CHARACTERS = 1 << 26
-"""Characters made while one conversation is written, those of texts on the way too."""
+"""Budget of characters per conversation, including intermediate texts."""
 
 _ITEMS = 8
 """Items of a list that are gone through in one step."""
@@ -56,7 +56,7 @@ _REFUSED_FILTERS = ("center", "pprint", "random", "urlize", "wordwrap", "xmlattr
 
 
 class ChatRefusedError(Exception):
-    """A refusal of one conversation by its template; such are counted by ``reason``."""
+    """A conversation rejected by its template; rejections are counted by ``reason``."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -68,10 +68,10 @@ class Sandbox:
 
     Args:
         source: of the template.
-        today: what ``strftime_now`` formats; None: the day on which it is called.
+        today: the date formatted by ``strftime_now``; None: the day of the call.
 
     Raises:
-        DataError: it is no template, or too large.
+        DataError: the template is invalid or too large.
     """
 
     def __init__(self, source: str, today: date | None = None) -> None:
@@ -101,14 +101,14 @@ class Sandbox:
         self._template = made
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """Write a conversation.
+        """Render a conversation.
 
         Args:
             variables: JSON: ``messages``, ``tools``, ``add_generation_prompt`` and others.
 
         Raises:
-            ChatRefusedError: the template raised an error, its own or by what the conversation lacks.
-            DataError: it does what is not allowed, or more than the budget.
+            ChatRefusedError: the template raised an error, explicitly or from missing data.
+            DataError: a forbidden operation, or the budget is exceeded.
         """
         self._environment.budget = Budget()
         try:
@@ -124,33 +124,33 @@ class Sandbox:
 
 
 class Budget:
-    """What a template may still compute while it writes one conversation."""
+    """The remaining compute budget of a template for one conversation."""
 
     def __init__(self) -> None:
         self.steps, self.characters = STEPS, CHARACTERS
 
     def step(self, count: int = 1) -> None:
-        """Take some steps.
+        """Charge ``count`` steps.
 
         Raises:
-            SecurityError: there are none left.
+            SecurityError: the budget is exhausted.
         """
         self.steps -= count
         if self.steps < 0:
             raise SecurityError(f"it makes more than {STEPS:,} steps for one conversation")
 
     def write(self, count: int) -> None:
-        """Take room for some characters, or items of a list.
+        """Charge ``count`` characters, or items of a list.
 
         Raises:
-            SecurityError: there is none left.
+            SecurityError: the budget is exhausted.
         """
         self.characters -= count
         if self.characters < 0:
             raise SecurityError(f"it makes more than {CHARACTERS:,} characters of one conversation")
 
     def took(self, made: Any) -> Any:
-        """Take room for what was made, and return it."""
+        """Charge the size of a created value, and return it."""
         if isinstance(made, str | list | tuple | dict):
             self.write(len(made))
         return made

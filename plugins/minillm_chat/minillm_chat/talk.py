@@ -1,4 +1,4 @@
-"""A conversation with a run: its template, its special tokens, and answers that stream."""
+"""Chat with a trained run: its template, its special tokens, and streamed answers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from minillm_hf import tokenizer_facts
 
 @dataclass
 class ChatModel:
-    """A run that was trained on chats.
+    """A run trained on chats.
 
     Attributes:
         run: the run.
-        template: how it writes conversations; today's date is that of the day.
-        begins: the token that begins documents comes first, as in training here; a model of another
-            program begins with what its template writes.
+        template: its chat template; "today" is the current date.
+        begins: prepend the token that begins documents, as in training here; models of other programs
+            start with their template's own text.
     """
 
     run: Run
@@ -38,10 +38,10 @@ class ChatModel:
 
     @classmethod
     def of(cls, run: Run) -> ChatModel:
-        """Take the template that a run was trained with.
+        """Return the chat model of a run, with the template of its training.
 
         Raises:
-            Refusal: it was not trained on chats.
+            Refusal: the run was not trained on chats.
         """
         plugin = next((one.plugin for one in run.plan.active if isinstance(one.plugin, Sft)), None)
         own = run.out is None or os.path.lexists(run.out / "run.json")
@@ -60,7 +60,7 @@ class ChatModel:
         return cls(run, replace(plugin.written_by, today=None), begins=own)
 
     def ids(self, parts: list[Part]) -> list[int]:
-        """Encode a written conversation: each part by itself, as in training; a document begins with it."""
+        """Encode a rendered conversation as the start of a document, each part separately as in training."""
         tokenizer = self.run.tokenizer
         assert tokenizer is not None  # chats are text
         found: list[int] = []
@@ -82,15 +82,15 @@ class ChatModel:
     def answer(
         self, messages: list[Message], *, tools: Any = None, **sampling: Any
     ) -> Iterator[str]:
-        """Answer a conversation, piece by piece as it is drawn.
+        """Generate the answer to a conversation, yielding pieces as they are sampled.
 
         Args:
-            messages: the conversation, the last of which the model answers.
+            messages: the conversation; the model answers the last one.
             tools: descriptions of tools.
             sampling: see :meth:`minillm_core.Run.stream`.
 
         Raises:
-            Refusal: the template refuses the conversation.
+            Refusal: the template rejects the conversation.
         """
         try:
             prompt = self.ids(self.template.prompt(messages, tools=tools))
@@ -105,12 +105,12 @@ class ChatModel:
 
 @dataclass
 class Talk:
-    """A conversation that goes on.
+    """A conversation of several turns.
 
     Attributes:
-        model: who answers.
-        sampling: how.
-        messages: so far.
+        model: generates the answers.
+        sampling: sampling settings.
+        messages: the conversation so far.
     """
 
     model: ChatModel
@@ -118,9 +118,9 @@ class Talk:
     messages: list[Message] = field(default_factory=list)
 
     def ask(self, content: str) -> Iterator[str]:
-        """Put a question, and yield the answer piece by piece; what was yielded is remembered.
+        """Ask a question, and yield the answer piece by piece; the yielded text is added to the messages.
 
-        Where the caller breaks off, the answer ends there.
+        Where the caller stops early, the answer ends there.
         """
         question: Message = {"role": "user", "content": content}
         turn, said = len(self.messages), ""
@@ -137,10 +137,10 @@ class Talk:
 
 
 def chat_of_directory(out: Path) -> dict[str, Any]:
-    """Read the chat template of a model directory, as settings of the plugin ``sft``.
+    """Read the chat template of a model directory as settings of the plugin ``sft``.
 
     Returns:
-        The settings; none for a run, which has a template of its own, and without a template.
+        The settings; empty for a run, which records its own template, and without a template.
 
     Raises:
         Refusal: tokenizer_config.json or chat_template.jinja cannot be read.
@@ -156,10 +156,10 @@ def open_chat(out: Path, read: InferenceOptions, shown: Any) -> Run:
     Args:
         out: the folder.
         read: the command's options of inference.
-        shown: shows notes and progress.
+        shown: displays notes and progress.
 
     Raises:
-        Refusal: it holds no run and no model.
+        Refusal: the folder holds neither a run nor a model.
     """
     if given := chat_of_directory(out):
         read = replace(read, plugins=",".join(filter(None, ["sft", read.plugins])))
@@ -167,10 +167,10 @@ def open_chat(out: Path, read: InferenceOptions, shown: Any) -> Run:
 
 
 def check_text(content: str, where: str) -> str:
-    """Return what was typed.
+    """Return typed text unchanged, if valid.
 
     Raises:
-        DataError: it is not UTF-8.
+        DataError: the text is not UTF-8.
     """
     try:
         content.encode("utf-8")

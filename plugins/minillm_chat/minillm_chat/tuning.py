@@ -1,4 +1,4 @@
-"""The length and the rate of a run that tunes a trained model, where neither is given.
+"""Default length and learning rate of a fine-tuning run.
 
 A few readings of the documents, since more make a good model worse. A branch continues with the rates of its
 run: those of AdamW and of every plugin's rule follow one schedule, which falls to 0 over the tuning, from
@@ -17,11 +17,11 @@ from minillm_core import Plan
 __all__ = ["tuned"]
 
 FIRST = 0.1
-"""Share of the peak rates at which a branch goes on: that at which a cosine ends."""
+"""Fraction of the peak learning rates at which a branch continues: a cosine schedule's final value."""
 
 
 def tuned(prepared: Any, plan: Plan, corpus: Any) -> Any | None:
-    """Choose steps and schedule of a run whose documents say how often they are read.
+    """Choose steps and learning-rate schedule of a run whose documents declare a number of epochs.
 
     Args:
         prepared: the request; None is chosen for a run that is resumed, or starts anew.

@@ -1,4 +1,4 @@
-"""The token cache: its entries as they are listed and removed."""
+"""The token cache: listing and removing its entries."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from minillm_core.documents import (
 
 @dataclass(frozen=True)
 class Kept:
-    """An entry as it is listed; facts that a damaged or unfinished one does not have are None.
+    """A listed cache entry; fields missing in a damaged or unfinished entry are None.
 
     Attributes:
-        key: its name, a digest of what it was made from.
+        key: its name, a digest of its inputs.
         state: "complete", "damaged", "being written", or "left over" by a process that died.
         bytes: on the disk.
-        origin: what it was made from, as it was named then.
-        documents: how many.
-        tokens: in all of them.
-        vocab: ids are smaller.
-        made: when, in seconds since 1970.
-        used: when it was last opened.
+        origin: the name of its inputs at that time.
+        documents: number of documents.
+        tokens: total number of tokens.
+        vocab: upper bound of ids, exclusive.
+        made: creation time, in seconds since 1970.
+        used: time of the last opening, likewise.
     """
 
     key: str
@@ -45,10 +45,10 @@ class Kept:
 
 
 def list_cache(cache: Path) -> list[Kept]:
-    """List the entries of a cache, the one that was used last first.
+    """List the entries of a cache, most recently used first.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the cache cannot be read.
     """
     try:
         return sorted(map(_kept, entry_folders(cache)), key=lambda entry: -entry.used)
@@ -59,17 +59,17 @@ def list_cache(cache: Path) -> list[Kept]:
 
 
 def clear_cache(cache: Path, key: str | None = None) -> list[Kept]:
-    """Remove the entries of a cache, or one of them; a run that reads one keeps what it has opened.
+    """Remove all entries of a cache, or one; runs keep the files that they have open.
 
     Args:
         cache: the folder.
-        key: of the one entry, or its beginning.
+        key: of a single entry, or a unique prefix of it.
 
     Returns:
-        What was removed; what is being written stays.
+        The removed entries; entries being written are kept.
 
     Raises:
-        DataError: there is no such entry, several begin so, or one cannot be removed.
+        DataError: the key matches no entry or several, or an entry cannot be removed.
     """
     chosen = [entry for entry in list_cache(cache) if entry.key.startswith(key or "")]
     if key is not None and len(chosen) != 1:
@@ -94,7 +94,7 @@ def _kept(folder: Path) -> Kept:
     own = folder.lstat()
     statuses = [own]
     for file in () if stat.S_ISLNK(own.st_mode) else folder.rglob("*"):
-        with suppress(OSError):  # it went meanwhile
+        with suppress(OSError):  # removed in the meantime
             statuses.append(file.lstat())
     state, meta = "damaged", {}
     if ".tmp-" in folder.name:

@@ -1,4 +1,4 @@
-"""Deduplication: whole documents, near duplicates, and spans of words."""
+"""Deduplication: exact duplicates, near duplicates (MinHash), and repeated spans of words."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ OUTCOMES = KEPT, CUT, EXACT, NEAR, SHORT = (
     "near duplicate",
     "too short without its spans",
 )
-"""What becomes of a document."""
+"""The outcomes of a document."""
 
 _NUMBER = {outcome: number for number, outcome in enumerate(OUTCOMES)}
 
-_BATCH = 1 << 18  # characters that a process is given at a time
-_NOTED = 32 << 20  # characters after which it is noted how far the first reading is
-_SMALL = 4 << 20  # bytes of input that are not worth another process
+_BATCH = 1 << 18  # characters sent to a process at a time
+_NOTED = 32 << 20  # characters between progress records of the first pass
+_SMALL = 4 << 20  # bytes of input too few for another process
 _DECISIONS, _SPANS, _SOURCES = "decisions.npy", "spans.npy", "sources.bin"
 
 
@@ -66,18 +66,18 @@ def dedup(
     documents), then compared exactly. A shingle is a run of four words; a word is a run of letters,
     digits and underscores in lower case, or one character of a script that is written without spaces,
     or an id. Near duplicates of near duplicates are in one group, and the first document of each group
-    stays.
+    is kept.
 
-    With ``spans=N``, every run of N words that an earlier document holds (of those that are no
-    duplicates) is then cut out, byte for byte as it is printed: a word is what stands between white
-    space. What is left is joined as it is. A document that loses words and is left with fewer than
-    ``min_words`` is dropped. (After Lee et al. 2022, Deduplicating Training Data Makes Language Models
+    With ``spans=N``, every run of N words contained in an earlier document (among those that are no
+    duplicates) is then removed, comparing exact bytes: words are separated by white space. The
+    remaining text is joined unchanged. A document that loses words and has fewer than ``min_words``
+    left is dropped. (After Lee et al. 2022, Deduplicating Training Data Makes Language Models
     Better, on hashes of windows instead of a suffix array.)
 
-    The files are read twice. While it works, the unfinished folder holds 8 bytes for each word, 512 for
-    each document, and 12 more for each word with spans; memory is 100 bytes for each document and some
-    100 MiB for each process, with spans 300 MiB more; the 512 bytes are mapped while they are compared. In a script of your own call this under
-    ``if __name__ == "__main__"``, since processes are started.
+    The files are read twice. Meanwhile the unfinished folder holds 8 bytes for each word, 512 for each
+    document (memory-mapped while they are compared), and 12 more for each word with spans. Memory is 100
+    bytes for each document and some 100 MiB for each process, with spans 300 MiB more. In your own script
+    call this under ``if __name__ == "__main__"``, since it starts processes.
 
     Args:
         paths: files or folders.
@@ -93,13 +93,13 @@ def dedup(
         progress: called with what is done, the bytes of it that are, and those in all.
 
     Returns:
-        What report.json holds.
+        The contents of report.json.
 
     Raises:
-        ConfigError: a value is out of its range, or an option has no effect.
-        Refusal: rensa is not installed, which makes the signatures.
-        DataError: a document cannot be read, or the folder not be written.
-        MinillmError: a process ended, as where the memory did not suffice.
+        ConfigError: a value is out of range, or an option has no effect.
+        Refusal: rensa, which computes the signatures, is not installed.
+        DataError: a document cannot be read, or the folder cannot be written.
+        MinillmError: a process ended, for example out of memory.
     """
     rules = Rules.of(near, threshold, shingle, spans, min_words)
     version = _version_of_minhash() if near else None
@@ -118,7 +118,7 @@ def dedup(
 
 
 def _version_of_minhash() -> str:
-    """Name what decides the signatures' values.
+    """Return the version that determines the signatures' values.
 
     Raises:
         Refusal: rensa is not installed.
@@ -135,9 +135,9 @@ def _version_of_minhash() -> str:
 
 
 class Work(ExitStack):
-    """The three parts of the work, and the files that it keeps in the unfinished folder.
+    """The three phases of the work, and its files in the unfinished folder.
 
-    Each part notes that it is done; the first also notes how far it is, and the last writes parts.
+    Each phase records its completion; the first also records its progress, and the last writes parts.
     """
 
     columns = ("digests", "counts", "shingles", "signatures", "windows")
@@ -161,7 +161,7 @@ class Work(ExitStack):
         self._windows = column("windows", np.uint64)
 
     def finish(self, processes: int) -> dict[str, Any]:
-        """Do what is left of the work; returns the report."""
+        """Run the remaining phases; return the report."""
         if not self._more.get("signed"):
             self._sign(processes)
         if not self._more.get("decided"):
@@ -170,7 +170,7 @@ class Work(ExitStack):
         return self._write()
 
     def _sign(self, processes: int) -> None:
-        """Read every document, and keep what it is compared by."""
+        """Read every document, and store its digests, shingles and signatures."""
         unread = islice(self._rows.read("reading", self._progress), self._digests.length, None)
         batches = _batches(_content(row, self._rules) for row in unread)
         columns = (self._digests, self._counts, self._shingles, self._signatures, self._windows)
@@ -189,7 +189,7 @@ class Work(ExitStack):
         self._output.close_part()
 
     def _note(self, columns: Sequence[Column]) -> None:
-        """Note how many records the columns hold, once the disk has them."""
+        """Record the number of records in the columns, once they are on disk."""
         with self._output.writing():
             for column in columns:
                 column.sync()
@@ -198,7 +198,7 @@ class Work(ExitStack):
         self._output.close_part()
 
     def _decide(self) -> None:
-        """Find what becomes of each document, which one it duplicates, and the spans to cut."""
+        """Determine each document's outcome, the document it duplicates, and the spans to cut."""
         rules, counts = self._rules, self._counts.read()
         first = equal(self._digests.read())
         documents = np.arange(len(first))
@@ -226,7 +226,7 @@ class Work(ExitStack):
         self._output.close_part()
 
     def _set(self, counts: np.ndarray) -> Callable[[int], np.ndarray]:
-        """Return what reads a document's shingles."""
+        """Return a function that reads a document's shingles."""
         ends = np.cumsum(counts[:, 0])
 
         def read(document: int) -> np.ndarray:
@@ -236,7 +236,7 @@ class Work(ExitStack):
         return read
 
     def _write(self) -> dict[str, Any]:
-        """Write what stays, and the report."""
+        """Write the kept documents and the report."""
         output, more = self._output, self._more
         decisions = output.load_array(_DECISIONS)
         first, outcomes = decisions.T
@@ -250,7 +250,7 @@ class Work(ExitStack):
         sets = self._set(self._counts.read())
         rows = islice(self._rows.read("writing", self._progress), output.state.rows, None)
         for number, row in enumerate(rows, output.state.rows):
-            if number == len(first):  # a file has grown
+            if number == len(first):  # a file has grown since
                 break
             if number in wanted:
                 places[str(number)] = row.where
@@ -303,10 +303,10 @@ class Work(ExitStack):
 
 
 def _content(row: Row, rules: Rules) -> Content:
-    """Take what is compared of a row.
+    """Return the content of a row to compare.
 
     Raises:
-        DataError: spans are to be cut out of what is no text.
+        DataError: spans are to be cut from a row that is not text.
     """
     if "text" in row.record and row.text is not None:
         return Content(row.text)
@@ -334,7 +334,7 @@ def _batches(contents: Iterable[Content]) -> Iterator[list[Content]]:
 
 
 def _originals(first: np.ndarray, outcomes: np.ndarray, spans: np.ndarray) -> set[int]:
-    """List the documents whose places the examples name."""
+    """List the documents whose locations the examples name."""
     found: set[int] = set()
     for outcome in (EXACT, NEAR):
         found.update(first[np.flatnonzero(outcomes == _NUMBER[outcome])[:EXAMPLES]].tolist())

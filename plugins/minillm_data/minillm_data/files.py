@@ -1,4 +1,4 @@
-"""The files that some paths name, and one pass over them."""
+"""The data files of given paths, and a pass over them."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from minillm_core import DataError
 from minillm_core.documents import MalformedError, Progress, Reading, Source, find, ticker
 
 Malformed = Literal["strict", "skip"]
-"""What happens to a document that cannot be read: an error with file, line and byte; or it is counted."""
+"""Handling of documents that cannot be read: an error with file, line and byte; or skip and count."""
 
 ANY = 1 << 32
-"""Ids of documents that are ids already, where no vocabulary is given, are below this."""
+"""Exclusive upper bound of ids in documents of ids, without a given vocabulary."""
 
 
 @dataclass
 class Files:
-    """The files that some paths name, in order.
+    """The data files of given paths, in order.
 
     Attributes:
         paths: files or folders.
-        malformed: what happens to a document that cannot be read.
-        say: prints a line for people.
-        sources: the files that were found.
+        malformed: handling of documents that cannot be read.
+        say: prints a line.
+        sources: the files found.
     """
 
     no_shards: ClassVar[tuple[str, str] | None] = None
-    """What is wrong with token shards here, and what to give instead; None: nothing."""
+    """The error and the fix for token shards, where not supported; None: supported."""
 
     paths: Sequence[str | Path]
     malformed: Malformed = "strict"
@@ -41,8 +41,8 @@ class Files:
         """Find the files.
 
         Raises:
-            DataError: no path is given, one does not exist, a folder holds no data, or a file is a
-                token shard where there should be none.
+            DataError: no path is given, one does not exist, a folder holds no data, or a file is an
+                unsupported token shard.
         """
         if not self.paths:  # find() would give the text that a run without --data trains on
             raise DataError("no file is named", where="the paths", fix="name files or folders")
@@ -54,16 +54,16 @@ class Files:
 
     @property
     def size(self) -> int:
-        """Count the bytes of all files."""
+        """Return the total bytes of all files."""
         return sum(source.size for source in self.sources)
 
     def reading(self, what: str, progress: Progress | None, vocab: int = ANY) -> Reading:
-        """Begin a pass over the files: what the reader of a format needs.
+        """Begin a pass over the files; return the arguments of a format's reader.
 
         Args:
             what: the name of the work, for its progress.
             progress: called with ``what``, the bytes read and those in all.
-            vocab: ids must be smaller.
+            vocab: exclusive upper bound of ids.
         """
         reading = Reading(vocab, ticker(progress, what, self.size))
         if self.malformed == "skip":

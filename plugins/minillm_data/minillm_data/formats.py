@@ -1,4 +1,4 @@
-"""Further formats of files: Parquet and Arrow, and the bin and bin2d sets of the first MiniLLM trainer.
+"""Additional file formats: Parquet and Arrow, and the bin and bin2d sets of the first MiniLLM trainer.
 
 Each is named by an entry point of the group ``minillm.formats`` and imported when such a file is read.
 """
@@ -27,14 +27,14 @@ from minillm_core.documents import (
 )
 
 _ROWS = 256
-"""Rows of a table that are in memory together."""
+"""Rows of a table held in memory at a time."""
 
 _COLUMNS = ("text", "ids", "messages", "conversations")
 
 
 @dataclass(frozen=True)
 class TableRow(Place):
-    """A row of a table, for messages; ``line`` is its number from 0."""
+    """The location of a table row, for messages; ``line`` is its index from 0."""
 
     def name(self, byte: int = 0) -> str:
         return f"{self.path}, row {self.line}"
@@ -43,7 +43,7 @@ class TableRow(Place):
 def _records(
     batches: Callable[[Path, Reading], Iterator[Any]], path: Path, packing: str, reading: Reading
 ) -> Iterator[Record]:
-    """Read a table row by row; every column is a key of the row's object."""
+    """Read a table row by row; each row is an object with the columns as keys."""
     number = 0
     try:
         for batch in batches(path, reading):
@@ -95,7 +95,7 @@ def _parquet_batches(path: Path, reading: Reading) -> Iterator[Any]:
 
 
 def _arrow_batches(path: Path, reading: Reading) -> Iterator[Any]:
-    """Read the stream that ``datasets.save_to_disk`` writes, or an Arrow file."""
+    """Read an Arrow stream, as written by ``datasets.save_to_disk``, or an Arrow file."""
     arrow = _arrow(path)
     with arrow.memory_map(str(path)) as file:
         try:
@@ -139,11 +139,11 @@ ARROW = Format(
 MAGIC = "minillm bin"
 """Version 2 of a set says so in its meta.json."""
 
-_CHUNK = 1 << 22  # ids looked at together
+_CHUNK = 1 << 22  # ids checked at a time
 
 
 def read_bin(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
-    """Read a set of ids that is named by its ``P.ids.bin`` or ``P.ids2d.bin``: a document a sample.
+    """Read a set of ids, given its ``P.ids.bin`` or ``P.ids2d.bin``: one document per sample.
 
     Version 1 was written by the first MiniLLM trainer, version 2 by ``minillm data tokenize``.
 
@@ -178,7 +178,7 @@ def read_bin(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
 
 
 def _meta(path: Path) -> dict[str, Any]:
-    """Read what a meta.json says: dtype, samples, stride (0 for bin), pad and digest."""
+    """Read a meta.json: dtype, samples, stride (0 for bin), pad and digest."""
     try:
         found = json.loads(path.read_bytes())
         version, kind = found["version"], found["format"]
@@ -217,7 +217,7 @@ def _spans(path: Path, meta: dict[str, Any], ids: int) -> Iterator[tuple[int, in
 
 
 def _without_padding(sample: np.ndarray, pad: int) -> int:
-    """Find the length of a padded sample: up to the pad ids that end it."""
+    """Return the length of a padded sample without its trailing pad ids."""
     real = np.flatnonzero(sample != pad)
     return int(real[-1]) + 1 if len(real) else 0
 
@@ -238,7 +238,7 @@ def _broken(path: Path, what: str) -> MalformedError:
 
 
 def read_labels(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
-    """Pass over the labels of a chat set: they are not used yet, and counted."""
+    """Skip the labels of a chat set, which are not used yet, and count them."""
     reading.notes["left out: files of labels, which are not used"] += 1
     return iter(())
 

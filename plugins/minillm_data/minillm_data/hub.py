@@ -1,17 +1,17 @@
-"""Hugging Face datasets, streamed: a file ``NAME.hub`` says which one, and is read like any file of data.
+"""Streamed Hugging Face datasets: a file ``NAME.hub`` declares one, and is read like any data file.
 
     {"name": "roneneldan/TinyStories", "split": "train", "revision": "main", "megabytes": 100}
 
-It is JSON with the keys name, megabytes, and where needed config, split, revision, column (of the
+The file is JSON with the keys name, megabytes, and where needed config, split, revision, column (of the
 text, where that is not "text") and data_files. Rows are read by ``datasets.load_dataset(...,
-streaming=True)`` up to so many megabytes (10^6 bytes) of them as JSON lines, since an exact resume, epochs and a
-held-out part need documents that come to an end. They are tokenised once into the cache, like the
-lines of a file with the same rows, and later starts read that alone. Without ``data.tokenizer`` the
-rows are streamed twice, the first time to train a tokenizer. Name a commit as ``revision`` where the
-dataset may change; the file's own bytes are what the cache knows it by.
+streaming=True)`` up to that many megabytes (10^6 bytes) of JSON lines, since exact resume, epochs and a
+held-out part need a finite dataset. They are tokenised once into the cache, like the
+lines of a file with the same rows, and later starts read only the cache. Without ``data.tokenizer`` the
+rows are streamed twice, the first time to train a tokenizer. Set a commit as ``revision`` where the
+dataset may change; the cache key is derived from the file's own bytes.
 
-As a file it goes where files go: beside others, with a weight in a mixture, into the data commands,
-and to sources of other plugins, which read its rows as records.
+It can be used wherever data files can: beside others, with a weight in a mixture, in the data commands,
+and in sources of other plugins, which read its rows as records.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _KEYS = {
 
 
 def described(path: Path) -> dict[str, Any]:
-    """Read which dataset a file describes.
+    """Read the dataset description from a file.
 
     Raises:
-        DataError: it is no description.
+        DataError: the description is invalid.
     """
     try:
         found = json.loads(path.read_bytes()[: 1 << 16])
@@ -95,7 +95,7 @@ def _records(path: Path, packing: str, reading: Reading) -> Iterator[Record]:
             ticked = share
     except DataError:
         raise
-    except Exception as error:  # of the network, of every format that datasets reads
+    except Exception as error:  # from the network, or any format that datasets reads
         raise DataError(
             f"the dataset cannot be read: {type(error).__name__}: {str(error).splitlines()[:1]}",
             where=f"{path}, row {number}",

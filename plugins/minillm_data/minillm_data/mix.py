@@ -1,9 +1,9 @@
-"""Mix sources in given proportions, or pick from them what resembles a target.
+"""Mix sources in given proportions, or select documents that resemble a target.
 
 The documents of the sources are interleaved so that the proportions hold over any stretch, by the
 rule that mixes rows in training (:func:`minillm_core.documents.next_source`). After any number of
-documents each source has its share of the text written, to within the longest document. Taking the
-source that lags most, as is often done, does not promise that where sources are many.
+documents each source has its share of the text written, to within the longest document. The common
+rule of taking the source that lags most does not guarantee that with many sources.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from minillm_lab.page import section, table
 
 Say = Callable[[str], None]
 
-_TOGETHER = 1 << 20  # bytes of lines that are measured in one call
-_PRECISION = 10**9  # shares are whole numbers of this
+_TOGETHER = 1 << 20  # bytes of lines measured per call
+_PRECISION = 10**9  # denominator of integer shares
 _NO_BYTES = (
     "the document holds ids, whose bytes of text are not known",
     "count tokens: --tokenizer tokenizer.json",
@@ -40,7 +40,7 @@ class Input:
 
     Attributes:
         path: a file or folder.
-        weight: its part of the mixture beside the other weights; None: by its size.
+        weight: its relative weight in the mixture; None: by size.
     """
 
     path: str
@@ -56,9 +56,9 @@ class Input:
 
     @classmethod
     def parse(cls, text: str) -> Input:
-        """Read ``PATH`` or ``PATH:WEIGHT``: what follows the last colon is a weight if it is a number.
+        """Parse ``PATH`` or ``PATH:WEIGHT``: the text after the last colon is a weight if it is a number.
 
-        A path that ends so itself is written with a weight: ``a:1:0.5`` is the file ``a:1``.
+        A path with such an ending needs an explicit weight: ``a:1:0.5`` is the file ``a:1``.
 
         Raises:
             ConfigError: the weight is not above 0.
@@ -82,40 +82,39 @@ def mix(
     say: Say = lambda line: None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write a mixture of sources; the documents of each stay in their order, byte for byte.
+    """Write a mixture of sources; the documents of each keep their order and bytes.
 
-    A share is one of the text's bytes in UTF-8, or of tokens where a tokenizer is given, each
-    document with its end-of-text id. After a kill the same call goes on.
+    Shares are of the text's bytes in UTF-8, or of tokens where a tokenizer is given, counting each
+    document's end-of-text id. After a kill the same call resumes.
 
-    The mixture ends where the source whose turn it is has nothing left, so that the shares hold to
-    the end; the report says how much of the others was used. With shares by size that is the end of
-    all.
+    The mixture ends when the source whose turn it is is exhausted, so that the shares hold to the
+    end; the report has the used part of the others. With shares by size all sources end together.
 
     Args:
-        inputs: sources; as text, ``PATH`` or ``PATH:WEIGHT``; all with a weight, or none.
-        to: the folder to write, which does not exist yet.
+        inputs: sources; as text, ``PATH`` or ``PATH:WEIGHT``; either all or none with a weight.
+        to: the folder to write, which must not exist.
         temperature: without weights: shares are proportional to size ** (1 / temperature); 1, the
-            default, takes everything, higher ones raise small sources (Devlin et al. 2019, Conneau
+            default, uses everything, higher values upsample small sources (Devlin et al. 2019, Conneau
             et al. 2020).
-        like: a target: instead of mixing, pick from all sources documents that resemble it, see
+        like: a target: instead of mixing, select from all sources documents that resemble it, see
             :mod:`minillm_data.importance`; needs ``size``.
-        size: bytes of text, or tokens, that the mixture has at most.
-        repeat: a source that has nothing left begins again. Without ``size``, the mixture ends
-            when the last source has been read once.
+        size: maximum bytes of text, or tokens, of the mixture.
+        repeat: restart exhausted sources. Without ``size``, the mixture ends when every source
+            has been read once.
         tokenizer: a tokenizer.json that counts tokens.
-        doremi: without weights: they are learnt by two small runs of so many steps, see
+        doremi: without weights: learn them in two small runs of this many steps, see
             :mod:`minillm_data.doremi`.
         preset: shape and training of these runs; default: ``tiny``.
-        seed: of what ``like`` draws; default: 0.
-        malformed: what happens to a document that cannot be read.
-        say: prints a line for people.
-        progress: is called with bytes that are read, or written.
+        seed: of the sampling of ``like``; default: 0.
+        malformed: handling of documents that cannot be read.
+        say: prints a line.
+        progress: called with the bytes read, or written.
 
     Returns:
-        The report, as report.json has it.
+        The report, as in report.json.
 
     Raises:
-        ConfigError: an option is wrong, or has no effect.
+        ConfigError: an option is invalid, or has no effect.
         DataError: a document cannot be read or measured, or the folder cannot be written.
     """
     found = [one if isinstance(one, Input) else Input.parse(str(one)) for one in inputs]
@@ -155,19 +154,19 @@ class Measure:
 
     @property
     def digest(self) -> str:
-        """What decides the sizes."""
+        """A digest of the inputs that determine sizes."""
         return self.unit if self._native is None else self._native.digest
 
     @property
     def unit(self) -> str:
-        """What is counted."""
+        """The unit of sizes."""
         return "bytes" if self._native is None else "tokens"
 
     def sized(self, rows: Iterable[Row]) -> Iterator[tuple[Row, int]]:
         """Yield rows with their sizes.
 
         Raises:
-            DataError: a row holds ids, and bytes are counted.
+            DataError: a row holds ids while the unit is bytes.
         """
         for group in grouped(rows, lambda row: len(row.line), _TOGETHER if self._native else 1):
             yield from zip(group, self._sizes(group), strict=True)
@@ -182,17 +181,17 @@ class Measure:
 
 @dataclass
 class Stream:
-    """The documents of a source, from where an earlier start stopped.
+    """The documents of a source, resumed where an earlier start stopped.
 
     Attributes:
         rows: the source.
         measure: of its documents.
-        state: what is remembered: ``used`` (bytes or tokens written), ``documents`` written, ``taken``
-            (rows of this pass), ``epochs`` (whole passes), ``whole`` (size of a pass; 0: not known).
-        repeat: begin again at the end.
+        state: the saved state: ``used`` (bytes or tokens written), ``documents`` written, ``taken``
+            (rows of this pass), ``epochs`` (whole passes), ``whole`` (size of a pass; 0: unknown).
+        repeat: restart at the end.
         tell: called as bytes are read.
-        done: bytes that were read of the source's files in this pass.
-        next: the document that comes next, and its size; None: nothing is left.
+        done: bytes read of the source's files in this pass.
+        next: the next document and its size; None: exhausted.
     """
 
     rows: Rows
@@ -205,7 +204,7 @@ class Stream:
     _reading: Iterator[tuple[Row, int]] = field(default_factory=lambda: iter(()))
 
     def begin(self) -> None:
-        """Read on behind what was taken.
+        """Resume reading after the rows already taken.
 
         Raises:
             DataError: the source has no document.
@@ -233,7 +232,7 @@ class Stream:
             self._turn()
 
     def _turn(self) -> None:
-        """Note the size of a pass at its end, and begin another one."""
+        """Record the size of a pass at its end, and begin another one."""
         self.state["whole"] = self.state["whole"] or self.state["used"]
         if self.repeat:
             self.state["epochs"] += 1
@@ -241,7 +240,7 @@ class Stream:
             self.begin()
 
     def count_rest(self) -> None:
-        """Read to the end, for the size of a pass."""
+        """Read to the end, to measure the size of a pass."""
         if not self.state["whole"] and self.next is not None:
             rest = sum(size for _, size in self._reading)
             self.state["whole"] = self.state["used"] + self.next[1] + rest
@@ -259,8 +258,8 @@ class Mixing:
         inputs: paths and weights.
         sources: their rows.
         measure: of documents.
-        temperature: of shares by size, where there are no weights.
-        learnt: steps and preset of the runs that the weights are learnt by; None: they are not.
+        temperature: of shares by size, without weights.
+        learnt: steps and preset of the runs that learn the weights; None: not learnt.
     """
 
     inputs: Sequence[Input]
@@ -330,7 +329,7 @@ class Mixing:
         return report
 
     def _learn(self, say: Say, progress: Progress | None) -> dict[str, Any]:
-        """Learn the weights of the sources by two small runs."""
+        """Learn the weights of the sources in two small runs."""
         from minillm_data.doremi import learn_weights  # imports the trainer
 
         assert self.learnt is not None
@@ -340,7 +339,7 @@ class Mixing:
     def _shares(
         self, learnt: Mapping[str, Any] | None, progress: Progress | None
     ) -> tuple[list[int], list[int]]:
-        """Return whole numbers that stand to each other as the shares do; and sizes, 0: not known."""
+        """Return integers proportional to the shares; and sizes, 0: unknown."""
         sizes = [0] * len(self.inputs)
         parts = learnt["weights"] if learnt else [one.weight or 0.0 for one in self.inputs]
         if not any(parts):
@@ -368,7 +367,7 @@ class Mixing:
         output: Output,
         progress: Progress | None,
     ) -> str:
-        """Write documents until the mixture ends; return why it did."""
+        """Write documents until the mixture ends; return the reason of the end."""
         disk = sum(rows.size for rows in self.sources)
 
         def tell() -> None:
@@ -383,7 +382,7 @@ class Mixing:
             stream.tell = tell
             stream.begin()
         used = [stream.state["used"] for stream in streams]
-        # A source with nothing left waits for its turn with a document of one byte.
+        # An exhausted source is represented by a document of one byte until its turn.
         sizes = [1 if stream.next is None else stream.next[1] for stream in streams]
         while True:
             turn = next_source(shares, used, sizes)
@@ -423,7 +422,7 @@ class Mixing:
 
 
 def epochs(one: Mapping[str, Any]) -> str:
-    """Write how often a source was read: ``0.53 epochs, 1,234 unused``."""
+    """Format how often a source was read: ``0.53 epochs, 1,234 unused``."""
     if one["epochs"] is None:
         return "a part of one epoch"
     left = f", {one['unused']:,} unused" if one["unused"] else ""
@@ -431,7 +430,7 @@ def epochs(one: Mapping[str, Any]) -> str:
 
 
 def mixture_page(report: Mapping[str, Any]) -> str:
-    """Make the page of a mixture's report."""
+    """Render the page of a mixture's report."""
     unit = report["unit"]
     rows = (
         (

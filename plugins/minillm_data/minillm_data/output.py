@@ -1,9 +1,9 @@
-"""The folder that a command writes: there whole or not at all, and continued after a kill.
+"""The output folder of a command: written atomically, and resumable after a kill.
 
-While a command works, its folder is ``NAME.unfinished`` beside the one to be. Each part in it gets
-its name when it is whole, and ``progress.json`` says after which row that was, or how long the part
-was after a later one; the next start of the same command on the same files goes on behind it. The
-last act is one rename.
+While a command runs, its folder is ``NAME.unfinished`` beside the final one. Each part in it is renamed
+to its name when it is complete, and ``progress.json`` records the input row at that point, or the part's
+length after a later row; the next start of the same command on the same files resumes there. The last
+step is one rename of the folder.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from minillm_core.commands import counted
 from minillm_core.documents import Source, replace_file
 
 PART = 64 << 20
-"""Bytes of a part, about."""
+"""Approximate bytes of a part."""
 
 NOTED = 10.0
-"""Seconds between two notes of how far the work is: what an interruption costs at the most."""
+"""Seconds between two progress records: the most work that an interruption loses."""
 
 _STATE, _LOCK, REPORT = "progress.json", ".lock", "report.json"
 _PAGE = "report.htm"  # the .html files of a folder are text that is trained on
 
 
 def key_of(command: str, sources: list[Source], **arguments: Any) -> str:
-    """Digest what decides the result: the command, its arguments, and each file's place, size and time."""
+    """Compute a digest of the result's inputs: the command, its arguments, and each file's path, size and time."""
     files = [[str(one.path.resolve()), one.size, one.modified] for one in sources]
     told = json.dumps([command, files, arguments], sort_keys=True, default=str)
     return xxhash.xxh3_128(told.encode()).hexdigest()
 
 
 def check_outside(folder: Path, paths: Sequence[str | Path]) -> None:
-    """Check that a folder to be written is in none of those that are read.
+    """Check that an output folder is not inside an input folder.
 
     Raises:
-        DataError: it is: the next start would read what the last one wrote.
+        DataError: it is; the next start would read the output as input.
     """
     parents = folder.expanduser().resolve().parents
     for path in paths:
@@ -62,15 +62,15 @@ def check_outside(folder: Path, paths: Sequence[str | Path]) -> None:
 
 @dataclass
 class State:
-    """What an unfinished folder holds.
+    """The recorded state of an unfinished folder.
 
     Attributes:
         key: of the command, see :func:`key_of`.
-        rows: rows of the input that are dealt with.
-        parts: names of the whole parts, in order.
-        open: bytes of the part that is being written.
-        counts: of rows, by what became of them.
-        more: what the command itself has to remember, as JSON.
+        rows: number of processed input rows.
+        parts: names of the complete parts, in order.
+        open: bytes of the current part.
+        counts: of rows, by outcome.
+        more: the command's own state, as JSON.
     """
 
     key: str
@@ -81,12 +81,12 @@ class State:
     more: dict[str, Any] = field(default_factory=dict)
 
     def data(self) -> bytes:
-        """Write it as JSON."""
+        """Serialise the state as JSON."""
         return json.dumps(vars(self)).encode()
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Read one; None where there is none, or none that can be read."""
+        """Read a state; None where it is missing or unreadable."""
         try:
             found = json.loads(path.read_bytes())
             return cls(**{**found, "counts": Counter(found["counts"])})
@@ -95,7 +95,7 @@ class State:
 
 
 class Output:
-    """A folder of JSON lines that is being written; a context manager.
+    """A writer of a folder of JSON lines; a context manager.
 
     ::
 
@@ -107,16 +107,16 @@ class Output:
             output.finish({"command": "filter", ...})
 
     Args:
-        folder: the one to be; must not exist, or be empty.
+        folder: the final folder; must not exist, or be empty.
         key: of the command.
-        own: names of files that the command keeps in the folder until it is finished.
+        own: names of the command's temporary files in the folder.
 
     Attributes:
-        state: what an earlier start of the same command left behind, or a new one.
-        folder: the one that is written to until :meth:`finish`.
+        state: the state of an earlier start of the same command, or a new one.
+        folder: the unfinished folder, written to until :meth:`finish`.
 
     Raises:
-        DataError: the folder is there, cannot be made, or is being written by another process.
+        DataError: the folder exists, cannot be created, or is being written by another process.
     """
 
     def __init__(self, folder: Path, key: str, own: tuple[str, ...] = ()) -> None:
@@ -174,10 +174,10 @@ class Output:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        """Close the files; what is unfinished stays for the next start.
+        """Close the files, keeping unfinished ones for the next start.
 
         Raises:
-            Interrupted: in the place of a KeyboardInterrupt, to say where the next start goes on.
+            Interrupted: replaces a KeyboardInterrupt, with the row at which the next start resumes.
         """
         if self._part:
             self._part.close()
@@ -191,13 +191,13 @@ class Output:
 
     @property
     def note(self) -> str | None:
-        """Say what is continued; None where the command begins."""
+        """Describe what is resumed; None for a new start."""
         if not self.resumed or not self.state.rows:
             return None
         return f"goes on after {counted(self.state.rows, 'row')}, found in {self.folder}"
 
     def write(self, line: bytes) -> None:
-        """Write a line, which ends with its LF, into the part.
+        """Write a line, including its LF, to the current part.
 
         Raises:
             DataError: it cannot be written.
@@ -211,7 +211,7 @@ class Output:
         self._size += len(line)
 
     def dealt_with(self, rows: int = 1) -> None:
-        """Count rows of the input as done, whatever became of them; a full part gets its name."""
+        """Count input rows as processed, whatever their outcome; close a full part."""
         self.state.rows += rows
         if self._size >= PART:
             self.close_part()
@@ -219,16 +219,16 @@ class Output:
             self.note_progress()
 
     def commit(self, *names: str) -> None:
-        """Note files that the command has written whole into :attr:`folder` as parts.
+        """Record files that the command has completely written into :attr:`folder` as parts.
 
         Raises:
-            DataError: it cannot be noted.
+            DataError: the record cannot be written.
         """
         self.state.parts += names
         self.close_part()
 
     def close_part(self) -> None:
-        """Give the part its name, and note how far the work is.
+        """Rename the complete part to its name, and record the progress.
 
         Raises:
             DataError: it cannot be written.
@@ -244,7 +244,7 @@ class Output:
         self.note_progress()
 
     def note_progress(self) -> None:
-        """Note how far the work is, in the middle of a part.
+        """Record the progress in the middle of a part.
 
         Raises:
             DataError: it cannot be written.
@@ -259,7 +259,7 @@ class Output:
         self._noted = time.monotonic()
 
     def save_array(self, name: str, array: np.ndarray) -> None:
-        """Write an array that the command keeps until it is finished; readers see all of it or nothing.
+        """Write a temporary array of the command atomically.
 
         Raises:
             DataError: it cannot be written.
@@ -270,11 +270,11 @@ class Output:
             replace_file(self.folder / name, data.getvalue())
 
     def load_array(self, name: str) -> np.ndarray:
-        """Read an array that :meth:`save_array` wrote."""
+        """Read an array written by :meth:`save_array`."""
         return np.load(self.folder / name, allow_pickle=False)
 
     def finish(self, report: Mapping[str, Any], page: str | None = None) -> None:
-        """Write the report and give the folder its name.
+        """Write the report and rename the folder to its final name.
 
         Args:
             report: becomes report.json.
@@ -301,7 +301,7 @@ class Output:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Word an OSError inside as one of the folder, for a command that writes files of its own.
+        """Convert an OSError inside into a DataError of the folder, for commands that write their own files.
 
         Raises:
             DataError: one of them cannot be written.
@@ -312,14 +312,14 @@ class Output:
             raise self._unwritable(error) from error
 
     def _take_back(self, state: State) -> None:
-        """Take the name of a part away that an earlier start gave it and had no time to note."""
+        """Undo the rename of a part that an earlier start had no time to record."""
         named = self.folder / _part_name(state)
         begun = named.with_name(f"{named.name}.tmp")
         if state.open and named.is_file() and not begun.exists():
             named.rename(begun)
 
     def _has(self, state: State) -> bool:
-        """Tell whether the files are there that an earlier start noted, and as long as it noted."""
+        """Return whether the files recorded by an earlier start exist with their recorded sizes."""
         whole = all((self.folder / name).is_file() for name in state.parts)
         begun = self.folder / f"{_part_name(state)}.tmp"
         return whole and (

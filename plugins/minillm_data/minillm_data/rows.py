@@ -1,4 +1,4 @@
-"""Rows: documents with the lines that they stand on, so that what is kept is written byte for byte."""
+"""Rows: documents with their source lines, so that kept rows are written byte for byte."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Row:
     """A document of the data.
 
     Attributes:
-        line: the JSON object that is written where the row is kept, one line with its LF.
-        record: the same, parsed.
+        line: the JSON object to write where the row is kept, one line with its LF.
+        record: the parsed object.
         where: its file and line, for messages.
     """
 
@@ -49,7 +49,7 @@ def text_of(row: Row, what: str, fix: str) -> str:
     """Return a row's text.
 
     Raises:
-        DataError: it holds ids; ``what`` and ``fix`` say why that cannot be.
+        DataError: it holds ids; ``what`` and ``fix`` are the error's message and fix.
     """
     if row.text is None:
         raise DataError(what, where=row.where, fix=fix)
@@ -57,16 +57,16 @@ def text_of(row: Row, what: str, fix: str) -> str:
 
 
 def messages_of(record: dict[str, Any]) -> Any:
-    """Return a chat's messages, whatever they are; None where there are none."""
+    """Return a chat's messages, unvalidated; None where there are none."""
     return record.get("messages", record.get("conversations"))
 
 
 @dataclass
 class Rows(Files):
-    """The rows of some files, in order: iterate as often as needed.
+    """The rows of files, in order; can be iterated repeatedly.
 
     Attributes:
-        notes: after an iteration, what was left out and how often: "left out: not UTF-8".
+        notes: after an iteration, counts of skipped documents by reason: "left out: not UTF-8".
     """
 
     no_shards = ("token shards hold no rows", "give the text that they were made from")
@@ -84,7 +84,7 @@ class Rows(Files):
             progress: called with ``what``, the bytes read and those in all.
 
         Raises:
-            DataError: a file cannot be read, or a document where ``malformed`` is strict; with
+            DataError: a file cannot be read, or a document where ``malformed`` is strict; names
                 file, line and byte.
         """
         reading = self.reading(what, progress)
@@ -124,7 +124,7 @@ class Rows(Files):
                 yield row
 
     def _texts(self, source: Source, reading: Reading) -> Iterator[Row]:
-        """Read the documents of a file that has no lines; each is bounded as a line of JSON is."""
+        """Read the documents of a file without lines, with the size limit of a line of JSON."""
         assert source.format.read is not None
         pieces: list[str] = []
         size, number = 0, 0

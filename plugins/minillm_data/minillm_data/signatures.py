@@ -1,6 +1,6 @@
-"""What documents are compared by: digests, shingles, MinHash signatures, windows of words.
+"""Fingerprints of documents for deduplication: digests, shingles, MinHash signatures, windows of words.
 
-Processes that share the work import this module and little else, so that they start at once.
+Worker processes import this module and little else, so that they start fast.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from minillm_data.words import PRINTED, WORD, hashed, shingles, windows
 THRESHOLD, SHINGLE = 0.8, 4
 
 PERMUTATIONS = 128
-"""Numbers of a MinHash signature."""
+"""Number of hashes in a MinHash signature."""
 
 _SEED = 1
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts as a duplicate.
+    """The definition of a duplicate.
 
     Attributes:
-        threshold: Jaccard similarity of near duplicates, 0.1 to 1; None: they are not looked for.
+        threshold: Jaccard similarity of near duplicates, 0.1 to 1; None: not searched.
         shingle: words of a shingle.
-        spans: words of a window that is cut out where an earlier document holds it; None: nothing is.
-        min_words: a document that was cut and has fewer words left is dropped.
+        spans: words of a window to cut where an earlier document contains it; None: no spans are cut.
+        min_words: minimum words of a document after cutting; with fewer it is dropped.
     """
 
     threshold: float | None = THRESHOLD
@@ -48,7 +48,7 @@ class Rules:
         spans: int | None,
         min_words: int | None,
     ) -> Rules:
-        """Make them of options; None is an option that was not given.
+        """Build the rules from options; None: the option was not given.
 
         Raises:
             ConfigError: a value is out of its range, or an option has no effect.
@@ -81,13 +81,13 @@ class Rules:
 
 
 class Content(NamedTuple):
-    """What is compared of a row: the words of a text or its ids, and what is hashed whole."""
+    """The content of a row to compare: the words of a text or its ids, and the whole for the digest."""
 
     words: str | list[int]
     whole: str | None = None  # of a chat; None: the words themselves
 
     def digest(self) -> bytes:
-        """Hash the whole by xxh3-128; texts, chats and ids never have the same digest."""
+        """Hash the whole by xxh3-128; digests of texts, chats and ids are distinct."""
         if self.whole is not None:
             return xxhash.xxh3_128_digest(self.whole.encode(), seed=1)
         if isinstance(self.words, str):
@@ -96,7 +96,7 @@ class Content(NamedTuple):
 
 
 class Signed(NamedTuple):
-    """What is kept of some documents, to compare them with all others."""
+    """The stored fingerprints of a batch of documents."""
 
     digests: np.ndarray  # uint64 (documents, 2)
     counts: np.ndarray  # int64 (documents, 2): shingles, windows
@@ -106,7 +106,7 @@ class Signed(NamedTuple):
 
 
 def sign(rules: Rules, batch: Sequence[Content]) -> Signed:
-    """Make of documents what they are compared by; runs in a process of its own."""
+    """Compute the fingerprints of documents; runs in a worker process."""
     none = np.zeros(0, np.uint64)
     digests, sets, runs = [], [none], [none]
     counts = np.zeros((len(batch), 2), np.int64)
@@ -126,7 +126,7 @@ def sign(rules: Rules, batch: Sequence[Content]) -> Signed:
 
 
 def _words(words: str | list[int]) -> np.ndarray:
-    """Make numbers of words as near duplicates are compared by."""
+    """Hash words in the form used for near duplicates."""
     if isinstance(words, str):
         return hashed(WORD.findall(words.lower()))
     return np.array(words, np.uint64)

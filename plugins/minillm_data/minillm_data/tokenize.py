@@ -1,4 +1,4 @@
-"""Text to token shards: what ``minillm train --data DIR`` then maps without reading any text."""
+"""Tokenization of text into shards, which ``minillm train --data DIR`` maps without reading text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from minillm_data.texts import Texts
 from minillm_data.train_tokenizer import ENTRIES, draw_sample, train_on
 
 SHARD_TOKENS = 1 << 24
-"""Tokens of a shard, about: 32 MiB of them in two bytes each. A document is in one shard."""
+"""Approximate tokens per shard: 32 MiB at two bytes each. A document is never split over shards."""
 
 _TOKENIZER = "tokenizer.json"
 
@@ -47,29 +47,29 @@ def tokenize(
     say: Callable[[str], None] = lambda line: None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Encode the documents of some files into token shards; after a kill the same call goes on.
+    """Encode the documents of files into token shards; after a kill the same call resumes.
 
     Args:
         paths: files or folders of text or JSON lines.
         to: the folder to write: shards, tokenizer.json, report.json.
         tokenizer: a tokenizer.json; default: one is trained on the text, see
             :func:`~minillm_data.train_tokenizer.train_tokenizer`.
-        vocab: entries of the tokenizer that is trained; for a given one, or for documents that are
-            ids, the bound that every id is below (default: its size; 65,536).
+        vocab: entries of the tokenizer to train; with a given one, or for documents of ids,
+            the exclusive upper bound of ids (default: its size; 65,536).
         format: "shards" of llm.c; "bin" or "bin2d", version 2 of the sets of the first MiniLLM
-            trainer: one sample a document, of any length or padded and cut to ``seq_len`` + 1.
-        seq_len: of bin2d, and needed there.
+            trainer: one sample per document, of any length, or padded or truncated to ``seq_len`` + 1.
+        seq_len: of bin2d, required there.
         malformed: "strict" or "skip".
-        say: prints a line for people.
-        progress: called with the work's name, the bytes read and those in all.
+        say: prints a line.
+        progress: called with the name of the work, the bytes read and the total.
 
     Returns:
         The report: documents, tokens, files, the bound of ids, the tokenizer's sha256, and notes:
-        what was left out of all files, and what was cut since the last start.
+        counts of skipped documents in all files, and of truncations since the last start.
 
     Raises:
-        DataError: something about the files, the tokenizer or the folder.
-        ConfigError: an unknown format, or a ``seq_len`` that it does not have or lacks.
+        DataError: the files, the tokenizer or the folder cannot be used.
+        ConfigError: an unknown format, or an unexpected or missing ``seq_len``.
     """
     _check_format(format, seq_len)
     check_outside(Path(to), paths)
@@ -115,7 +115,7 @@ def tokenize(
 def _trained(
     output: Output, texts: Texts, vocab: int | None, progress: Progress | None
 ) -> Tokenizer | None:
-    """Train a tokenizer, or load the one that an earlier start trained; None: all documents are ids."""
+    """Train a tokenizer, or load the one trained by an earlier start; None: all documents are ids."""
     place = output.folder / _TOKENIZER
     if "trained" in output.state.more:
         return Tokenizer.load(place, ANY) if output.state.more["trained"] else None
@@ -137,12 +137,12 @@ def _trained(
 
 
 class Part(ABC):
-    """The part that is being filled: its ids are in memory until its files are written.
+    """The current part: buffers ids in memory until its files are written.
 
     Args:
         output: the folder.
-        vocab: every id is below it.
-        tokenizer: whose end-of-text id each document begins with; None: 0.
+        vocab: exclusive upper bound of ids.
+        tokenizer: its end-of-text id begins each document; None: id 0.
         seq_len: of bin2d.
     """
 
@@ -159,13 +159,13 @@ class Part(ABC):
 
     @property
     def notes(self) -> dict[str, int]:
-        """What was left out while files were written, and how often."""
+        """Counts of omissions during writing, by description."""
         return {}
 
     def add(self, ids: np.ndarray, begins: bool) -> None:
-        """Add a document, (tokens,), or further ids of the last one; a full part is written before.
+        """Add a document, (tokens,), or further ids of the last one; first write the part if it is full.
 
-        A document gets its end-of-text id unless it begins with one.
+        An end-of-text id is prepended to a document that lacks it.
         """
         if begins:
             if self._tokens >= SHARD_TOKENS:
@@ -178,7 +178,7 @@ class Part(ABC):
         self._tokens += len(ids)
 
     def close(self) -> None:
-        """Write the part's files, if there is anything in it.
+        """Write the part's files, unless it is empty.
 
         Raises:
             DataError: they cannot be written.
@@ -201,12 +201,12 @@ class Part(ABC):
         """Write the files of a part.
 
         Args:
-            prefix: of their names.
+            prefix: of the file names.
             ids: (tokens,), of ``dtype``.
-            spans: int64 (documents + 1,), where each document begins, and the end.
+            spans: int64 (documents + 1,), the start of each document, and the end.
 
         Returns:
-            Their names.
+            The file names.
         """
 
 
@@ -219,7 +219,7 @@ class Shard(Part):
 
 
 class Bin(Part):
-    """A set of ids with an index: a sample a document, of any length."""
+    """A set of ids with an index: one sample per document, of any length."""
 
     name = "bin"
 
@@ -261,7 +261,7 @@ class Bin(Part):
 
 
 class Bin2d(Bin):
-    """A set of samples that are all seq_len + 1 ids long: padded, and cut where they are longer."""
+    """A set of samples of exactly seq_len + 1 ids: padded or truncated."""
 
     name = "bin2d"
 
@@ -283,7 +283,7 @@ class Bin2d(Bin):
 
 
 FORMATS: dict[str, type[Part]] = {"shards": Shard, "bin": Bin, "bin2d": Bin2d}
-"""What :func:`tokenize` writes, by name."""
+"""Output formats of :func:`tokenize`, by name."""
 
 
 def _check_format(format: str, seq_len: int | None) -> None:
@@ -307,7 +307,7 @@ def _check_format(format: str, seq_len: int | None) -> None:
 
 
 def _after(count: int, documents: Iterator[Document]) -> Iterator[Document]:
-    """Pass over the first documents, with all their pieces."""
+    """Skip the first documents, with all their pieces."""
     for document in documents:
         count -= not isinstance(document, Continued)
         if count < 0:

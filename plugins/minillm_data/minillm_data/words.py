@@ -1,4 +1,4 @@
-"""Words of documents as numbers, and runs of words as numbers, for what compares documents."""
+"""Hashes of words and of runs of words, for comparing documents."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hashed(words: Iterable[str]) -> np.ndarray:
 
 
 def windows(words: np.ndarray, width: int) -> np.ndarray:
-    """Hash each run of ``width`` words, in their order.
+    """Hash each run of ``width`` consecutive words.
 
     Args:
         words: uint64 (words,).
@@ -48,7 +48,7 @@ def windows(words: np.ndarray, width: int) -> np.ndarray:
 
 
 def shingles(words: np.ndarray, width: int) -> np.ndarray:
-    """Make the set of a document's runs of ``width`` words, which MinHash and Jaccard compare.
+    """Compute a document's shingles: the set of hashed runs of ``width`` words, for MinHash and Jaccard.
 
     A shorter document has one run, of all its words; one without words has none.
 
@@ -59,7 +59,7 @@ def shingles(words: np.ndarray, width: int) -> np.ndarray:
 
 
 def mixed(values: np.ndarray) -> np.ndarray:
-    """Spread values over all 64 bits, each to another one (the finaliser of SplitMix64)."""
+    """Mix values over all 64 bits, bijectively (the finaliser of SplitMix64)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))

@@ -1,4 +1,4 @@
-"""Work that is spread over processes, its results in the order of the work."""
+"""Multiprocessing with ordered results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Work = TypeVar("Work")
 Done = TypeVar("Done")
 
 _AHEAD = 2
-"""Pieces of work that are kept ready for each process."""
+"""Pieces of work queued per process."""
 
 
 def cores() -> int:
@@ -33,18 +33,18 @@ def cores() -> int:
 def in_order(
     function: Callable[[Work], Done], work: Iterable[Work], processes: int
 ) -> Generator[Done]:
-    """Apply a function to each piece of work; results come in the order of the work.
+    """Apply a function to each piece of work; yield results in the order of the work.
 
-    Close the iterator when it is left early (``contextlib.closing``): its processes end then. They
-    also end by themselves where this process is killed.
+    Close the iterator when leaving early (``contextlib.closing``), which ends its processes. They
+    also end where this process is killed.
 
     Args:
-        function: of a module, or a partial of one: processes import it anew.
-        work: is read a few pieces ahead of the results.
-        processes: 1: all is done in this one.
+        function: importable from a module, or a partial of such a function.
+        work: read a few pieces ahead of the results.
+        processes: number of processes; 1: run in this process.
 
     Raises:
-        MinillmError: a process ended, as where the memory did not suffice.
+        MinillmError: a process ended, for example out of memory.
     """
     if processes == 1:
         yield from map(function, work)
@@ -73,7 +73,7 @@ def in_order(
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Start processes inside that hear no Ctrl-C, which is this process's to answer."""
+    """Start the processes inside with Ctrl-C ignored, so that only this process handles it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -82,7 +82,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """End this process when the one that started it has ended, however it did."""
+    """End this process when its parent has ended for any reason."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -1,9 +1,9 @@
-"""Adapters of PEFT, read: a base directory whose matrices have the changes folded in.
+"""Reading PEFT adapters: a base directory with the low-rank changes folded into its matrices.
 
     adapter_config.json         which base, rank and alpha
     adapter_model.safetensors   base_model.model.<module>.lora_A.weight and lora_B.weight
 
-LoRA of plain matrices is read; what an adapter does besides is refused by its key in adapter_config.json.
+Only LoRA of plain matrices is supported; other features are refused by their key in adapter_config.json.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _READ = {
     *("base_model_name_or_path", "peft_type", "r", "lora_alpha", "use_rslora", "bias"),
     *("target_modules", "layers_to_transform", "layers_pattern", "exclude_modules"),
 }
-"""Keys that are followed, or that follow from the names of the tensors."""
+"""Keys that are applied, or implied by the names of the tensors."""
 
 _TRAINING = {
     *("auto_mapping", "inference_mode", "init_lora_weights", "lora_dropout", "megatron_core"),
     *("ensure_weight_tying", "peft_version", "qalora_group_size", "revision", "runtime_config"),
     "task_type",
 }
-"""Keys that say how it was trained, or how PEFT loads it, and not what it computes."""
+"""Keys on training or loading by PEFT, which do not affect the computation."""
 
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 
 
 @dataclass(frozen=True)
 class Changed:
-    """A tensor of the base with a low-rank change, not read yet; like a :class:`FileTensor`."""
+    """A lazily read tensor of the base with a low-rank change; like a :class:`FileTensor`."""
 
     base: FileTensor
     a: FileTensor
@@ -71,7 +71,7 @@ class Changed:
 
     @property
     def stored(self) -> Stored:
-        """Where it lies there."""
+        """The tensor's location in the file."""
         return self.base.stored
 
     def read(self) -> np.ndarray:
@@ -80,7 +80,7 @@ class Changed:
         return (self.base.read() + self.scale * change).astype(np.float32)
 
     def deferred(self) -> Deferred:
-        """Read it once to check it; return an array that reads all of it again for some rows."""
+        """Read it once to validate it; return a deferred array, which rereads all of it for any rows."""
         self.read()
         shape, dtype = self.stored.shape, np.dtype(np.float32)
         return Deferred(shape, dtype, lambda first, count: self.read()[first : first + count])
@@ -100,7 +100,7 @@ class AdapterDirectory(HuggingFaceDirectory):
 
     @cached_property
     def digest(self) -> str:
-        """Digest the base and both files of the adapter, by sha256."""
+        """Compute the sha256 digest of the base and both files of the adapter."""
         assert self.base is not None
         digest = hashlib.sha256(self.base.digest.encode())
         for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
@@ -110,10 +110,10 @@ class AdapterDirectory(HuggingFaceDirectory):
 
 
 def read_adapter(path: Path) -> AdapterDirectory:
-    """Look at an adapter and its base, and check all of them but the numbers.
+    """Open and validate an adapter and its base, except for tensor values.
 
     Raises:
-        Refusal: the base is not here, or the adapter is more than low-rank changes of its matrices.
+        Refusal: the base is missing, or the adapter has more than low-rank changes of its matrices.
     """
     config = read_json(path / ADAPTER_CONFIG)
     where = str(path / ADAPTER_CONFIG)
@@ -150,7 +150,7 @@ def read_adapter(path: Path) -> AdapterDirectory:
 
 
 def _scale(config: Mapping[str, Any], where: str, path: Path) -> tuple[float, int]:
-    """Read what multiplies B A, and the rank.
+    """Read the factor of B A, and the rank.
 
     Raises:
         Refusal: the adapter computes something else.

@@ -29,15 +29,15 @@ class HuggingFace(DirectoryFormat):
         return path.is_dir() and os.path.lexists(path / CONFIG)
 
     def read(self, path: Path) -> HuggingFaceDirectory:
-        """Check a directory, all of it but the numbers."""
+        """Read and validate a directory, except for tensor values."""
         return read_model_directory(path)
 
     def fetch(self, name: str, say: Callable[[str], None]) -> Path | None:
-        """Fetch a model of the hub, ``OWNER/NAME[@REVISION]``; None: it is no such name."""
+        """Fetch a model of the hub, ``OWNER/NAME[@REVISION]``; None: the name has another form."""
         return fetch(name, say)
 
     def check(self, plan: Plan) -> None:
-        """Check that a plan's model has every tensor of its layout, and no more."""
+        """Check that a plan's model has exactly the tensors of its layout."""
         export_layout(plan)
 
     def write(
@@ -60,7 +60,7 @@ class HuggingFace(DirectoryFormat):
         return parameters
 
     def loading(self, folder: str) -> Mapping[str, str]:
-        """Say how Transformers, vLLM and mlx-lm load it."""
+        """Return how Transformers, vLLM and mlx-lm load the folder."""
         quoted = shlex.quote(folder)
         return {
             "transformers": f"AutoModelForCausalLM.from_pretrained({json.dumps(folder)})",
@@ -70,7 +70,7 @@ class HuggingFace(DirectoryFormat):
 
 
 def check_dtype(dtype: str) -> None:
-    """Refuse a dtype that tensors are not written in."""
+    """Check that a dtype is supported for written tensors."""
     if dtype not in DTYPES:
         raise Refusal(
             f"a model directory cannot be written in {dtype}",
@@ -86,11 +86,11 @@ SAMPLING: Mapping[str, Callable[[Any], bool]] = {
     "top_p": lambda value: type(value) in (int, float) and 0 < value <= 1,
     "repetition_penalty": lambda value: type(value) in (int, float) and 0 < value < 100,
 }
-"""Key of generation_config.json, by which a text is drawn -> whether a value is one."""
+"""Sampling key of generation_config.json -> a validator of its value."""
 
 
 def sampling_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Read how texts are drawn by default from the directory that a run was started from, where it is there."""
+    """Read the default sampling settings of the directory that a run started from, if it still exists."""
     started = record.get("initial")
     folder = started.get("directory") if isinstance(started, Mapping) else None
     if not isinstance(folder, str):
@@ -98,12 +98,12 @@ def sampling_of(record: Mapping[str, Any]) -> dict[str, Any]:
     try:
         given = read_json(Path(folder) / GENERATION_CONFIG)
     except Refusal:
-        return {}  # it may have none, or be gone
+        return {}  # missing file or directory
     return {key: given[key] for key, fits in SAMPLING.items() if key in given and fits(given[key])}
 
 
 def config_of(model: TrainedModel) -> dict[str, Any]:
-    """Make config.json of a model that has a layout."""
+    """Build the config.json of a model that has a layout."""
     config, tokenizer = model.plan.config, model.tokenizer
     return export_layout(model.plan).document(
         config.model,
@@ -116,7 +116,7 @@ def config_of(model: TrainedModel) -> dict[str, Any]:
 def documents_of(
     config: dict[str, Any], model: TrainedModel, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Make the JSON files of a directory with this config.json: name -> content."""
+    """Build the JSON files of a directory with this config.json: name -> content."""
     tokenizer = model.tokenizer
     boundary = tokenizer.end_of_text if tokenizer else None
     positions = model.plan.config.train.seq_len

@@ -26,10 +26,10 @@ WANTED = (
     *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
     *(WEIGHTS, INDEX, "model-*-of-*.safetensors"),
 )
-"""Patterns of the files that are fetched."""
+"""Patterns of the files to fetch."""
 
 PATIENCE = 15.0
-"""Seconds that the hub has to say which commit a name is."""
+"""Timeout in seconds for resolving a name to a commit."""
 
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -37,17 +37,17 @@ _FOLDER = re.compile(r"models--(.+?)--(.+)")
 
 
 def fetch(given: str, say: Callable[[str], None]) -> Path | None:
-    """Fetch a model, with progress on stderr; where the hub cannot be reached, find the copy that is here.
+    """Fetch a model, with progress on stderr; where the hub is unreachable, use the cached copy.
 
     Args:
         given: ``OWNER/NAME``, or ``OWNER/NAME@REVISION``: a branch, a tag or a commit.
-        say: prints which commit it is, and that it is the copy of an earlier time.
+        say: prints the commit, and whether a cached copy is used.
 
     Returns:
-        The folder of its commit; None: it is no such name.
+        The folder of its commit; None: the name has another form.
 
     Raises:
-        Refusal: there is no such model, it has no safetensors, or it cannot be fetched and is not here.
+        Refusal: the model is unknown, has no safetensors, or can neither be fetched nor found in the cache.
     """
     if (asked := _NAME.fullmatch(given)) is None:
         return None
@@ -88,10 +88,10 @@ def fetch(given: str, say: Callable[[str], None]) -> Path | None:
 
 
 def published(folder: Path) -> str | None:
-    """Name the model of the hub whose commit a folder of the cache holds: ``OWNER/NAME@COMMIT``.
+    """Return the hub model of a folder in the cache: ``OWNER/NAME@COMMIT``.
 
     Returns:
-        None: the folder is none of the hub's cache.
+        The name; None: the folder is not in the hub's cache.
     """
     *_, kept, kind, commit = ("", "", "", *folder.absolute().parts)
     model = _FOLDER.fullmatch(kept)
@@ -101,7 +101,7 @@ def published(folder: Path) -> str | None:
 
 
 def _check(given: str, names: dict[str, int]) -> None:
-    """Refuse a model before anything is fetched, where its files cannot be read."""
+    """Check before fetching that a model's files can be read."""
     if CONFIG not in names:
         lack = f"no {CONFIG}: it is no model directory"
     elif WEIGHTS not in names and INDEX not in names:
@@ -125,7 +125,7 @@ def _download(
     from huggingface_hub.utils import tqdm
 
     class Silent(tqdm):
-        """Shows nothing: progress is shown by the display of the command."""
+        """A silent progress bar: the command's display shows progress."""
 
         def __init__(self, *args: Any, **more: Any) -> None:
             super().__init__(*args, **{**more, "disable": True})
@@ -198,7 +198,7 @@ def _copy(name: str, revision: str | None) -> Path | None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Tell whether config and weights are there: a download may have been broken off."""
+    """Return whether config and weights are complete: a download may have been interrupted."""
     if not (folder / CONFIG).is_file():
         return False
     if (folder / WEIGHTS).is_file():
@@ -211,7 +211,7 @@ def _is_whole(folder: Path) -> bool:
 
 
 def _refused(given: str, error: Exception) -> Refusal:
-    """Say why a model cannot be fetched."""
+    """Return the error for a model that cannot be fetched."""
     from huggingface_hub.errors import (
         GatedRepoError,
         RepositoryNotFoundError,

@@ -1,4 +1,4 @@
-"""Parameters of a plan and tensors of a directory, matched both ways; nothing is left over."""
+"""A one-to-one match between parameters of a plan and tensors of a directory."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def export_layout(plan: Plan) -> Layout:
     """Return the layout that a plan's model fits, with every parameter.
 
     Args:
-        plan: one that no plugin keeps from being exported.
+        plan: a plan whose plugins all allow an export.
 
     Raises:
-        PlanError: a plugin claims a layout that the model is not of.
+        PlanError: a plugin declares a layout that the model does not fit.
     """
     if plan.export.layout not in LAYOUTS:
         raise PlanError(
@@ -64,7 +64,7 @@ def export_layout(plan: Plan) -> Layout:
 def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Convert a run's arrays to the tensors of a directory, float32, by their names there.
 
-    Products of plugins that fold (LoRA) are in the weights.
+    Products of foldable plugins (LoRA) are merged into the weights.
 
     Args:
         plan: of the run.
@@ -170,7 +170,7 @@ def _shown(scaling: Scaling) -> str:
 
 
 def _misdeclared(plan: Plan, what: str, names: Sequence[str] = ()) -> PlanError:
-    """Refuse a plugin's ``export=`` of a layout that its model does not have."""
+    """Return the error for a plugin's ``export=`` of a layout that its model does not fit."""
     owners = {plan.parameters[name].owner for name in names if name in plan.parameters} - {"core"}
     return PlanError(
         what,

@@ -1,4 +1,4 @@
-"""Adapters as PEFT loads them: what the plugin ``lora`` trained, without the model that it changes.
+"""Writing PEFT adapters: the parameters trained by the plugin ``lora``, without the base model.
 
     adapter_config.json
     adapter_model.safetensors       base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight
@@ -32,15 +32,15 @@ class PEFT(DirectoryFormat):
     """Directories with an adapter_config.json, of LoRA."""
 
     def recognises(self, path: Path) -> bool:
-        """Return whether it is a folder with an adapter and no model."""
+        """Return whether the path is a folder with an adapter and no model."""
         return (path / ADAPTER_CONFIG).is_file() and not (path / CONFIG).exists()
 
     def read(self, path: Path) -> ModelDirectory:
-        """Check an adapter and its base, whose model with the change folded in it is."""
+        """Read and validate an adapter and its base, as one model with the change folded in."""
         return read_adapter(path)
 
     def check(self, plan: Plan) -> None:
-        """Check that what a plan trains is the adapters of ``lora``, on a model with a layout."""
+        """Check that a plan trains exactly the adapters of ``lora``, on a model with a layout."""
         export_layout(plan)
         _adapters(plan)
 
@@ -74,7 +74,7 @@ class PEFT(DirectoryFormat):
         return sum(array.size for array in tensors.values())
 
     def loading(self, folder: str) -> Mapping[str, str]:
-        """Say how PEFT loads it."""
+        """Return how PEFT loads the folder."""
         return {"PEFT": f"PeftModel.from_pretrained(model, {json.dumps(folder)})"}
 
 
@@ -82,7 +82,7 @@ def _adapters(plan: Plan) -> dict[str, LowRank]:
     """Map leaves to their adapters, all of one rank and alpha.
 
     Raises:
-        PlanError: there are none, or others beside them.
+        PlanError: the plan has no adapters, or trains other parameters too.
     """
     found = products(plan)
     alike = {(one.rank, one.alpha) for one in found.values() if isinstance(one, LowRank)}
@@ -120,7 +120,7 @@ def _tensors(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str
 
 
 def _config(plan: Plan, base: str | None) -> dict[str, Any]:
-    """Make adapter_config.json."""
+    """Build adapter_config.json."""
     modules, first = _modules(plan), next(iter(_adapters(plan).values()))
     layers = sorted({int(leaf.split(".")[1]) for leaf in modules})
     every = layers == list(range(plan.config.model.layers))

@@ -35,14 +35,14 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True)
 class Scaling:
-    """A scaling of the rotary frequencies: ``options`` are keys of config.json and of the plugin alike."""
+    """A scaling of the rotary frequencies: ``options`` have the same keys in config.json and the plugin."""
 
     rope_type: str
     options: Mapping[str, Any]
 
     @property
     def plugin(self) -> str:
-        """The plugin that does it."""
+        """The plugin that implements the scaling."""
         return PLUGINS[self.rope_type][0]
 
     @classmethod
@@ -77,10 +77,10 @@ class Scaling:
 
 
 def scaling_of(plan: Plan) -> Scaling | None:
-    """Find the scaling of a plan's model; None: the frequencies are as they are.
+    """Find the scaling of a plan's model; None: the frequencies are unscaled.
 
     Raises:
-        ValueError: config.json has no word for it, or layers differ.
+        ValueError: config.json cannot express it, or layers differ.
     """
     found = {one.rope.scaling and one.rope.scaling[:2] for one in plan.spec.attentions.values()}
     if len(found) > 1:
@@ -98,7 +98,7 @@ def scaling_of(plan: Plan) -> Scaling | None:
 
 
 def flags(plugins: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write plugins and their options as they are typed: ``--plugins a,b a.x=1``."""
+    """Format plugins and their options as command-line arguments: ``--plugins a,b a.x=1``."""
     words = (
         f"{name}.{key}={_typed(value)}"
         for name, options in plugins.items()

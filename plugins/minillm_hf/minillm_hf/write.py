@@ -1,4 +1,4 @@
-"""Writing a model directory: all of it appears by one rename, or nothing does."""
+"""Writing a model directory atomically, by one rename."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def write_directory(
     dtype: str = "float32",
     weights: str = WEIGHTS,
 ) -> list[str]:
-    """Write it beside its place, and rename it there when the disk has every byte.
+    """Write a model directory to a temporary sibling, and rename it once everything is on disk.
 
     Args:
-        folder: what it will be called; it does not exist, or is empty.
-        tensors: by name there, float32.
-        documents: file name -> JSON, or a text as it is.
-        shard_bytes: of the largest file of tensors; one tensor is never divided.
-        dtype: of the tensors there, one of ``DTYPES``.
-        weights: the name of their file, where it is one.
+        folder: the final path; must not exist, or be empty.
+        tensors: by name in the directory, float32.
+        documents: file name -> JSON, or verbatim text.
+        shard_bytes: maximum of a file of tensors; a tensor is never split.
+        dtype: of the written tensors, one of ``DTYPES``.
+        weights: the name of the tensor file, where it is a single one.
 
     Returns:
-        The names of its files.
+        The names of the files.
 
     Raises:
-        Refusal: the place is taken.
-        MinillmError: the disk refused; nothing is left on it.
+        Refusal: the path is taken.
+        MinillmError: writing failed; partial files are removed.
     """
     refuse_taken(folder)
     target = Path(os.path.realpath(folder))  # an empty folder may be reached through a link
@@ -120,7 +120,7 @@ DTYPES: Mapping[str, Dtype] = {
 def _write_tensors(
     folder: Path, shards: list[dict[str, np.ndarray]], weights: str, dtype: Dtype
 ) -> dict[str, Any]:
-    """Write the files of tensors; return the index that several need."""
+    """Write the files of tensors; return the index for several files."""
     names = [weights]
     if len(shards) > 1:
         names = [
@@ -154,7 +154,7 @@ def _shards(
 def tokenizer_documents(
     text: str, *, boundary: str, positions: int, ends: str | None = None
 ) -> dict[str, Any]:
-    """Make tokenizer.json and tokenizer_config.json; as in training, a text begins with the boundary.
+    """Build tokenizer.json and tokenizer_config.json; as in training, a text begins with the boundary.
 
     Args:
         text: the run's tokenizer.json.

@@ -1,4 +1,4 @@
-"""The contract kit: is this plugin right, on every backend, and beside every other plugin?
+"""The contract kit: conformance checks of a plugin on every backend and beside other plugins.
 
 A plugin's whole conformance test::
 
@@ -6,28 +6,28 @@ A plugin's whole conformance test::
 
     test_contract = conformance("my_trick")
 
-From the outside in:
+The public entry points, then the internals:
 
-- :func:`run_module` and :func:`one_step` (helpers.py) are for tests of an author's own, against a
-  reference: a module alone, and a training step with all its inputs and outputs, as NumPy arrays.
-  ``from minillm_kit import small, stepping``: plans of a few plugins with what their models compute
-  (small.py), and updates by their optimizers' stages (stepping.py), both in NumPy float64.
-- :func:`conformance` (pytest_plugin.py) makes one pytest test a check, so that each can be run
+- :func:`run_module` and :func:`one_step` (helpers.py) are for an author's own tests against a
+  reference: a single module, and a training step with all its inputs and outputs, as NumPy arrays.
+  ``from minillm_kit import small, stepping``: small plans and their models' outputs (small.py), and
+  optimizer updates stage by stage (stepping.py), both in NumPy float64.
+- :func:`conformance` (pytest_plugin.py) creates one pytest test per check, so that each can be run
   alone by its name.
-- :func:`check_plugin` (runner.py) runs the checks in order, with a callback before each, and gives
-  a report: data. ``minillm plugins check`` (plugins_check.py) prints it.
-- ``CHECKS`` (runner.py) is a tuple in the order of cost. A check is a name, one line of what it
-  proves, a function of a subject that returns the numbers it found, or raises ``Failed`` (numbers,
-  likely cause) or ``NotApplicable`` (the reason), and the checks that it builds on.
-- A ``Subject`` (subject.py) is the plugin, its options, the backends to check it on, and a model
-  that is small and odd in every size; plans are made once and kept. A reference model
+- :func:`check_plugin` (runner.py) runs the checks in order, with a callback before each, and returns
+  a report. ``minillm plugins check`` (plugins_check.py) prints it.
+- ``CHECKS`` (runner.py) is a tuple in the order of cost. A check has a name, a one-line description of
+  the property, a function of a subject that returns the numbers it found, or raises ``Failed`` (numbers,
+  likely cause) or ``NotApplicable`` (the reason), and the checks that it depends on.
+- A ``Subject`` (subject.py) holds the plugin, its options, the backends to check, and a model
+  that is small and odd in every size; plans are cached. A reference model
   (``loss.reference``) is replaced by a stand-in of these sizes: no run is needed.
 - :class:`NumPyFramework`, :func:`materialise` and :class:`NumPyOps` (oracle.py) are the oracle: a
-  plan's model in NumPy float64, forward only.
+  plan's model in NumPy float64, forward pass only.
 
-Where a check builds on one that failed it is not run and says so: one fault in a plugin shows as
-one failure. A plugin that builds on another (extends its rule) is checked beside it; "without it"
-then means with that other one alone. One file a group of checks, each read on its own:
+A check that depends on a failed one is not run, with a note: one fault in a plugin gives one
+failure. A plugin that extends another plugin's rule is checked beside it; "without it" then means
+with that other plugin alone. Each file is one self-contained group of checks:
 
 hygiene.py, before anything is planned
     - ``api``: the class statement names this hook API; read with ``ast``, nothing is imported.
@@ -92,12 +92,12 @@ pairs.py
       refused beside it, in its slots, at its sites. A partner whose package, device or account is
       missing, or that fails without the plugin too, is listed as not run.
 
-Two rules hold within. What a plugin does on import and to a process is observed in processes of
-their own (probe.py), since a module is imported for the first time only once. And every number has
-an oracle that shares no code with what it judges: NumPy in float64 for losses and updates, central
-differences of it for gradients, published definitions for exports, the whole pass for decoding, the
-uninterrupted run for a resume. Left out: kernels that need a GPU are judged where one is, MLX's key
-may move while steps are made, and a file that a plugin writes in a hook is its own affair.
+Two rules apply. The effects of a plugin's import and on a process are observed in separate
+processes (probe.py), since a module is imported for the first time only once. And every number has
+an oracle that shares no code with the code under test: NumPy in float64 for losses and updates,
+central differences of it for gradients, published definitions for exports, the whole pass for
+decoding, the uninterrupted run for a resume. Limits: kernels that need a GPU are checked only where
+one is present, MLX's random key may change during steps, and files written by hooks are not checked.
 
 From the core the kit imports :mod:`minillm_core`, :mod:`minillm_core.commands` and
 :mod:`minillm_core.inspection`, and nothing beneath them.
@@ -140,7 +140,7 @@ _HOME = {
     "pytest_plugin": ("conformance",),
     "runner": ("CHECKS", "Report", "check_plugin"),
 }
-"""Module -> its public names, imported when they are first used: pytest imports this package always."""
+"""Module -> its public names, imported lazily, as pytest always imports this package."""
 
 
 def __getattr__(name: str) -> Any:

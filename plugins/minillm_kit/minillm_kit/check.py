@@ -32,7 +32,7 @@ class Failed(Exception):
 
 
 class NotApplicable(Exception):
-    """The property says nothing about this plugin, or cannot be looked at here; the reason."""
+    """The property does not apply to this plugin, or cannot be checked here; holds the reason."""
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Check:
-    """A property that every plugin has."""
+    """A property that every plugin must have."""
 
     name: str
     proves: str  # one line
     look: Callable[[Subject], str]  # returns the numbers; raises Failed, NotApplicable
-    needs: tuple[str, ...] = ()  # checks without which this one says nothing
+    needs: tuple[str, ...] = ()  # checks that this one depends on
 
     def run(self, subject: Subject) -> Outcome:
-        """Look at the plugin; whatever it raises on the way is an outcome."""
+        """Run the check on the plugin; any exception becomes an outcome."""
         try:
             return Outcome("passed", self.look(subject))
         except NotApplicable as reason:
@@ -66,7 +66,7 @@ class Check:
             lines = [error.what, *(error.where or "").splitlines()]
             found = "\n".join(filter(None, map(plain, lines)))
             return Outcome("failed", found, error.fix, error)
-        except (Exception, SystemExit) as error:  # out of a node or a stage; hooks are contained
+        except (Exception, SystemExit) as error:  # from a node or a stage; hooks are wrapped
             found = f"{type(error).__name__}: {_place(error, subject)}"
             return Outcome("failed", found, RAISED, error)
 
@@ -77,7 +77,7 @@ def raised(error: BaseException) -> str:
 
 
 def _place(error: BaseException, subject: Subject) -> str:
-    """Return an error's message, and the innermost line of the plugin's own that it passed."""
+    """Return an error's message, and the innermost line of the plugin's code in its traceback."""
     said = plain(str(error), limit=600) or "no message"
     try:
         own = own_frames(error, subject.found.origin.root)

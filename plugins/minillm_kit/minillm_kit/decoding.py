@@ -1,4 +1,4 @@
-"""Decoding: however a sequence is cut, its logits are those of the whole."""
+"""Decoding: logits from the KV cache equal those of the whole pass, however the sequence is cut."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minillm_kit.oracle import Oracle
 from minillm_kit.subject import Batch, Subject, first_row, rows
 
 CUTS = ((1,) * 11, (6, 1, 1, 3), (2, 5, 4))
-"""Sizes of pieces, all of one length together."""
+"""Sizes of the pieces, with equal total length."""
 
 LEVEL = 2e-5
 
@@ -21,7 +21,7 @@ ROUNDING = 8 * 2.0**-24
 
 
 def decodes(subject: Subject) -> str:
-    """Fed in pieces, the model gives the logits of a pass over all of them."""
+    """Check that decoding in pieces gives the logits of one pass over the whole sequence."""
     plan, found = subject.plan(), []
     row = first_row(subject.batches(plan, 1, phase="decode")[0])
     for backend in subject.backends:
@@ -47,7 +47,7 @@ def decodes(subject: Subject) -> str:
 
 
 def causal(subject: Subject) -> str:
-    """A later token changes no earlier logit."""
+    """Check that a later token changes no earlier logit."""
     plan, found = subject.plan(), []
     (batch,) = rows(plan.config, 1)
     half = batch["ids"].shape[1] // 2
@@ -75,17 +75,17 @@ def causal(subject: Subject) -> str:
 
 
 def _alone(batch: Batch, column: int) -> Batch:
-    """Return the batch with the labels of one column alone."""
+    """Return the batch with the labels of a single column."""
     labels = np.full_like(batch["labels"], -1)
     labels[:, column] = batch["labels"][:, column]
     return {**batch, "labels": labels}
 
 
 def _unmoved(what: str, apart: np.ndarray, bound: float, half: int) -> str:
-    """Return the largest difference of an earlier column.
+    """Return the largest difference in an earlier column.
 
     Raises:
-        Failed: it is more than rounding.
+        Failed: it exceeds rounding.
     """
     worst = int(np.argmax(np.nan_to_num(apart, nan=np.inf)))
     if not apart[worst] <= bound:

@@ -1,7 +1,7 @@
 """The export claim: the exported tensors give the same logits in the published Llama and Qwen3.
 
-These are written here in NumPy float64 from their published definitions, against names of tensors
-and keys of config.json alone: they share no code with the models that are exported.
+Both are implemented here in NumPy float64 from their published definitions, using only tensor names
+and keys of config.json: they share no code with the exported models.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BOUND = 1e-6
 
 
 def exports(subject: Subject) -> str:
-    """Its exported tensors, in the published model of that layout, give its logits."""
+    """Check that the exported tensors give the plugin's logits in the published model of that layout."""
     plan, claimed = subject.plan(), subject.found.cls.manifest.export
     if plan.export.layout is None:
         raise NotApplicable("its model is of no layout that others know, and it claims none")

@@ -1,4 +1,4 @@
-"""Frameworks: both train alike, in one graph, whether blocks are recomputed or not."""
+"""Frameworks: torch and MLX train alike, as one compiled graph, with and without checkpointing."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from minillm_kit.subject import Subject, states
 Arrays = Mapping[str, np.ndarray]
 
 STEPS, COMPILED = 5, 2
-"""Steps of a run that is compared with another framework's; with one that is not compiled."""
+"""Steps of the comparison between frameworks, and of compiled with eager steps."""
 
 TOGETHER, TENSOR, NUMBER = 2e-6, 1e-5, 1e-4
-"""How far gradients may be apart, of their norm: all of them, one tensor, a tensor of one element."""
+"""Tolerance of gradients relative to their norm: of all together, of one tensor, of a one-element tensor."""
 
 LOSS = 1e-4
-"""How far the losses of both frameworks may be apart within ``STEPS``."""
+"""Tolerance of losses between both frameworks within ``STEPS``."""
 
 
 def parity(subject: Subject) -> str:
-    """Both frameworks start from the same bits and have the same gradients."""
+    """Check that both frameworks start from the same bits and compute the same gradients."""
     backends = _both(subject)
     plan = subject.plan()
     (batch,) = subject.batches(plan, 1)
@@ -42,7 +42,7 @@ def parity(subject: Subject) -> str:
 
 
 def alike(subject: Subject) -> str:
-    """Five steps with the plugin's own optimizer are the same on both frameworks, state included."""
+    """Check that five steps with the plugin's own optimizer are equal on both frameworks, including state."""
     backends, plan = _both(subject), subject.plan()
     batches = subject.batches(plan, STEPS)
     runs = [subject.trainer(plan, backend, stirred=True) for backend in backends]
@@ -67,7 +67,7 @@ def alike(subject: Subject) -> str:
 
 
 def checkpointing(subject: Subject) -> str:
-    """Recomputing blocks in the backward pass changes neither gradients nor state."""
+    """Check that activation checkpointing changes neither gradients nor state."""
     found = []
     plans = [subject.plan(train_checkpointing=on) for on in (False, True)]
     (batch,) = subject.batches(plans[0], 1)
@@ -86,7 +86,7 @@ def checkpointing(subject: Subject) -> str:
 
 
 def compiles(subject: Subject) -> str:
-    """Compiled steps are one graph, and leave the losses and moments of steps that are not."""
+    """Check that compiled steps are one graph, with the losses and moments of eager steps."""
     found = []
     plans = [subject.plan(train_compile=word) for word in ("off", "on")]
     (batch,) = subject.batches(plans[0], 1)
@@ -110,7 +110,7 @@ def compiles(subject: Subject) -> str:
 
 
 def _moments(eager: Arrays, compiled: Arrays, whose: str, cause: str) -> str:
-    """Compare the optimizer's moments, entry by entry.
+    """Compare the optimizer's moments, element by element.
 
     Raises:
         Failed: they differ.
@@ -138,7 +138,7 @@ def _moments(eager: Arrays, compiled: Arrays, whose: str, cause: str) -> str:
 
 
 def compare(first: Arrays, second: Arrays, whose: str, *, cause: str) -> str:
-    """Compare gradients: each tensor, each number, and all of them together.
+    """Compare gradients: per tensor, per element, and all together.
 
     Raises:
         Failed: they differ.

@@ -1,9 +1,9 @@
-"""Fresh processes: a module's ``main`` is called in one that has imported things, and computed nothing.
+"""Fresh processes: call a module's ``main`` in a process that has imported modules but computed nothing.
 
-Starting Python and importing both frameworks takes seconds, and a process that has imported them is
-forked in milliseconds. So one process imports, and each call is answered by a child of it: what a call
-does to its process is gone with that, as if it had been started for it. Where children could hang, each
-call starts a Python of its own: outside Linux, and where importing has started a thread.
+Starting Python and importing both frameworks takes seconds; forking a process that has imported them
+takes milliseconds. So one parent process imports, and a forked child answers each call: the side effects
+of a call end with its child. Where children could hang, each call starts a new Python instead: outside
+Linux, and where importing has started a thread.
 
     python -B -m minillm_kit.fresh MODULE ...    imports them, and forks for each line that it is sent
 """
@@ -30,7 +30,7 @@ __all__ = ["Ended", "run"]
 
 
 class Ended(NamedTuple):
-    """How a process has ended."""
+    """The result of an ended process."""
 
     code: int
     stdout: str
@@ -47,16 +47,16 @@ def run(
     """Run ``python -B -m module arguments`` in a fresh process, in this one's folder.
 
     Args:
-        module: its ``main(arguments)`` is what it does where it is run as ``__main__``.
-        arguments: of it.
+        module: its ``main(arguments)`` must do the same as running it as ``__main__``.
+        arguments: of the module.
         environment: of the process, instead of this one's.
-        seconds: after which it is killed.
-        imported: modules that it imports in any case, before the first command.
+        seconds: timeout, after which it is killed.
+        imported: modules to import before the first command.
 
     Raises:
-        TimeoutError: it was killed.
+        TimeoutError: the process was killed.
     """
-    # Python reads these when it starts; a child is given the others
+    # Python reads these at startup; a child gets the others
     fixed = {name: value for name, value in environment.items() if name.startswith("PYTHON")}
     if sys.platform == "linux":
         parent = _Parent.of(tuple(imported), tuple(sorted(fixed.items())))
@@ -78,10 +78,10 @@ def run(
 
 
 class _Parent:
-    """A process that has imported some modules and forks for every call.
+    """A process that has imported some modules and forks a child for every call.
 
     Attributes:
-        forks: whether its children cannot hang.
+        forks: whether forking is safe, without children that hang.
     """
 
     def __init__(self, imported: tuple[str, ...], fixed: tuple[tuple[str, str], ...]) -> None:
@@ -99,13 +99,13 @@ class _Parent:
     @staticmethod
     @cache
     def of(imported: tuple[str, ...], fixed: tuple[tuple[str, str], ...]) -> _Parent:
-        """Return the one that has imported these, which is started by the first call."""
+        """Return the parent with these imports, started by the first call."""
         return _Parent(imported, fixed)
 
     def run(
         self, module: str, arguments: Sequence[str], environment: Mapping[str, str], seconds: float
     ) -> Ended:
-        """Have a child run ``module``; as :func:`run`."""
+        """Run ``module`` in a child; as :func:`run`."""
         with tempfile.TemporaryDirectory(prefix="minillm-") as folder:
             asked = {
                 "argv": [module, *arguments],
@@ -137,17 +137,17 @@ def _end(process: Any) -> None:
 
 
 def _serve(names: Sequence[str]) -> None:
-    """Import modules, say so, and answer lines of standard input until it ends."""
+    """Import modules, report it, and answer lines of standard input until it ends."""
     with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # what an import prints is no answer
+        os.dup2(2, 1)  # keeps prints of imports out of answers
         for name in names:
-            with suppress(ImportError):  # a child will say so
+            with suppress(ImportError):  # a child will report it
                 importlib.import_module(name)
         began = dict(os.environ)
-        # a thread would not be in a child, which could wait for it
+        # threads are not forked, and a child could wait for one
         forks = len(os.listdir("/proc/self/task")) == 1
         print("ready" if forks else "threads", file=answers, flush=True)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that asks, and a child
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller and a child
         for line in iter(sys.stdin.readline, ""):
             asked = json.loads(line)
             child = os.fork()
@@ -157,7 +157,7 @@ def _serve(names: Sequence[str]) -> None:
 
 
 def _waited(child: int, seconds: float) -> int | None:
-    """Wait for a child's end; return its exit code, or None where it took longer and was killed."""
+    """Wait for a child; return its exit code, or None where it timed out and was killed."""
     watched = os.pidfd_open(child)
     late = not select.select([watched], [], [], seconds)[0]
     os.close(watched)
@@ -168,7 +168,7 @@ def _waited(child: int, seconds: float) -> int | None:
 
 
 def _answer(asked: dict[str, Any], began: Mapping[str, str]) -> int:
-    """Call a module's main in this child, as a Python of its own would; returns the exit code."""
+    """Call a module's main in this child as a new Python would; return the exit code."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     wanted = asked["environment"]
     for name in {*began, *wanted}:

@@ -1,4 +1,4 @@
-"""For tests of an author's own: a module alone, a stage's ops, or one whole training step."""
+"""Helpers for an author's own tests: a single module, a stage's ops, or one whole training step."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from minillm_kit.subject import Batch, Subject, after, moved
 GEOMETRY = ModelShape(
     layers=2, dim=32, heads=4, kv_heads=2, head_dim=8, hidden=48, vocab=97, positions=13, layer=1
 )
-"""The sizes that :func:`run_module` gives to a constructor that names ``geometry``."""
+"""The sizes that :func:`run_module` passes to a constructor with an argument ``geometry``."""
 
 
 def run_module(
     cls: type[Module], arguments: Mapping[str, Any] | None = None, /, **inputs: Any
 ) -> tuple[Any, dict[str, np.ndarray]]:
-    """Make one module, fill it, and call its ``forward``, in NumPy float64.
+    """Build one module, initialise it, and call its ``forward``, in NumPy float64.
 
     ::
 
         out, weights = run_module(HeadGate, {"bound": 2.0}, y=y, x=x)
         np.testing.assert_allclose(out, reference.gated(y, x, weights["gate.weight"], bound=2.0))
 
-    That torch and MLX compute the same as NumPy is for :func:`conformance` to show.
+    :func:`conformance` checks that torch and MLX compute the same as NumPy.
 
     Args:
         cls: the module's class.
         arguments: of its constructor, a dictionary; ``geometry`` is :data:`GEOMETRY` unless given.
-        inputs: of ``forward``, by name: arrays, floats are taken as float64.
+        inputs: of ``forward``, by name: arrays; floats are converted to float64.
 
     Returns:
-        What ``forward`` gives, a tuple where it gives one; and every parameter and state by name
-            (``gate.weight``), moved away from its initial value, so that what starts at 0 or 1
-            takes part.
+        The result of ``forward``; and every parameter and state by name (``gate.weight``),
+            perturbed from its initial value, so that parameters starting at 0 or 1 have an
+            effect.
 
     Raises:
-        Refusal: inputs that ``forward`` does not take, or lacks.
+        Refusal: unexpected or missing inputs of ``forward``.
     """
     names = call_names(cls.forward)
     made_with = list(inspect.signature(cls.__init__).parameters)[1:]
@@ -92,10 +92,10 @@ class Step:
     """One step of a small model."""
 
     batch: Batch  # ids, labels, documents, positions: int32 (B, T), as on_batch left them
-    values: dict[str, float]  # schedule value -> what it was: "my_rule.lr"
-    hidden: np.ndarray  # (B, T, C) float64, what the head is given, computed by NumPy
+    values: dict[str, float]  # schedule value by name: "my_rule.lr"
+    hidden: np.ndarray  # (B, T, C) float64, the input of the head, computed by NumPy
     head: np.ndarray  # (V, C) float64
-    loss: float  # the main target's, nats a supervised label
+    loss: float  # the main target's, nats per supervised label
     before: dict[str, np.ndarray]  # parameter -> float64
     gradients: dict[str, np.ndarray]  # of the loss, as they reach the optimizer; not clipped
     after: dict[str, np.ndarray]  # parameter -> float64
@@ -105,7 +105,7 @@ def one_step(spec: str, options: Mapping[str, Any] | None = None, *, backend: st
     """Train a small model with the plugin for one step, on a CPU.
 
     The model is the plain one, of odd sizes: two layers, C = 32, V = 97, rows of 13 tokens, some
-    labels unsupervised; every parameter is moved away from its initial value.
+    labels unsupervised; every parameter is perturbed from its initial value.
 
     ::
 
@@ -119,7 +119,7 @@ def one_step(spec: str, options: Mapping[str, Any] | None = None, *, backend: st
         backend: ``torch`` or ``mlx``.
 
     Raises:
-        NotApplicable: the plugin does not run on the backend, or that is not installed.
+        NotApplicable: the plugin does not support the backend, or it is not installed.
     """
     subject = Subject(spec, options, backend=backend)
     (backend,) = subject.backends

@@ -1,4 +1,4 @@
-"""The hooks that run while training: ``on_batch`` keeps the batch's form, ``on_event`` only reads."""
+"""The hooks called during training: ``on_batch`` keeps the batch's form, ``on_event`` only reads."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ STEPS = 12
 
 
 def _stepped(step: int) -> minillm.Stepped:
-    """Make one of a run's steps."""
+    """Return the event of one training step."""
     rate, terms = minillm.Throughput(1e3, 1e3, 9e2), {"z_loss": 0.1}
     return minillm.Stepped(step, 4.6, 1e-3, 39 * step, rate, 0.04, None, None, 1.0, terms)
 
@@ -59,14 +59,14 @@ EVENTS: tuple[minillm.Event, ...] = (
 
 
 LOADED = 8
-"""Steps of a loader."""
+"""Number of dataloader steps."""
 
 DOCUMENTS = 1000
-"""Of a source, at the most."""
+"""Maximum number of documents read from a source."""
 
 
 def batches(subject: Subject) -> str:
-    """Documents and rows repeat, rows resume; in each phase: ids in range, declared fields; only train drops or reweights."""
+    """Check that documents and rows repeat and resume, and ``on_batch``'s ids, fields, labels by phase."""
     plan, done = subject.plan(), []
     claims = {**plan.arrangement, **({"shapes": plan.shaping.choose} if plan.shaping else {})}
     if claimed := sorted(what for what, one in claims.items() if one.owner == subject.name):
@@ -85,7 +85,7 @@ def _documents(plan: minillm.Plan) -> str:
     """Read the first documents of a source without files twice.
 
     Raises:
-        Failed: there is none, or they are others the second time.
+        Failed: the source is empty, or the second reading differs.
     """
     source, vocab = plan.sourcing.source, plan.config.model.vocab
     assert source is not None
@@ -100,7 +100,7 @@ def _documents(plan: minillm.Plan) -> str:
 
 
 def _shown(document: object) -> object:
-    """Write a document as values that can be compared."""
+    """Convert a document to comparable values."""
     if isinstance(document, list):
         return [
             (_shown(content), {name: np.asarray(one).tolist() for name, one in values.items()})
@@ -110,9 +110,9 @@ def _shown(document: object) -> object:
 
 
 def _rows(plan: minillm.Plan, claimed: str) -> str:
-    """Read some steps twice, and again from each of their cursors."""
+    """Read some steps twice, and again from each of their resume cursors."""
     rng, vocab = np.random.default_rng(0), plan.config.model.vocab
-    longest = 3 * plan.config.train.seq_len  # some fit into a row, some do not
+    longest = 3 * plan.config.train.seq_len  # some fit into a row, some are longer
     train, seed = plan.config.train, plan.config.data.seed
     sizes = {"rows": train.rows, "accumulate": 1, "seq_len": train.seq_len, "seed": seed}
     sizes |= {"shape_at": plan.shape_at, "by": plan.arrangement}
@@ -138,10 +138,10 @@ def _rows(plan: minillm.Plan, claimed: str) -> str:
 
 
 def _equal(steps: list[StepBatch], others: list[StepBatch], when: str) -> None:
-    """Refuse steps with other batches.
+    """Check that two sequences of steps have equal batches.
 
     Raises:
-        Failed: two differ.
+        Failed: two batches differ.
     """
     for one, two in zip(steps, others, strict=True):
         for batch, other in zip(one.micro, two.micro, strict=True):
@@ -172,7 +172,7 @@ def _batches(subject: Subject, plan: minillm.Plan) -> str:
 
 
 def _hook(subject: Subject) -> OnBatch:
-    """Return its ``on_batch`` as a run begins to call it."""
+    """Return the plugin's ``on_batch``, set up as at the start of a run."""
     plan = subject.plan()
     hook = batch_hook(plan, [subject.loaded, *subject.companions], pieces=spelt(plan))
     assert hook is not None
@@ -215,7 +215,7 @@ def _different(one: Batch, two: Batch) -> str | None:
 
 
 def _check_fields(subject: Subject, fields: tuple, batch: Batch, phase: str) -> None:
-    """Refuse a batch without the fields that the plugin declared, in their dtype and shape."""
+    """Check that a batch has the plugin's declared fields, in their dtype and shape."""
     for name, owner, field in fields:
         if owner != subject.name:
             continue
@@ -230,7 +230,7 @@ def _check_fields(subject: Subject, fields: tuple, batch: Batch, phase: str) -> 
 
 
 def _check_kept(plain: list[Batch], got: list[Batch], phase: str) -> None:
-    """Refuse labels that are dropped or reweighted outside train."""
+    """Check that labels are dropped or reweighted only in phase train."""
     cause = "drop and reweight in phase train alone: figures of evaluations must be comparable"
     for before, after in zip(plain, got, strict=True):
         labels = [int((one["labels"] >= 0).sum()) for one in (before, after)]
@@ -243,7 +243,7 @@ def _check_kept(plain: list[Batch], got: list[Batch], phase: str) -> None:
 
 
 def _check_prefix(hook: OnBatch, batch: Batch) -> None:
-    """Refuse a column that changes, in phase decode, when more columns follow."""
+    """Check that in phase decode a column does not depend on later columns."""
     whole = hook(copy.deepcopy(batch), "decode")
     for end in (1, 5):
         part = hook({name: array[:, :end].copy() for name, array in batch.items()}, "decode")
@@ -256,7 +256,7 @@ def _check_prefix(hook: OnBatch, batch: Batch) -> None:
 
 
 def events(subject: Subject) -> str:
-    """Every event is taken without an error, and comes back unchanged; the plan stays."""
+    """Check that ``on_event`` accepts every event and changes neither events nor plan."""
     if "on_event" not in subject.found.cls.hooks:
         raise NotApplicable("it has no on_event")
     if lacking := unmet(subject.found.cls.manifest.requires):

@@ -1,4 +1,4 @@
-"""Hygiene: the properties of a plugin before it plans anything."""
+"""Hygiene: properties of a plugin's source, import and options, before planning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAVY = {"torch", "mlx", "transformers", "jax", "tensorflow"}
 
 
 def api(subject: Subject) -> str:
-    """Its source states this hook API: read, not imported, since another one is refused."""
+    """Check that the source declares this hook API, without importing: other versions are refused."""
     stated = _stated_api(*_source(subject))
     if stated != HOOK_API:
         raise Failed(
@@ -30,7 +30,7 @@ def api(subject: Subject) -> str:
 
 
 def loads(subject: Subject) -> str:
-    """It is found, imports, takes its options, and implements a hook."""
+    """Check that the plugin is found, imports, accepts its options, and implements a hook."""
     origin, hooks = subject.loaded.origin, subject.found.cls.hooks
     if not hooks:
         raise Failed("it implements no hook", cause="methods are named after hooks")
@@ -38,7 +38,7 @@ def loads(subject: Subject) -> str:
 
 
 def clean_import(subject: Subject) -> str:
-    """In a fresh process: no framework, no file written, no socket, nothing changed."""
+    """Check that importing in a fresh process imports no framework, writes no file, opens no socket."""
     answer = subject.ask("import", subject.spec)
     if heavy := sorted(HEAVY & set(answer["modules"])):
         raise Failed(
@@ -60,7 +60,7 @@ def clean_import(subject: Subject) -> str:
 
 
 def manifest(subject: Subject) -> str:
-    """``minillm plugins list`` reads in the source what the imported class is."""
+    """Check that the manifest read from the source (``minillm plugins list``) matches the imported class."""
     cls, origin = subject.found.cls, subject.found.origin
     facts = read_class(Path(origin.file).read_bytes(), cls.__name__)
     if facts.manifest != cls.manifest:
@@ -80,7 +80,7 @@ def manifest(subject: Subject) -> str:
 
 
 def options(subject: Subject) -> str:
-    """Through JSON and TOML and back they are the same; an unknown one is refused."""
+    """Check that options survive a round trip through JSON and TOML, and unknown ones are refused."""
     given = subject.loaded.plugin.options()
     forms: Mapping[str, Mapping[str, Any]] = {
         "JSON": json.loads(json.dumps(given)),
@@ -117,7 +117,7 @@ def _source(subject: Subject) -> tuple[str, str]:
     """Locate the file that defines the class, and the class's name.
 
     Raises:
-        NotApplicable: there is no such file; the next check says so.
+        NotApplicable: there is no such file; the next check reports it.
     """
     path, _, name = subject.spec.rpartition(":")
     if not path:
@@ -132,7 +132,7 @@ def _stated_api(path: str, name: str) -> Any:
     """Read the literal behind ``api=`` in the statement of the class.
 
     Raises:
-        NotApplicable: it cannot be read; the next check says why.
+        NotApplicable: it cannot be read; the next check reports the reason.
     """
     try:
         classes = [

@@ -42,7 +42,7 @@ minillm kernels bench --repeats 9 --json > kernels.json
 """
 
 UNKNOWN_WIDTH = 130
-"""Columns of a table that is read from a file, where COLUMNS does not say."""
+"""Width of a table written to a file, where COLUMNS is not set."""
 
 
 def bench_command(
@@ -129,7 +129,7 @@ def _sizes(words: Sequence[str]) -> dict[str, int]:
     """Parse ``N=65536``.
 
     Raises:
-        Refusal: it is not of that form.
+        Refusal: invalid syntax.
     """
     found = {}
     for word in words:
@@ -145,10 +145,10 @@ def _sizes(words: Sequence[str]) -> dict[str, int]:
 
 
 def _check_letters(given: Mapping[str, int], ops: Sequence[str]) -> None:
-    """Refuse a size that no op has.
+    """Check that every given size belongs to an op.
 
     Raises:
-        Refusal: there is one, or a size is 0.
+        Refusal: a size is unknown, or 0.
     """
     from minillm_kit.kernels.workloads import WORKLOADS
 
@@ -167,7 +167,7 @@ def _check_letters(given: Mapping[str, int], ops: Sequence[str]) -> None:
 
 
 def render(one: Mapping[str, Any]) -> Iterator[Any]:
-    """Print what was timed, a line for each kernel, and those that do not serve."""
+    """Print the timings, a line for each kernel, and the unsupported kernels."""
     sizes = " ".join(f"{letter}={n}" for letter, n in one["sizes"].items())
     heading = f"{one['op']} {sizes}, {one['dtype']} on {one['backend']} {one['device']}"
     if known := one["limits"]:

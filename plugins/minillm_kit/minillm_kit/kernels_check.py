@@ -33,14 +33,14 @@ minillm kernels check --device cuda --json > kernels.json
 """
 
 UNKNOWN_WIDTH = 120
-"""Columns of a table that is read from a file, where COLUMNS does not say."""
+"""Width of a table written to a file, where COLUMNS is not set."""
 
 SHOWN = 12
-"""Failures that are printed whole; JSON has all."""
+"""Maximum number of failures printed in full; JSON has all."""
 
 
 class KernelsFailed(MinillmError):
-    """Kernels that were checked and are not right."""
+    """Kernels that failed their check."""
 
     exit_code = 3
 
@@ -143,10 +143,10 @@ def check_command(
 
 
 def refuse_dtype(name: str, done: str) -> None:
-    """Refuse a dtype that no kernel is ``done`` in.
+    """Check that a dtype is a compute dtype; ``done`` is the verb of the error message.
 
     Raises:
-        Refusal: it is none of those that runs have.
+        Refusal: it is not.
     """
     from minillm_kit.kernels.problem import DTYPES
 
@@ -167,7 +167,7 @@ def targets_of(
     device: str | None,
     plugins: str | None,
 ) -> list[Target]:
-    """Find the kernels, on each backend that there is.
+    """Find the kernels, on each available backend.
 
     Raises:
         Refusal: there is no such op, kernel, backend, device or plugin.
@@ -197,10 +197,10 @@ def targets_of(
 
 
 def _numbered(numbers: Sequence[int] | None, targets: Sequence[Target]) -> set[Case] | None:
-    """Return the cases of these numbers, of every op; None: all.
+    """Return the cases with these numbers, of every op; None: all.
 
     Raises:
-        Refusal: no op has so many.
+        Refusal: a number is out of range for every op.
     """
     from minillm_kit.kernels.examples import CASES
 
@@ -218,10 +218,10 @@ def _numbered(numbers: Sequence[int] | None, targets: Sequence[Target]) -> set[C
 
 
 def _refuse_nothing(rows: Sequence[Row], kernel: str | None) -> None:
-    """Refuse a check of nothing: a kernel that is named is there to be checked.
+    """Check that at least one row has a case to run.
 
     Raises:
-        BackendError: no row has a case.
+        BackendError: no row has one.
     """
     if any(row.cases for row in rows):
         return
@@ -316,7 +316,7 @@ def _table(report: Report) -> Table:
 
 
 OUTSIDE = "*"
-"""A cell's mark: the kernel is only where named."""
+"""Mark of a cell: the kernel is used only where named."""
 
 
 def _cell(row: Row) -> Text:
@@ -339,7 +339,7 @@ def _place(row: Row) -> str:
 
 
 def _refusals(report: Report) -> dict[str, list[str]]:
-    """Reason -> the kernels that serve no case, and those that lack the memory for some."""
+    """Group by reason the kernels that support no case, and those out of memory for some."""
     from minillm_kit.kernels.examples import CASES
 
     found: dict[str, dict[str, None]] = {}

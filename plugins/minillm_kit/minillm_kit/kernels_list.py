@@ -31,7 +31,7 @@ minillm kernels list --backend mlx --json
 """
 
 UNKNOWN_WIDTH = 140
-"""Columns of a table that is read from a file, where COLUMNS does not say."""
+"""Width of a table written to a file, where COLUMNS is not set."""
 
 STYLES = {
     "taken": "bold green",
@@ -96,7 +96,7 @@ def list_command(
 
 
 def render(result: Listing, console: Console) -> None:
-    """Print a table for each op, and the request that it answers."""
+    """Print a table for each op, with the op's request."""
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(file=console.file, width=UNKNOWN_WIDTH)
     request = next(iter(result.requests.values()))
@@ -124,7 +124,7 @@ def _tolerance(op: str, dtype: str) -> str:
 
 
 def _cells(one: Listed) -> tuple[str, str, str]:
-    """Return a kernel's name, where it comes from and what it is for."""
+    """Return a kernel's name, its source and its purpose."""
     from minillm_core import Candidate
 
     candidate = one.offer.candidate

@@ -1,10 +1,10 @@
-"""Several processes: two ranks over gloo train as one process does, or the plugin's part is refused for an axis.
+"""Distributed training: two ranks over gloo train as one process, or a parallelism axis refuses the plugin.
 
     python -B -m minillm_kit.mesh SPEC JSON     trains on 1 and on 2 ranks, and prints what it found as JSON
 
-An axis is a row of :data:`AXES`: how a step, or what it updates, is divided. Both ranks are forked from a
-process that has imported torch and computed nothing (fresh.py), and meet through minillm-mesh, as those of
-a launcher do.
+An axis is a row of :data:`AXES`: a way to divide a step or its updates. Both ranks are forked from a
+process that has imported torch and computed nothing (fresh.py), and connect through minillm-mesh, as
+under a launcher.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from minillm_kit.subject import Batch, Subject, first_row, supervised, traced_tr
 Arrays = Mapping[str, np.ndarray]
 
 RANKS, STEPS, PATIENCE = 2, 2, 180
-"""Processes; steps, the second of them with state; seconds after which they hang."""
+"""Processes; steps, of which the second has optimizer state; timeout in seconds."""
 
 LOSS, CHANGE, ROUNDING = 1e-6, 1e-3, 3e-7
-"""How far a loss may be from one process's, of itself; a change of a parameter or State, of its norm, since
-orthogonalisation amplifies rounding; and its value."""
+"""Tolerances against one process: of a loss, relative; of a change of a parameter or State, relative to its norm,
+since orthogonalisation amplifies rounding; and of its value."""
 
 AGAIN, NUDGES = 10, 8
-"""... or so many times as far as one process is from itself where it reads the rows in the other order, from
-weights that are off by their last bit, in the furthest of so many trials: AdamW makes a whole step of a gradient
-that is rounding alone."""
+"""Or this multiple of the deviation of one process from itself with the rows in reverse order and weights off by
+their last bit, the largest of this many trials: AdamW makes a full step from a gradient that is only
+rounding."""
 
 
 @dataclass(frozen=True)
 class Axis:
-    """One way of dividing a run."""
+    """A parallelism axis: one way of dividing a run."""
 
     name: str
     divides: str  # for people
@@ -90,11 +90,11 @@ AXES = (
         {"train_accumulate": 2, "mesh_pipeline": 2, "mesh_shard": "off"},
     ),
 )
-"""The axes, in the order in which they are tried."""
+"""The axes, in the order of trial."""
 
 
 def mesh(subject: Subject) -> str:
-    """Train on one process and on two, divided along each axis: the same losses, updates and State."""
+    """Check that one process and two, divided along each axis, have the same losses, updates and State."""
     if "torch" not in subject.backends:
         raise NotApplicable("processes of torch alone are tried, over gloo: MLX's ring may hang")
     if not any(one.name == "torch" for one in entry_points(group="minillm.ranks")):
@@ -133,7 +133,7 @@ def _asked(subject: Subject) -> dict[str, dict[str, Any]]:
 
 
 def _judged(axis: str, found: Mapping[str, Any]) -> str:
-    """Return a line about an axis.
+    """Return a summary line for an axis.
 
     Raises:
         Failed: two ranks do not train as one process.
@@ -161,7 +161,7 @@ def _judged(axis: str, found: Mapping[str, Any]) -> str:
 
 
 def steps_of(subject: Subject, plan: Plan) -> list[list[Batch]]:
-    """Make the micro-batches of each step; ranks have very different numbers of labels."""
+    """Build the micro-batches of each step, with very different numbers of labels per rank."""
     count = plan.config.train.accumulate
     each = subject.batches(plan, STEPS * count)
     for number, batch in enumerate(each):
@@ -182,7 +182,7 @@ def train(
 ) -> tuple[list[float], Arrays, Arrays]:
     """Train some steps together with other ranks; return losses, and the arrays before and after.
 
-    ``nudged``: every weight is off by its last bit at first, drawn with this seed.
+    ``nudged``: the seed with which initial weights are perturbed by their last bit.
     """
     run = subject.trainer(plan, "torch", stirred=True)
     if nudged is not None:
@@ -208,7 +208,7 @@ def train(
 
 
 def compared(start: Arrays, one: Arrays, other: Arrays) -> dict[str, tuple[float, float]]:
-    """Map parameters and State to how far they are apart, and the bound."""
+    """Map parameters and State to (difference, bound)."""
     found = {}
     for name in (name for name in one if name.startswith(("model.", "state."))):
         before, after, apart = (on_host(arrays[name]) for arrays in (start, one, other))
@@ -218,7 +218,7 @@ def compared(start: Arrays, one: Arrays, other: Arrays) -> dict[str, tuple[float
 
 
 def worst(found: Mapping[str, tuple[float, float]]) -> tuple[str, float, float]:
-    """Return what is furthest out of its bound, or least within."""
+    """Return the entry with the largest difference relative to its bound."""
     share = {
         name: error / bound if bound else float(error > 0) for name, (error, bound) in found.items()
     }
@@ -227,7 +227,7 @@ def worst(found: Mapping[str, tuple[float, float]]) -> tuple[str, float, float]:
 
 
 def turned(steps: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
-    """Return the same steps with their rows, and micro-batches, in the other order."""
+    """Return the same steps with rows and micro-batches in reverse order."""
     return [
         [{name: array[::-1].copy() for name, array in batch.items()} for batch in micro[::-1]]
         for micro in steps
@@ -235,7 +235,7 @@ def turned(steps: Sequence[Sequence[Batch]]) -> list[list[Batch]]:
 
 
 def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
-    """Train on these ranks, and rank 0 alone; return how far they are apart, or the refusal."""
+    """Train on these ranks, and on rank 0 alone; return the differences, or the refusal."""
     try:
         plan = subject.planned(**axis.settings)
         mesh = plan.config.mesh
@@ -246,9 +246,7 @@ def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
         return {"refused": plain(refusal.what)}
     digest, shared = hashlib.sha256(), mesh.shard != "off"
     held = sorted(name for name in arrays if not name.startswith("random."))
-    for name in (
-        ["logits"] if shared else held
-    ):  # rank 0 alone is brought what ranks have of updates
+    for name in ["logits"] if shared else held:  # only rank 0 gathers the sharded updates
         digest.update(arrays[name].tobytes())
     same = len({*ranks.gathered([int(digest.hexdigest()[:12], 16)])}) == 1
     if not ranks.leads:
@@ -259,7 +257,7 @@ def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
     for seed in range(NUDGES):
         if error <= bound:
             break
-        # rounding may be all that there is, and does not make a whole step of every such gradient each time
+        # a gradient may be only rounding, which does not give a full step in every trial
         _, _, again = train(subject, plan, turned(steps), ALONE, nudged=seed)
         own = compared(start, expected, again)
         found = {
@@ -285,7 +283,7 @@ def main(arguments: list[str]) -> None:
     os.environ.update(met, RANK=str(rank), LOCAL_RANK=str(rank))
     code = 0
     try:
-        with redirect_stdout(sys.stderr):  # what a hook prints is no part of the answer
+        with redirect_stdout(sys.stderr):  # keeps a hook's prints out of the answer
             subject = Subject(spec, **json.loads(given))
             ranks = join(Detected("torch", "cpu", ""))
             found = {axis.name: tried(subject, axis, ranks) for axis in AXES}

@@ -16,27 +16,27 @@ from minillm_kit.oracle import Oracle
 from minillm_kit.subject import ODD, Batch, Subject, first_row
 
 LOSS = {"float32": 1e-5, "bfloat16": 1e-2}
-"""dtype -> the largest relative difference of a loss."""
+"""dtype -> relative tolerance of a loss."""
 
 LOGITS = {"float32": 1e-5, "bfloat16": 1e-1}
-"""dtype -> the largest difference of logits, of their norm."""
+"""dtype -> tolerance of logits, relative to their norm."""
 
 GRADIENT = {"float32": 1e-3, "bfloat16": 1e-1}
-"""dtype -> the largest difference of gradients, of their norm."""
+"""dtype -> tolerance of gradients, relative to their norm."""
 
 RAISED = {
     "float32": "an op is called with shapes or dtypes that this framework refuses",
     "bfloat16": "a float32 State, constant or schedule value meets bfloat16: self.ops.like(value, x)"
     " casts it",
 }
-"""dtype -> the likely cause where a framework refuses what a node computes."""
+"""dtype -> the likely cause of a framework's error in a node."""
 
 STEP = 1e-4
-"""Of central differences, along a direction of unit elements."""
+"""Step size of central differences, along a direction of unit elements."""
 
 
 def forward(subject: Subject) -> str:
-    """Loss and logits of each backend and dtype are NumPy's in float64, in even and odd sizes."""
+    """Check loss and logits of each backend and dtype against NumPy in float64, in even and odd sizes."""
     found = [_forward(subject, subject.plan(), "")]
     try:
         odd = subject.plan(**ODD)
@@ -57,7 +57,7 @@ def _forward(subject: Subject, plan: Plan, sizes: str, **changed: object) -> str
         )
     for dtype in LOSS:
         stated = subject.found.cls.manifest
-        # a number between two levels may be rounded either way, whatever the dtype
+        # a value between two quantization levels may round either way, in any dtype
         level = "bfloat16" if stated.surrogate else dtype
         bound, bound_of_logits = LOSS[level], LOGITS[level]
         if dtype != "float32" and stated.discrete:
@@ -83,13 +83,13 @@ def _forward(subject: Subject, plan: Plan, sizes: str, **changed: object) -> str
 
 
 def slopes(subject: Subject) -> str:
-    """Each parameter's gradient is the slope of NumPy's loss, by central differences.
+    """Check each parameter's gradient against central differences of NumPy's loss.
 
-    Of a surrogate: with all constants (``stop_gradient``) held at their values.
+    The differences hold all constants (``stop_gradient``) at their values.
     """
     plan, found = subject.plan(), []
     (batch,) = subject.batches(plan, 1)
-    # a choice that turns between the ends of a difference is a jump, and no slope
+    # a discrete choice that changes within a difference is a jump, not a slope
     stated = subject.found.cls.manifest
     step = STEP / 100 if stated.discrete else STEP
     oracle = Oracle(subject, plan)
@@ -135,10 +135,10 @@ def _slopes(
 
 
 def _coarse(subject: Subject, backend: str, batch: Batch, fine: Mapping[str, np.ndarray]) -> str:
-    """Compare gradients in bfloat16 with those of float32; return the difference.
+    """Compare gradients in bfloat16 with those in float32; return the difference.
 
     Raises:
-        Failed: they are not those of float32, coarser.
+        Failed: the difference exceeds the tolerance.
     """
     _, grads, _ = subject.gradients(subject.plan(train_dtype="bfloat16"), backend, batch)
     errors = {name: float(np.linalg.norm(grads[name] - fine[name])) for name in fine}
@@ -155,7 +155,7 @@ def _coarse(subject: Subject, backend: str, batch: Batch, fine: Mapping[str, np.
 
 
 def identity(subject: Subject) -> str:
-    """Before the first step the model gives what it gives without the plugin."""
+    """Check that before the first step the logits equal those without the plugin."""
     if not subject.found.cls.manifest.identity_at_init:
         raise NotApplicable("identity_at_init is not declared")
     plans = (subject.plan(), subject.plan(without=True))
@@ -171,5 +171,5 @@ def identity(subject: Subject) -> str:
 
 
 def norm(arrays: Iterable[np.ndarray | float]) -> float:
-    """Return the norm of all of them together."""
+    """Return the norm of all arrays together."""
     return float(np.linalg.norm([float(np.linalg.norm(array)) for array in arrays]))

@@ -1,4 +1,4 @@
-"""The parts of the checks that need MLX: a kernel alone on a CPU, and the process's state."""
+"""The parts of the checks that need MLX: calling a kernel on a CPU, and the process's state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def process_state() -> dict[str, Any]:
-    """Defaults and the generator that MLX has once a process: name -> value; the key is this thread's."""
+    """Return MLX's per-process defaults and random state: name -> value; the key is this thread's."""
     device, random = mx.default_device(), cast(Any, mx.random.state)
     return {
         "mlx's default device": str(device),
@@ -20,7 +20,7 @@ def process_state() -> dict[str, Any]:
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 values that ``dtype`` holds exactly."""
+    """Round to float32 values that ``dtype`` represents exactly."""
     return np.array(mx.array(x.astype(np.float32)).astype(getattr(mx, dtype)).astype(mx.float32))
 
 
@@ -31,7 +31,7 @@ def tried(
     upstream: Sequence[np.ndarray],
     dtype: str,
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
-    """Float64 outputs, and the gradient of each of ``wanted`` by name; as :func:`minillm_kit.on_torch.tried`."""
+    """Return float64 outputs and the gradient of each of ``wanted``; as :func:`minillm_kit.on_torch.tried`."""
     given = {name: _array(value) for name, value in arrays.items()}
 
     def total(chosen: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The parts of the checks that need torch: a kernel alone on a CPU, the process's state, tracing."""
+"""The parts of the checks that need torch: calling a kernel on a CPU, the process's state, tracing."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 
 
 def traced() -> Callable[..., Any]:
-    """Forget earlier graphs, of which dynamo keeps eight a function, and compile without code.
+    """Reset dynamo, which keeps eight graphs per function, and return a compile without code generation.
 
-    So a compiled step is one graph or an error, on a CPU within seconds. As ``aot_eager`` does, but for
-    the cut between forward and backward: what a minimal one recomputes, this one keeps.
+    A compiled step is then one graph or an error, on a CPU within seconds. Like ``aot_eager``, but the
+    partition between forward and backward saves the activations that a minimal cut recomputes.
     """
     torch.compiler.reset()
     return partial(torch.compile, backend=_forward_and_backward)
@@ -32,7 +32,7 @@ def _forward_and_backward(graph: Any, inputs: Any) -> Any:
 
 
 def process_state() -> dict[str, Any]:
-    """Defaults, generators and flags that torch has once a process: name -> value."""
+    """Return torch's per-process defaults, generators and flags: name -> value."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     return {
         "torch's default dtype": torch.get_default_dtype(),
@@ -54,7 +54,7 @@ def process_state() -> dict[str, Any]:
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 values that ``dtype`` holds exactly."""
+    """Round to float32 values that ``dtype`` represents exactly."""
     return torch.from_numpy(x.astype(np.float32)).to(getattr(torch, dtype)).float().numpy()
 
 
@@ -69,9 +69,9 @@ def tried(
 
     Args:
         kernel: with its op's signature.
-        arrays: argument -> its value; arrays, also within a named tuple, become tensors.
-        wanted: the arguments that are differentiated: these are given in ``dtype``.
-        upstream: float32, of the shapes of the outputs that can be differentiated, the first ones.
+        arrays: argument -> value; arrays, also within a named tuple, become tensors.
+        wanted: the arguments to differentiate, passed in ``dtype``.
+        upstream: float32, one of the shape of each differentiable output (the first outputs).
         dtype: the compute dtype.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The oracle: modules, models and ops in NumPy float64, forward only; and a planned model on it."""
+"""The oracle: modules, models and ops in NumPy float64, forward only; and a plan's model built on it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class NumPyOps(NumPyArrays):
-    """What model code calls ``self.ops`` on NumPy: the float64 reference itself.
+    """The ops of model code (``self.ops``) on NumPy: the float64 reference.
 
     Args:
-        kernels: op -> function: ops that plugins declare, or replacements.
+        kernels: op -> function: ops declared by plugins, or replacements.
     """
 
     name = "numpy"
@@ -34,12 +34,12 @@ class NumPyOps(NumPyArrays):
         self.constant_of: Callable[[np.ndarray], np.ndarray] = np.asarray
 
     def stop_gradient(self, x: np.ndarray) -> np.ndarray:
-        """Return ``x``, or what stood here when :meth:`Oracle.held` was entered."""
+        """Return ``x``, or its value at this call when :meth:`Oracle.held` was entered."""
         return self.constant_of(x)
 
 
 class NumPyModule:
-    """The base of every module on NumPy."""
+    """Base class of every module on NumPy."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         record(self, name, value)
@@ -51,7 +51,7 @@ class NumPyModule:
 
 
 class NumPyFramework(Framework):
-    """The framework that neutral modules stand on.
+    """The NumPy implementation of the framework interface of neutral modules.
 
     Args:
         ops: the ops; default: :class:`NumPyOps`.
@@ -63,7 +63,7 @@ class NumPyFramework(Framework):
         self.seen: Counter[str] = Counter()
 
     def placing(self) -> AbstractContextManager[None]:
-        """Make arrays on the device inside: there is one."""
+        """Return an empty context: NumPy has a single device."""
         return nullcontext()
 
     def fill(self, module: Any, attribute: str, value: np.ndarray) -> None:
@@ -75,27 +75,27 @@ class NumPyFramework(Framework):
         return array
 
     def checkpoint(self, block: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a block: there is no backward pass to recompute anything in."""
+        """Run a block directly: without a backward pass there is no recomputation."""
         return block(*arguments)
 
     def witness(self, key: str) -> None:
-        """Count."""
+        """Count an event of evidence."""
         self.seen[key] += 1
 
 
 def materialise(plan: Plan, seed: int, *, positions: int | None = None) -> Any:
-    """Make the plan's model with its seeded initial values, float64 (drawn in float32).
+    """Build the plan's model with its seeded initial values, float64 (drawn in float32).
 
     Args:
         plan: the plan.
         seed: the run's.
-        positions: longest row that will ever be fed; default: the plan's seq_len.
+        positions: maximum row length; default: the plan's seq_len.
     """
     return materialise_on(plan, NumPyFramework(), seed, positions)
 
 
 def last_logits(plan: Plan, model: Any) -> Callable[[Batch, Callable[..., Any]], np.ndarray]:
-    """Return a function of (a batch of one row, the maker of its scope): float64 (V,) after its end."""
+    """Return a function of (a batch of one row, its scope factory) to the last position's logits, float64 (V,)."""
     values = plan.values(1.0)
 
     def logits(batch: Batch, scope_of: Callable[..., Any]) -> np.ndarray:
@@ -106,12 +106,12 @@ def last_logits(plan: Plan, model: Any) -> Callable[[Batch, Callable[..., Any]],
 
 
 class Oracle:
-    """A plan's model with its weights.
+    """A plan's model with its weights, in NumPy float64.
 
     Args:
         subject: the plugin of the plan.
-        plan: what is materialised.
-        stirred: every parameter is :func:`moved`, as in ``Subject.trainer``; else initial.
+        plan: the plan to materialise.
+        stirred: perturb every parameter by :func:`moved`, as in ``Subject.trainer``.
 
     Raises:
         NotApplicable: the plugin does not run on NumPy.
@@ -142,15 +142,15 @@ class Oracle:
 
     @np.errstate(all="ignore")  # the check reports infinities and NaN
     def forward(self, batch: Batch) -> Any:
-        """Return the decoder's result of a training batch: ``sums``, ``objective``, ..."""
+        """Return the decoder's result for a training batch: ``sums``, ``objective``, ..."""
         values = step_values(self.plan, batch)
         return self.model({**batch, **referred(self.plan, batch)}, values)
 
     @contextmanager
     def held(self, batch: Batch) -> Iterator[Callable[[], Any]]:
-        """Hold the results of stop_gradient at what they are now: give the forward pass of a batch.
+        """Freeze the results of stop_gradient at their current values; yield the forward pass of a batch.
 
-        Its slopes are then the gradients that a straight-through estimate declares.
+        Its slopes are then the gradients that a straight-through estimator declares.
         """
         ops, kept = self.model.ops, list[np.ndarray]()
 
@@ -186,7 +186,7 @@ class Oracle:
 
 
 def referred(plan: Plan, batch: Batch) -> dict[str, np.ndarray]:
-    """Compute the fields of a plan's reference models, which are stand-ins, in float64."""
+    """Compute the batch fields of a plan's reference models (stand-ins), in float64."""
     return {
         one.name: getattr(one.model.model, one.method)(dict(batch), one.model.plan.values(1.0))
         for one in plan.references
@@ -194,6 +194,6 @@ def referred(plan: Plan, batch: Batch) -> dict[str, np.ndarray]:
 
 
 def step_values(plan: Plan, batch: Batch) -> dict[str, float]:
-    """Return what the first step's forward pass reads beside the batch: schedule values by name."""
+    """Return the schedule values that the first step's forward pass reads, by name."""
     values = plan.values(1 / (plan.config.train.steps or 1))
     return {**values, "normaliser": 1 / supervised([batch])}

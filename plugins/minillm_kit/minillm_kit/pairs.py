@@ -1,4 +1,4 @@
-"""Pairs of plugins: the plan is made and trains, or is refused by name."""
+"""Pairs of plugins: the combination plans and trains, or the conflict is refused by name."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ REFUSED, SAME_SLOT, SAME_SITE, ELSEWHERE = range(4)
 
 LAYER = re.compile(r"^layers\.\d+\.|\[.*")
 HOOKS = ("on_batch", "on_event")
-"""Slots that every plugin has to itself."""
+"""Slots that plugins do not share."""
 
 Partner = tuple[LoadedPlugin, ...]
-"""A plugin, and then those that it builds on."""
+"""A plugin, followed by those that it builds on."""
 
 
 def pairs(subject: Subject) -> str:
-    """With each partner: the same plan in either order that trains, or a refusal naming both."""
+    """Check with each partner that the plan is equal in either order and trains, or the conflict names both."""
     found: dict[str, list[str]] = {"trained": [], "refused by name": [], "not run": []}
     for spec in chosen(subject):
         name = plugin_name(spec, where="partner")
@@ -46,7 +46,7 @@ def pairs(subject: Subject) -> str:
 
 
 class _NotRun(Exception):
-    """A partner cannot be run here, or is broken itself; the reason."""
+    """A partner that cannot run here, or is broken itself; holds the reason."""
 
 
 def _partner(subject: Subject, spec: str) -> tuple[Partner, tuple[str, ...]]:
@@ -73,11 +73,11 @@ def _partner(subject: Subject, spec: str) -> tuple[Partner, tuple[str, ...]]:
 
 
 def _together(subject: Subject, partner: Partner, backends: tuple[str, ...]) -> PlanError | None:
-    """Plan and train a pair; return the refusal where the pair is refused as it should be.
+    """Plan and train a pair; return the refusal where the pair conflicts and names both.
 
     Raises:
-        Failed: neither.
-        _NotRun: the partner does not get so far without the plugin.
+        Failed: it neither trains nor is properly refused.
+        _NotRun: the partner also fails without the plugin.
     """
     other = partner[0]
     try:
@@ -123,7 +123,7 @@ def _planned_alone(subject: Subject, partner: Partner) -> Plan:
 
 
 class _Fault(NamedTuple):
-    """A training that failed, in words for a pair and for the partner alone."""
+    """A failed training, with messages for the pair and for the partner alone."""
 
     beside: str
     alone: str
@@ -132,7 +132,7 @@ class _Fault(NamedTuple):
 
 
 def _fault(subject: Subject, plan: Plan, backend: str, partner: Partner) -> _Fault | None:
-    """Train five steps; None where every loss is finite."""
+    """Train five steps; return the fault, or None where every loss is finite."""
     try:
         batches = subject.batches(plan, STEPS, *partner)
         losses = subject.train(subject.trainer(plan, backend), plan, batches)
@@ -147,8 +147,8 @@ def _fault(subject: Subject, plan: Plan, backend: str, partner: Partner) -> _Fau
 def chosen(subject: Subject) -> list[str]:
     """Choose the plugins to pair it with, at most ``subject.pairs``.
 
-    First those that are refused beside it, by name; then those in one of its slots; then those at
-    another anchor of one of its sites; of each kind in alphabetical order.
+    First plugins with a declared conflict; then those in one of its slots; then those at another
+    anchor of one of its sites; each group in alphabetical order.
     """
     names = subject.partners()
     if subject.pairs is None or len(names) <= subject.pairs:
@@ -157,12 +157,12 @@ def chosen(subject: Subject) -> list[str]:
     for spec in names:
         found[_distance(subject, spec)].append(spec)
         if len(found[REFUSED]) == subject.pairs:
-            break  # nothing comes before these
+            break  # nothing ranks before these
     return [spec for kind in found.values() for spec in kind][: subject.pairs]
 
 
 def _distance(subject: Subject, spec: str) -> int:
-    """Measure how far from the plugin a partner is in the model."""
+    """Return the rank of a partner's distance from the plugin in the model."""
     other = Subject(spec)
     try:
         plan = subject.planned(*subject.with_companions(other))

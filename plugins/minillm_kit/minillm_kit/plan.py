@@ -1,4 +1,4 @@
-"""The plan: the same every time, confined to what the plugin declares, gone without it."""
+"""The plan: deterministic, confined to the plugin's claims, and unchanged once the plugin is removed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minillm_kit.subject import Subject
 
 
 def builds(subject: Subject) -> str:
-    """The small model can be planned with it."""
+    """Check that the small model can be planned with the plugin."""
     mine = [p for p in subject.plan().placements if p.owner == subject.name]
     taken = f"{counted(len(mine), 'slot')} taken: {', '.join(p.slot for p in mine[:3])}"
     beside = ", ".join(one.name for one in subject.companions)
@@ -21,7 +21,7 @@ def builds(subject: Subject) -> str:
 
 
 def same_plan(subject: Subject) -> str:
-    """Twice here, and in a process with a hash seed of its own, the plan is the same."""
+    """Check that the plan is equal twice here and in a process with another hash seed."""
     first, again = subject.planned(), subject.planned()
     if first.hash != again.hash:
         raise Failed(
@@ -38,7 +38,7 @@ def same_plan(subject: Subject) -> str:
 
 
 def only_declared(subject: Subject) -> str:
-    """What it does not claim is as without it."""
+    """Check that everything that the plugin does not claim is as without it."""
     ours, plain = subject.plan(), subject.plan(without=True)
     if ours.config != plain.config:
         raise Failed("it changed the config", cause="a hook writes to an object of the core's")
@@ -49,7 +49,7 @@ def only_declared(subject: Subject) -> str:
             f"slots are filled in the name of {others[0]}", cause="it uses another's builder"
         )
     written = "a hook writes to an object of the core's"
-    starts = "model.init[", "opt.follow["  # a follower begins as its leader does
+    starts = "model.init[", "opt.follow["  # a follower starts equal to its leader
     claimed = {slot.partition("[")[2].rstrip("]") for slot in mine if slot.startswith(starts)}
     for name, parameter in plain.parameters.items():
         now = ours.parameters.get(name, parameter)
@@ -80,7 +80,7 @@ def _updates(plan: Plan) -> dict[str, tuple[Any, ...]]:
 
 
 def switched_off(subject: Subject) -> str:
-    """In one process: plain plan, plan with it, plain plan again; the plain ones are equal."""
+    """Check in one process that the plain plan is equal before and after a plan with the plugin."""
     answer = subject.probed("plan")
     if answer["before"] != answer["after"]:
         raise Failed(
@@ -91,7 +91,7 @@ def switched_off(subject: Subject) -> str:
 
 
 def no_traces(subject: Subject) -> str:
-    """Planning leaves the process as it was, and brings no framework in."""
+    """Check that planning leaves the process's state unchanged and imports no framework."""
     answer = subject.probed("plan")
     if changed := answer["changed"]:
         raise Failed(

@@ -38,17 +38,17 @@ minillm plugins check muon --pairs all --json > report.json
 
 BOTH = "both"
 SECONDS = 10
-"""The pause between two lines of progress, where there is no terminal."""
+"""Seconds between two lines of progress, without a terminal."""
 
 UNKNOWN_WIDTH = 100
-"""Columns of a table that is read from a file, where COLUMNS does not say."""
+"""Width of a table written to a file, where COLUMNS is not set."""
 
 WORDS = {"passed": "ok", "failed": "FAILED", "not applicable": "n/a"}
 STYLES = {"passed": "green", "failed": "bold red", "not run": "yellow", "not applicable": "dim"}
 
 
 class ChecksFailed(MinillmError):
-    """A plugin that was checked and is not right; ``__cause__`` is the error of the first failure."""
+    """A plugin that failed its checks; ``__cause__`` is the error of the first failure."""
 
     exit_code = 3
 
@@ -93,7 +93,7 @@ def check_command(
 
 
 def subject_of(spec: str, assignments: Sequence[str], *, backend: str, pairs: str) -> Subject:
-    """Find what is to be checked; a plugin that is installed and broken is for the checks to fail.
+    """Resolve the plugin to check; an installed but broken one is left to the checks.
 
     Raises:
         Refusal: there is no such plugin, option or backend; nothing was run.
@@ -112,25 +112,25 @@ def subject_of(spec: str, assignments: Sequence[str], *, backend: str, pairs: st
     where = f"plugin {plain(spec)}"
     name = inspection.plugin_name(spec, where=where)
     if not _exists(spec, name):
-        inspection.find_plugin(spec, where=where)  # refuses it
+        inspection.find_plugin(spec, where=where)  # raises Refusal
     options = _options(name, assignments)
     subject = Subject(spec, options, backend=backend, pairs=_pairs(pairs))
     try:
         absent = subject.absent
     except MinillmError:
-        return subject  # broken: the check `loads` says how
+        return subject  # broken: the check `loads` reports it
     if backend in absent:
         able = ", ".join(subject.found.cls.manifest.backends)
         raise BackendError(
             absent[backend], where=f"--backend {backend}", fix=f"it runs on {able}: leave it out"
         )
-    with suppress(inspection.PluginCodeError):  # its own code raised: the check `loads` says where
+    with suppress(inspection.PluginCodeError):  # its code raised: the check `loads` reports it
         _ = subject.loaded
     return subject
 
 
 def _exists(spec: str, name: str) -> bool:
-    """Return whether there is something of this name to check, however broken."""
+    """Return whether a plugin of this name exists, even if broken."""
     if spec == name:
         return bool(inspection.installed_plugins(only=name))
     file, _, class_name = spec.rpartition(":")
@@ -217,7 +217,7 @@ def _show_failure(result: Result, line: Callable[[str], None]) -> None:
 
 
 def render_report(report: Report, console: Console) -> None:
-    """Print the table, then each failure whole, the checks that were not run, and a summary."""
+    """Print the table, then each failure in full, the checks that were not run, and a summary."""
     from minillm_kit.runner import explained
 
     if not console.is_terminal and "COLUMNS" not in os.environ:
@@ -225,7 +225,7 @@ def render_report(report: Report, console: Console) -> None:
     console.print(_table(report.results, wide=console.width >= 130))
     for one in report.failed:
         console.print()
-        console.print(Text(explained(one)), soft_wrap=True)  # whole lines: one of them is copied
+        console.print(Text(explained(one)), soft_wrap=True)  # unwrapped, for copying
     console.print()
     reasons: dict[str, list[str]] = {}
     for one in report.results:

@@ -1,4 +1,4 @@
-"""``minillm plugins new``: a package that is complete, and what to type next."""
+"""``minillm plugins new``: create a complete package, and print the next commands."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def new_command(
 
 
 def author() -> str:
-    """Return the holder of the copyright: the name that git knows, else the authors."""
+    """Return the copyright holder: git's user name, else a generic one."""
     unknown = "The authors"
     git = shutil.which("git")
     if git is None:

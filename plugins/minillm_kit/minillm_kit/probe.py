@@ -1,11 +1,11 @@
-"""The effects of a plugin on a fresh process: :func:`ask` has one answer, which prints one JSON document.
+"""The effects of a plugin on a fresh process, observed there and returned by :func:`ask` as JSON.
 
     python -B -m minillm_kit.probe import SPEC            what its import does
     python -B -m minillm_kit.probe plan SPEC JSON         plans before, with and after it
     python -B -m minillm_kit.probe train SPEC JSON torch  what planning and steps change
 
-JSON holds what else a ``Subject`` takes. Each question has a process of its own, since a module is
-imported for the first time only once; :data:`IMPORTED` is there already, and computes nothing.
+JSON holds the other arguments of a ``Subject``. Each question runs in a separate process, since a module is
+imported for the first time only once; the modules of :data:`IMPORTED` are imported beforehand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minillm_kit import fresh
 from minillm_kit.check import Failed
 
 PATIENCE = 180
-"""Seconds after which an import, a plan or a few steps hang: a busy machine is no fault."""
+"""Timeout in seconds of an import, a plan or a few steps, generous for a busy machine."""
 
 FORBIDDEN = {
     **dict.fromkeys(("socket.connect", "socket.getaddrinfo", "socket.bind"), "opens a socket"),
@@ -44,11 +44,11 @@ IMPORTED: Mapping[str, tuple[str, ...]] = {
     "torch": ("minillm_kit.on_torch", "torch._dynamo"),
     "mlx": ("minillm_kit.on_mlx",),
 }
-"""Word of a question -> modules that its process has imported before the plugin."""
+"""Question -> modules that its process has imported before the plugin."""
 
 
 def ask(*question: str, environment: Mapping[str, str], hash_seed: int = 1) -> dict[str, Any]:
-    """Ask in a process of its own, and return the answer.
+    """Run a question in a separate process, and return the answer.
 
     Raises:
         Failed: the process ended with an error, or did not end.
@@ -72,12 +72,12 @@ def ask(*question: str, environment: Mapping[str, str], hash_seed: int = 1) -> d
 
 
 def prepared(*words: str) -> tuple[str, ...]:
-    """List the modules that the process of a question has imported before."""
+    """List the modules that the process of a question imports beforehand."""
     return ("minillm_kit.subject", *(name for word in words for name in IMPORTED.get(word, ())))
 
 
 def imported(spec: str) -> dict[str, Any]:
-    """Observe what importing the plugin opens, starts and brings in."""
+    """Observe the files, processes, sockets and modules of importing the plugin."""
     import socket  # noqa: F401  what the standard library does when it is first imported is not the plugin's
 
     import minillm_core
@@ -107,7 +107,7 @@ def imported(spec: str) -> dict[str, Any]:
 
 
 def planned(spec: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Hash the plain plan before the plugin came and after, and the plan with it."""
+    """Hash the plain plan before and after loading the plugin, and the plan with it."""
     from minillm_kit.subject import Subject
 
     subject = Subject(spec, **given)
@@ -122,11 +122,10 @@ def planned(spec: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def trained(spec: str, given: dict[str, Any], *backends: str) -> dict[str, Any]:
-    """Observe what planning with the plugin changes of a framework's state, and what its steps do.
+    """Observe how planning with the plugin and its steps change a framework's state.
 
-    The plain model is trained first: what a framework sets up when it first runs is not the
-    plugin's. Generators may move while it trains, as a module of its own may draw from them; that
-    one was seeded shows in its seed.
+    The plain model is trained first, to exclude the framework's lazy initialisation. Generators may
+    advance during training, as the plugin's modules may draw from them; reseeding shows in the seed.
     """
     from minillm_kit.subject import Subject
 
@@ -156,7 +155,7 @@ def trained(spec: str, given: dict[str, Any], *backends: str) -> dict[str, Any]:
 
 
 def state() -> dict[str, Any]:
-    """Return the state of the process, which a plugin has no business to change."""
+    """Return the state of the process that a plugin must not change."""
     return {
         "os.environ": dict(os.environ),
         "the working directory": os.getcwd(),
@@ -172,11 +171,11 @@ PUBLIC = {
     "torch": ("torch.nn", "torch.optim", "torch.autograd", "torch.functional", "torch._tensor"),
     "mlx": ("mlx.core", "mlx.nn", "mlx.optimizers", "mlx.utils"),
 }
-"""Backend -> its packages whose functions and classes are watched, beside the backend's own."""
+"""Backend -> packages whose functions and classes are watched, besides the backend's own."""
 
 
 def patchable(packages: tuple[str, ...]) -> dict[str, Any]:
-    """Identify each function, class, method and constant of these packages, by dotted name."""
+    """Map each function, class, method and constant of these packages to its identity, by dotted name."""
     found: dict[str, Any] = {}
     for name, module in list(sys.modules.items()):
         if name not in packages and not name.startswith(tuple(f"{p}." for p in packages)):
@@ -193,16 +192,16 @@ def patchable(packages: tuple[str, ...]) -> dict[str, Any]:
 
 
 MACHINERY = {"__abstractmethods__", "_abc_impl", "__annotations__", "__weakref__", "__dict__"}
-"""Attributes of classes that Python itself fills in late."""
+"""Attributes of classes that Python itself sets lazily."""
 
 
 def identity(value: Any) -> Any:
-    """Return a plain value's text; of any other object its id."""
+    """Return a plain value's repr, or any other object's id."""
     return repr(value) if isinstance(value, bool | int | float | str | bytes | None) else id(value)
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return the names whose values differ; a new name is no difference."""
+    """Return the names whose values differ; new names do not count."""
     return sorted(name for name in before if name in after and before[name] != after[name])
 
 
@@ -213,7 +212,7 @@ def main(arguments: list[str]) -> None:
         "plan": lambda: planned(arguments[1], json.loads(arguments[2])),
         "train": lambda: trained(arguments[1], json.loads(arguments[2]), *arguments[3:]),
     }
-    with redirect_stdout(sys.stderr):  # what a hook prints is no part of the answer
+    with redirect_stdout(sys.stderr):  # keeps a hook's prints out of the answer
         answer = questions[arguments[0]]()
     sys.stdout.write(json.dumps(answer))
 

@@ -1,8 +1,8 @@
-"""The gradient of every op in NumPy float64, by the formulas that textbooks have.
+"""The gradient of every op in NumPy float64, by textbook formulas.
 
 A pull-back takes the upstream gradients of an op's differentiable outputs and the op's arguments; it
-returns the gradient of each differentiable argument. tests hold them to central differences of
-:mod:`minillm_kit.reference`, with which they share the forward formulas alone.
+returns the gradient of each differentiable argument. tests compare them with central differences of
+:mod:`minillm_kit.reference`, with which they share only the forward formulas.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The kit under pytest: one test a check, two flags, a fixture, and a line with the backends found.
+"""The kit's pytest plugin: one test per check, two flags, a fixture, and a line with the backends found.
 
-pytest imports this file in every run where the kit is installed, whatever is tested there: it
-imports nothing else until a test asks for it.
+pytest imports this file in every run where the kit is installed, whatever is tested, so it imports
+nothing else until a test uses it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 BACKENDS = ("torch", "mlx")
 
 TORCHS_OWN = (".*should not be instantiated", ".torch.jit.script_method. is deprecated")
-"""Warnings of torch about itself while it compiles; with ``-W error`` no plugin could pass."""
+"""Warnings of torch about its own code during compilation; with ``-W error`` no plugin could pass."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test that takes ``minillm_backend`` on each backend."""
+    """Parametrise tests that use ``minillm_backend`` over the backends."""
     if "minillm_backend" in metafunc.fixturenames:
         asked = metafunc.config.getoption("minillm_backend")
         chosen = (asked,) if asked in BACKENDS else BACKENDS
@@ -52,14 +52,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def minillm_backend(request: pytest.FixtureRequest) -> str:
-    """Give a backend to test on: each in turn, skipped where it is not installed."""
+    """Return the backend to test on: each in turn, skipped where it is not installed."""
     if missing := _missing(request.param):
         pytest.skip(missing)
     return request.param
 
 
 def pytest_report_collectionfinish(items: Sequence[pytest.Item]) -> list[str]:
-    """Name the backends that plugins are checked on, where there are conformance tests."""
+    """Report the backends that plugins are checked on, if conformance tests are collected."""
     found = {getattr(getattr(item, "function", None), "checks_plugin", None) for item in items}
     plugins = sorted(filter(None, found))
     if not plugins:
@@ -94,22 +94,22 @@ def conformance(
     backend: str = "both",
     pairs: int | None = 5,
 ) -> Callable[..., None]:
-    """Make a test function that runs every check of a plugin, each as a test of its own.
+    """Return a test function that runs every check of a plugin, each as a separate test.
 
     ::
 
         test_contract = conformance("my_trick")
 
-    ``pytest -k decodes`` runs one of them; ``--minillm-backend`` and ``--minillm-pairs`` take the
-    place of what is given here. A check that does not apply is skipped with its reason, and so is
-    one that builds on a check that failed before it in the same process: with pytest-xdist, keep a
+    ``pytest -k decodes`` runs one of them; ``--minillm-backend`` and ``--minillm-pairs``
+    override the arguments here. A check that does not apply is skipped with its reason, and so is
+    one that depends on a check that failed before it in the same process: with pytest-xdist, keep a
     file's tests together (``--dist loadfile``).
 
     Args:
         spec: the plugin's name, or a file and its class.
         options: its options, where not the defaults.
         backend: ``torch``, ``mlx`` or ``both``.
-        pairs: how many other plugins it is paired with; None: all.
+        pairs: number of other plugins to pair it with; None: all.
     """
     from minillm_kit.runner import CHECKS, Checking, explained
     from minillm_kit.subject import Subject
@@ -135,7 +135,7 @@ def conformance(
 
 
 def requested(config: pytest.Config, backend: str, pairs: int | None) -> tuple[str, int | None]:
-    """Choose the backend and number of pairs: the test's own, unless pytest's flags say otherwise."""
+    """Return the backend and number of pairs: pytest's flags, else the test's own."""
     flags = [config.getoption(f"--minillm-{flag}", None) for flag in ("backend", "pairs")]
     beside = {None: pairs, "all": None}.get(flags[1], flags[1])
     return flags[0] or backend, beside
@@ -143,7 +143,7 @@ def requested(config: pytest.Config, backend: str, pairs: int | None) -> tuple[s
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's trace, hundreds of lines for each compilation, out of what pytest reports."""
+    """Keep torch's trace, hundreds of lines per compilation, out of pytest's report."""
     before = logging.root.manager.disable
     logging.disable(logging.INFO)
     try:

@@ -1,7 +1,7 @@
 """Every op in NumPy float64, forward only: the reference of all kernels, and the ops of the oracle.
 
-Written for reading: no chunks, no fused forms, no care for memory. Behind the ops, the array
-functions: every floating dtype is float64 there, whatever it is called.
+Written for readability: no chunking, no fusion, no memory optimisation. The array functions follow the
+ops; every floating dtype is float64 there, whatever its name.
 """
 
 from __future__ import annotations

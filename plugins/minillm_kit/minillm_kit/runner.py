@@ -1,4 +1,4 @@
-"""All checks as one table, and the runner: checks in order, their results as data."""
+"""The table of all checks, and the runner, which runs them in order and returns their results."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ CHECKS = (
         frameworks.compiles,
         ("resumes", "forward"),
     ),
-    # Columns are divided by what decoding in pieces builds on: how far back a node reads
+    # Context parallelism and decoding both depend on a node's lookback
     Check(
         "mesh",
         "two processes train as one, along each axis",
@@ -116,12 +116,12 @@ CHECKS = (
     ),
     Check("pairs", "beside others it trains, or is refused by name", pairs.pairs, ("trains",)),
 )
-"""All checks, in the order of cost; what a check needs comes before it."""
+"""All checks, in the order of cost; a check's dependencies precede it."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """A check that was run, or passed over with the reason."""
+    """The result of a check that was run, or skipped with the reason."""
 
     check: str
     proves: str
@@ -148,8 +148,8 @@ class Report:
 
     plugin: str
     results: tuple[Result, ...]
-    backends: tuple[str, ...] = ()  # those that it was checked on
-    absent: Mapping[str, str] = field(default_factory=dict)  # others -> why not on them
+    backends: tuple[str, ...] = ()  # the backends checked
+    absent: Mapping[str, str] = field(default_factory=dict)  # backends not checked -> the reason
 
     @property
     def failed(self) -> tuple[Result, ...]:
@@ -158,7 +158,7 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """The time of all checks together."""
+        """The total time of all checks."""
         return sum(one.seconds for one in self.results)
 
     def data(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Report:
 
 
 class Checking:
-    """The checks of one plugin, one after the other; what builds on a failed one is passed over.
+    """The sequence of one plugin's checks; checks that depend on a failed one are skipped.
 
     Args:
         subject: the plugin.
@@ -182,10 +182,10 @@ class Checking:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self._without: dict[str, str] = {}  # check -> the failed one at its root
+        self._without: dict[str, str] = {}  # check -> the failed check that it depends on
 
     def result(self, check: Check) -> Result:
-        """Run ``check``, unless one that it needs failed."""
+        """Run ``check``, unless a dependency failed."""
         root = self._root(check)
         start = time.perf_counter()
         outcome = Outcome("not run", f"needs '{root}'") if root else check.run(self.subject)
@@ -195,7 +195,7 @@ class Checking:
         return Result(check.name, check.proves, outcome, seconds, rerun(self.subject, check.name))
 
     def _root(self, check: Check) -> str | None:
-        """Find the failed check that it builds on, also through checks that were not chosen."""
+        """Find the failed check that it depends on, also through checks that were not chosen."""
         for need in check.needs:
             between = (self._root(one) for one in CHECKS if one.name == need)
             if root := self._without.get(need) or next(between, None):
@@ -212,28 +212,28 @@ def check_plugin(
     only: Sequence[str] = (),
     tell: Callable[[Check], None] = lambda check: None,
 ) -> Report:
-    """Check a plugin.
+    """Run a plugin's conformance checks.
 
     Args:
         spec: its name, or a file and its class.
         options: its options, where not the defaults.
-        backend: ``torch``, ``mlx`` or ``both``; one that is not installed is passed over.
-        pairs: how many other plugins to pair it with; None: all.
-        only: names of checks to run alone; none: all.
-        tell: is called before each check.
+        backend: ``torch``, ``mlx`` or ``both``; one that is not installed is skipped.
+        pairs: number of other plugins to pair it with; None: all.
+        only: names of the checks to run; empty: all.
+        tell: called before each check.
 
     Raises:
-        PluginError: there is no check of a name in ``only``.
+        PluginError: a name in ``only`` is not a check.
     """
     checks = chosen(only)
     return run_checks(Subject(spec, options, backend=backend, pairs=pairs), checks, tell)
 
 
 def chosen(only: Sequence[str] = ()) -> tuple[Check, ...]:
-    """Return the checks of these names, in the order of all; no names: all.
+    """Return the checks with these names, in the order of ``CHECKS``; no names: all.
 
     Raises:
-        PluginError: there is no such check.
+        PluginError: a name is not a check.
     """
     names = [check.name for check in CHECKS]
     for name in only:
@@ -253,13 +253,13 @@ def run_checks(
     tell: Callable[[Check], None] = lambda check: None,
     found: Callable[[Result], None] = lambda result: None,
 ) -> Report:
-    """Run ``checks`` in order; those that need a failed one are passed over.
+    """Run ``checks`` in order, skipping those that depend on a failed one.
 
     Args:
         subject: the plugin.
         checks: to run.
-        tell: is called before each.
-        found: is called with each result.
+        tell: called before each.
+        found: called with each result.
     """
     checking, results = Checking(subject), []
     for check in checks:
@@ -269,13 +269,13 @@ def run_checks(
     try:
         absent = subject.absent
         backends = tuple(one for one in subject.asked if one not in absent)
-    except MinillmError:  # it cannot be imported, which a check has said
+    except MinillmError:  # the import failed, which a check has reported
         absent, backends = {}, ()
     return Report(subject.name, tuple(results), backends, absent)
 
 
 def explained(result: Result, *, again: str | None = None) -> str:
-    """Describe a failure: the property, the numbers, the likely cause, and the command to repeat it.
+    """Format a failure: the property, the numbers, the likely cause, and the command to rerun it.
 
     Args:
         result: of a check that failed.
@@ -289,7 +289,7 @@ def explained(result: Result, *, again: str | None = None) -> str:
 
 
 def rerun(subject: Subject, check: str) -> str:
-    """Return the command that runs one check of a subject again, alone, as a shell takes it."""
+    """Return the shell command that reruns a single check of a subject."""
     words = [subject.spec]
     words += [f"{subject.name}.{key}={as_typed(value)}" for key, value in subject.options.items()]
     if len(subject.asked) == 1:
@@ -300,7 +300,7 @@ def rerun(subject: Subject, check: str) -> str:
 
 
 def as_typed(value: Any) -> str:
-    """Return a value as it is typed behind ``key=``: read again, it is the same."""
+    """Format a value for ``key=value``, such that parsing returns the same value."""
     if isinstance(value, str) and value == value.strip() and read_value(value) == value:
         return value
     return _toml(value)

@@ -1,7 +1,7 @@
-"""The package of a new plugin: templates filled in, and written into a new folder.
+"""The package of a new plugin: fills templates and writes them into a new folder.
 
-The templates are in templates/, one folder a kind. ``minillm plugins new`` starts at once: nothing
-here imports numpy or a framework.
+The templates are in templates/, one folder per kind. Nothing here imports numpy or a framework, so that
+``minillm plugins new`` starts fast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minillm_core.commands import nearest, plain
 from minillm_core.inspection import bad_name, installed_plugins, local_package, read_class
 
 KINDS = ("attention", "model", "loss", "optimizer", "kernel", "data", "observer")
-"""Kinds of plugin to begin with: a folder of templates each."""
+"""Kinds of new plugins, with one folder of templates each."""
 
 COMMON = {
     "pyproject.toml": "pyproject.toml",
@@ -53,7 +53,7 @@ _IMPORT = re.compile(r"^(?P<start>from \S+ import )(?P<names>[^(\n]+)$", re.MULT
 
 @dataclass(frozen=True)
 class Names:
-    """The names of one plugin, which follow from the given one."""
+    """The names of a plugin, derived from the given one."""
 
     given: str  # head-gate or head_gate
 
@@ -79,10 +79,10 @@ class Names:
 
 
 def checked(given: str) -> Names:
-    """Return the names that follow from a plugin's.
+    """Derive the names of a new plugin from the given one.
 
     Raises:
-        PluginError: no plugin can have the name, or something has it already.
+        PluginError: the name is invalid, or already taken.
     """
     names = Names(given)
     reason = bad_name(names.plugin)
@@ -123,14 +123,14 @@ def write_package(name: str, kind: str, folder: Path, author: str = "The authors
     Args:
         name: of the plugin; ``-`` and ``_`` both do.
         kind: one of :data:`KINDS`.
-        folder: where the package's folder is made; made too where it is missing.
-        author: who holds the copyright.
+        folder: parent of the package's folder; created where it is missing.
+        author: the copyright holder.
 
     Returns:
         The files, sorted.
 
     Raises:
-        Refusal: a name or kind that cannot be, a folder that is there already or cannot be written.
+        Refusal: an invalid name or kind, or a folder that exists already or cannot be written.
     """
     if kind not in KINDS:
         close = nearest(kind, KINDS)
@@ -164,7 +164,7 @@ def write_package(name: str, kind: str, folder: Path, author: str = "The authors
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, "utf-8")
     except BaseException as error:
-        shutil.rmtree(target, ignore_errors=True)  # half a package is of no use
+        shutil.rmtree(target, ignore_errors=True)  # remove an incomplete package
         if isinstance(error, OSError):
             raise _unwritable(target, error) from error
         raise
@@ -172,7 +172,7 @@ def write_package(name: str, kind: str, folder: Path, author: str = "The authors
 
 
 def _filled(names: Names, kind: str, author: str) -> dict[str, str]:
-    """Fill the templates in: path in the package -> its text."""
+    """Fill the templates: path in the package -> text."""
     own = _templates(kind)
     class_name = names.class_name
     if any(re.search(rf"\b{class_name}\b", text) for text in own.values()):
@@ -204,7 +204,7 @@ def _filled(names: Names, kind: str, author: str) -> dict[str, str]:
 
 
 def _wrapped(text: str) -> str:
-    """Wrap imports that a long name makes longer than a line, as a formatter does."""
+    """Wrap imports that exceed the line length, as a formatter does."""
 
     def wrap(line: re.Match[str]) -> str:
         names = "".join(f"\n    {name}," for name in line["names"].split(", "))
@@ -214,7 +214,7 @@ def _wrapped(text: str) -> str:
 
 
 def _templates(folder: str) -> dict[str, str]:
-    """Read a folder of templates: name without the suffix -> text."""
+    """Read a folder of templates: name without suffix -> text."""
     place = files("minillm_kit") / "templates" / folder
     return {
         one.name.removesuffix(_SUFFIX): one.read_text("utf-8")

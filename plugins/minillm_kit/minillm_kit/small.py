@@ -1,4 +1,4 @@
-"""Small models for tests of an author's own: plans of a few plugins, and what they compute in NumPy float64."""
+"""Small models for an author's own tests: plans with a few plugins, and their outputs in NumPy float64."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minillm_kit.oracle import NumPyFramework, materialise
 __all__ = ["SIZES", "SmallModel", "batch", "model", "node", "plan"]
 
 SIZES = {"layers": 4, "dim": 32, "heads": 4, "kv_heads": 2, "hidden": 24, "vocab": 29}
-"""Of the model, as settings of the table ``model``."""
+"""Sizes of the model, as settings of the table ``model``."""
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,21 @@ class SmallModel:
     net: Any  # the decoder: net.layers[0].attention and so on
 
     def hidden(self, batch: dict[str, np.ndarray]) -> np.ndarray:
-        """Return what the head is given, (B, T, C)."""
+        """Return the input of the head, (B, T, C)."""
         return self.net.hidden(batch, self.plan.values(1.0))[0]
 
     def attention(self, layer: int, x: np.ndarray) -> np.ndarray:
-        """Return what the attention of a layer adds to the stream x (B, T, C)."""
+        """Return a layer's attention output, added to the residual stream x (B, T, C)."""
         block = self.net.layers[layer]
         return block.attention(block.attention_norm(x), Scope({}))
 
     def mlp(self, layer: int, x: np.ndarray) -> np.ndarray:
-        """Return what the MLP of a layer adds to the stream x (B, T, C)."""
+        """Return a layer's MLP output, added to the residual stream x (B, T, C)."""
         block = self.net.layers[layer]
         return block.mlp(block.mlp_norm(x))
 
     def scalar(self, layer: int | None, site: str, source: str) -> float:
-        """Return the learned coefficient of a source at a residual site; layer None: the one at the end."""
+        """Return the learned coefficient of a source at a residual site; layer None: the final site."""
         place = self.net if layer is None else self.net.layers[layer]
         return float(getattr(place, f"site_{site}").coefficients[source].scalar[0])
 
@@ -58,10 +58,10 @@ def plan(
         small.plan(Smear(across=True), layers=3)
 
     Args:
-        plugins: made, with their options.
-        seq_len: T, the length of a row; None: that of preset tiny.
+        plugins: instances, with their options.
+        seq_len: T, the row length; None: that of preset tiny.
         train: settings of the table ``train``.
-        sizes: in the place of :data:`SIZES`.
+        sizes: overrides of :data:`SIZES`.
     """
     settings = {f"model.{key}": value for key, value in {**SIZES, **sizes}.items()}
     if seq_len is not None:
@@ -72,11 +72,11 @@ def plan(
 
 
 def model(plan: Plan, *, moved: bool = True) -> SmallModel:
-    """Make a plan's model, in NumPy float64.
+    """Build a plan's model, in NumPy float64.
 
     Args:
-        plan: of any size that NumPy can bear.
-        moved: every parameter is moved by a normal number of 0.3, so that what starts at 0 takes part.
+        plan: of any size feasible in NumPy.
+        moved: add normal noise of standard deviation 0.3 to every parameter, so that zeros have an effect.
     """
     net, rng = materialise(plan, 0), np.random.default_rng(1)
     for _, module, attribute, param in declared(net, Param):
@@ -87,7 +87,7 @@ def model(plan: Plan, *, moved: bool = True) -> SmallModel:
 
 
 def batch(rows: int = 2, length: int = 9) -> dict[str, np.ndarray]:
-    """Draw ids below the vocabulary, and documents that begin anywhere: int32 (rows, length) each."""
+    """Draw ids below the vocabulary, and documents with random starts: int32 (rows, length) each."""
     rng = np.random.default_rng(2)
     ids = rng.integers(0, SIZES["vocab"], (rows, length)).astype(np.int32)
     documents = np.cumsum(rng.random((rows, length)) < 0.3, axis=1).astype(np.int32)
@@ -95,14 +95,14 @@ def batch(rows: int = 2, length: int = 9) -> dict[str, np.ndarray]:
 
 
 def node(cls: type[Module], **arguments: Any) -> Any:
-    """Make ``cls(**arguments)`` in NumPy float64, its parameters drawn from a normal distribution.
+    """Build ``cls(**arguments)`` in NumPy float64, with normally distributed parameters.
 
     Call it with arrays; its parameters are attributes: ``smear.gate.weight``.
     """
     framework = NumPyFramework()
     with materialising(framework):
         made = cls(**arguments)
-    for module, attribute, value in initial_values(made, {}, 0):  # constants among them
+    for module, attribute, value in initial_values(made, {}, 0):  # including constants
         framework.fill(module, attribute, value)
     rng = np.random.default_rng(3)
     for _, module, attribute, param in declared(made, Param):

@@ -1,4 +1,4 @@
-"""Steps of an optimizer for tests of an author's own: a plan's update from gradients that the test makes."""
+"""Optimizer steps for an author's own tests: a plan's update from gradients supplied by the test."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Arrays = dict[str, np.ndarray]
 """Parameter -> its array."""
 
 SIZES = {"model.layers": 2, "model.dim": 16, "model.hidden": 40, "model.vocab": 32}
-"""Of the model: square, wide and tall matrices."""
+"""Sizes of the model, with square, wide and tall matrices."""
 
 
 def plan(plugins: Mapping[str, Plugin], *settings: str) -> Plan:
-    """Plan a model of :data:`SIZES` with plugins by the names that they get.
+    """Plan a model of :data:`SIZES` with plugins: name -> instance.
 
     ::
 
@@ -54,18 +54,18 @@ def stepped(
     state: Any = None,
     first: int = 1,
 ) -> tuple[Arrays, Any]:
-    """Make one update for each of the gradients by the plan's stages, in NumPy float64.
+    """Apply one update per entry of ``grads`` by the plan's stages, in NumPy float64.
 
     Args:
-        plan: groups with their rules.
+        plan: with parameter groups and their rules.
         params: parameters at the start.
-        grads: one of each update, not clipped.
-        values: schedule value -> number, of all updates, or of each.
-        state: as it came back of the updates before; None: that of a run's start.
+        grads: gradients of each update, not clipped.
+        values: schedule value -> number, for all updates or per update.
+        state: optimizer state returned by previous updates; None: a run's initial state.
         first: number of the first of these updates, counted from 1.
 
     Returns:
-        The parameters and the state of the optimizer: group -> anchor -> entry -> array.
+        The parameters and the optimizer state: group -> anchor -> entry -> array.
     """
     ops: Any = NumPyOps()
     groups: dict[str, Group] = {str(i): group for i, group in enumerate(plan.groups)}

@@ -1,4 +1,4 @@
-"""The object of a check: a plugin with its options, in a small model, on the backends installed here."""
+"""The subject of a check: a plugin with its options, in a small model, on the installed backends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 Batch = dict[str, np.ndarray]
 
 PAIRS = 5
-"""Other plugins that a plugin is paired with by default."""
+"""Default number of other plugins to pair a plugin with."""
 
 SMALL: Mapping[str, Any] = {
     **{"model.layers": 2, "model.dim": 32, "model.heads": 4, "model.kv_heads": 2},
@@ -49,20 +49,20 @@ SMALL: Mapping[str, Any] = {
     **{"train.rows": 3, "train.seq_len": 13, "train.steps": 20, "train.lr": 1e-3},
     **{"train.compile": "off", "train.clip": 0.0},
 }
-"""The structure of preset tiny; every framework steps it in milliseconds. Lengths are odd."""
+"""The structure of preset tiny, with odd lengths; a step takes milliseconds on every framework."""
 
 ODD: Mapping[str, Any] = {
     **{"model_layers": 3, "model_dim": 30, "model_heads": 3, "model_kv_heads": 1},
     **{"model_hidden": 35, "model_vocab": 61, "model_tied": True},
     **{"train_rows": 1, "train_seq_len": 7},
 }
-"""Settings without a power of two, in which heads and the embedding are shared."""
+"""Settings without a power of two, with a shared key-value head and a tied embedding."""
 
 STIR = np.float32(0.1)
-"""The distance that a weight is moved, in standard deviations."""
+"""Standard deviation of the perturbation of weights."""
 
 RULE = re.compile(r"(?:opt\.(?:extend|assign|split)\(|.*, as of )(\w+)")
-"""The slot where a plugin builds on a rule, a table or frequencies that are missing."""
+"""Matches a slot that requires a missing rule, table or frequencies."""
 
 
 def settings(**changed: Any) -> Config:
@@ -72,7 +72,7 @@ def settings(**changed: Any) -> Config:
 
 
 def rows(config: Config, steps: int) -> list[Batch]:
-    """Make batches that can be learnt a little; row r lacks 2 r labels."""
+    """Draw batches with a learnable (skewed) distribution of ids; row r lacks 2 r labels."""
     rng, shape, found = np.random.default_rng(0), (config.train.rows, config.train.seq_len), []
     for _ in range(steps):
         ids = (config.model.vocab * rng.random((shape[0], shape[1] + 1)) ** 3).astype(np.int32)
@@ -91,7 +91,7 @@ def rows(config: Config, steps: int) -> list[Batch]:
 
 
 class StandIn:
-    """A reference model of the small model's sizes, in the place of a run that is not there."""
+    """A reference model of the small model's sizes, which stands in for a missing run."""
 
     identity: Mapping[str, Any] = {"weights": "a stand-in"}
 
@@ -100,13 +100,13 @@ class StandIn:
 
     @cached_property
     def model(self) -> Any:
-        """The model in NumPy, float64; its weights are of another seed than the checked model's."""
+        """The model in NumPy float64; its weights have another seed than the checked model's."""
         from minillm_kit.oracle import materialise
 
         return materialise(self.plan, 1)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return its weights, float32, by the names of a checkpoint."""
+        """Return the weights, float32, by their names in a checkpoint."""
         return {
             f"model.{name}": np.float32(getattr(module, attribute))
             for name, module, attribute, _ in declared(self.model, Param)
@@ -114,29 +114,29 @@ class StandIn:
 
 
 def with_stand_ins(plan: Plan, config: Config) -> Plan:
-    """Return a plan whose reference models are plain ones of its own sizes, by another seed."""
+    """Return a plan whose reference models are plain models of its sizes with another seed."""
     found = (replace(one, model=StandIn(one.model.path, config)) for one in plan.references)
     return replace(plan, references=tuple(found))
 
 
 def first_row(batch: Batch) -> Batch:
-    """Return the batch of its first row."""
+    """Return the first row of a batch, as a batch."""
     return {name: array[:1] for name, array in batch.items()}
 
 
 def supervised(micro: Sequence[Batch]) -> int:
-    """Count the labels >= 0 in all of them."""
+    """Count the labels >= 0 in all micro-batches."""
     return sum(int((one["labels"] >= 0).sum()) for one in micro)
 
 
 def moved(name: str, value: np.ndarray) -> np.ndarray:
-    """Move a parameter away from its initial value, float32: what starts at 0 takes part."""
+    """Perturb a parameter from its initial value, float32, so that zeros have an effect."""
     noise = generator(5, name).standard_normal(value.shape, np.float32)
     return value.astype(np.float32) + STIR * noise
 
 
 def traced_trainer(plan: Plan, backend: str, ranks: Ranks = ALONE) -> Trainer:
-    """Make a plan's trainer on a CPU, with seed 0, of these processes; torch traces its steps and generates no code."""
+    """Build a plan's trainer on a CPU with seed 0; torch traces its steps without code generation."""
     compiler = None
     if backend == "torch":
         from minillm_kit.on_torch import traced
@@ -152,9 +152,9 @@ class Subject:
         spec: its name, or a file and its class: ``./my_trick.py:MyTrick``.
         options: its options where not the defaults.
         backend: ``torch``, ``mlx``, or ``both``.
-        pairs: how many other plugins it is paired with; None: all.
-        beside: plugins that are in every plan; None: those that provide the rules it extends.
-        partners: those that it is paired with, as ``--plugins`` takes them; None: the installed.
+        pairs: number of other plugins to pair it with; None: all.
+        beside: plugins in every plan; None: those that provide the rules it extends.
+        partners: plugins to pair it with, in the form of ``--plugins``; None: all installed.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Subject:
 
     @cached_property
     def found(self) -> FoundPlugin:
-        """Its class, imported."""
+        """The plugin's class, imported."""
         return find_plugin(self.spec)
 
     @cached_property
@@ -186,7 +186,7 @@ class Subject:
 
     @cached_property
     def absent(self) -> dict[str, str]:
-        """Requested backend -> the reason why nothing is checked on it."""
+        """Requested backend -> the reason why it is not checked."""
         machine, reasons = probe(), {}
         for name in self.asked:
             framework = getattr(machine, name)
@@ -199,10 +199,10 @@ class Subject:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The backends that it can be checked on.
+        """The backends to check on.
 
         Raises:
-            NotApplicable: there is none.
+            NotApplicable: no backend is available.
         """
         if (kinds := self.found.cls.manifest.devices) and "cpu" not in kinds:
             raise NotApplicable(f"the plugin runs on {', '.join(kinds)} alone, this is a CPU")
@@ -213,12 +213,12 @@ class Subject:
 
     @property
     def on_numpy(self) -> bool:
-        """Whether the oracle can run it."""
+        """Whether the oracle can run the plugin."""
         return "numpy" in self.found.cls.manifest.backends
 
     @cached_property
     def companions(self) -> tuple[LoadedPlugin, ...]:
-        """Plugins that it builds on: they are in every plan, that without it included."""
+        """Plugins that it builds on; they are in every plan, including the one without it."""
         if self._beside is not None:
             found = (find_plugin(spec, where="beside") for spec in self._beside)
             return tuple(with_options(one, {}) for one in found)
@@ -226,35 +226,35 @@ class Subject:
         return tuple(with_options(find_plugin(name), {}) for name in names)
 
     def with_companions(self, other: Subject) -> tuple[LoadedPlugin, ...]:
-        """Return another plugin and those that it builds on, without those that are here already."""
+        """Return another plugin with those that it builds on, except this subject's companions."""
         there = {self.name, *(one.name for one in self.companions)}
         below = [one for one in other.companions if one.name not in there]
         return (other.loaded, *below)
 
     def probed(self, question: str, *more: str) -> dict[str, Any]:
-        """Observe what the plugin does to a fresh process; see :mod:`minillm_kit.probe`."""
+        """Observe the plugin's effects on a fresh process; see :mod:`minillm_kit.probe`."""
         return self.ask(question, self.spec, self.described, *more)
 
     @property
     def described(self) -> str:
-        """The other arguments of a subject that is the same in another process, as JSON."""
+        """The other arguments that recreate the subject in another process, as JSON."""
         beside = [one.name for one in self.companions] if self._beside is None else self._beside
         return json.dumps({"options": self.options, "beside": list(beside)})
 
     def partners(self) -> list[str]:
-        """List the plugins that it can be paired with, as ``--plugins`` takes them."""
+        """List the plugins that it can be paired with, in the form of ``--plugins``."""
         mine = {self.name, *(one.name for one in self.companions)}
         installed = {one.name for one in installed_plugins()}
         return sorted(installed - mine) if self._partners is None else [*self._partners]
 
     def planned(self, *others: LoadedPlugin, without: bool = False, **changed: Any) -> Plan:
-        """Plan the small model with it, other plugins and other settings; ``plan`` makes each once."""
+        """Plan the small model with it, other plugins and other settings; ``plan`` caches."""
         plugins, config = (*self.companions, *others), settings(**changed)
         plan = build_plan(config, plugins if without else (self.loaded, *plugins))
         return with_stand_ins(plan, config)
 
     def trainer(self, plan: Plan, backend: str, *, stirred: bool = False) -> Trainer:
-        """Make the plan's trainer on a CPU with seed 0; ``stirred``: with every parameter :func:`moved`."""
+        """Build the plan's trainer on a CPU with seed 0; ``stirred``: with every parameter :func:`moved`."""
         run = traced_trainer(plan, backend)
         if stirred:
             arrays = run.arrays()
@@ -266,11 +266,11 @@ class Subject:
     def batches(
         self, plan: Plan, steps: int, *others: LoadedPlugin, phase: str = "train"
     ) -> list[Batch]:
-        """Make :func:`rows` as ``on_batch`` leaves them.
+        """Build :func:`rows` processed by ``on_batch``.
 
         Args:
-            plan: gives the sizes, and the order in which ``on_batch`` are called.
-            steps: how many.
+            plan: sets the sizes, and the order of ``on_batch`` calls.
+            steps: number of batches.
             others: plugins of the plan beside this one.
             phase: "train", "eval" or "decode".
         """
@@ -280,14 +280,14 @@ class Subject:
     def hooked(
         self, plan: Plan, batch: Batch, *others: LoadedPlugin, phase: str = "train"
     ) -> Batch:
-        """Return a batch as a run's first ``on_batch`` leaves it."""
+        """Return a batch processed by a run's first ``on_batch``."""
         hook = batch_hook(plan, (self.loaded, *self.companions, *others), pieces=spelt(plan))
         return hook({**batch}, phase) if hook else batch
 
     def train(
         self, run: Trainer, plan: Plan, batches: Sequence[Batch], *, first: int = 0
     ) -> list[float]:
-        """Step through the plan's schedule; return every loss, NaN where the update was not finite."""
+        """Train along the plan's schedule; return every loss, NaN where the update was not finite."""
         total, losses = plan.config.train.steps or 1, []
         for index, batch in enumerate(batches, first + 1):
             handle = run.step([batch], plan.values(index / total), supervised([batch]))
@@ -303,10 +303,10 @@ class Subject:
         *,
         weights: Mapping[str, np.ndarray] | None = None,
     ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return (loss, parameter -> float64 gradient, state) of a step from ``weights``, by default the stirred.
+        """Return (loss, parameter -> float64 gradient, state) of a step from ``weights``, by default stirred ones.
 
-        Taken from the first moments that AdamW leaves of it: so they are what reaches an
-        optimizer, whatever optimizer the plugin brings.
+        Derived from AdamW's first moments after the step, so that they are the gradients that reach an
+        optimizer, whatever optimizer the plugin has.
         """
         rule = build_plan(settings()).groups[0].rule
         members = (Member(name, p.shape, 1.0, 1.0) for name, p in plan.parameters.items())
@@ -323,12 +323,12 @@ class Subject:
 
 @cache
 def _built_on_by_default(found: FoundPlugin) -> tuple[str, ...]:
-    """Return :func:`built_on` of a plugin with its default options: every plugin's pairs ask for it."""
+    """Return :func:`built_on` of a plugin with its default options, cached for all pairs."""
     return built_on(with_options(found, {}))
 
 
 def built_on(plugin: LoadedPlugin) -> tuple[str, ...]:
-    """Name the installed plugins that provide what a plugin extends, in the order of need."""
+    """Return the installed plugins that provide what a plugin extends, in dependency order."""
     held: tuple[LoadedPlugin, ...] = ()
     while name := _missing(plugin, held):
         held = (*held, with_options(find_plugin(name), {}))
@@ -336,7 +336,7 @@ def built_on(plugin: LoadedPlugin) -> tuple[str, ...]:
 
 
 def _missing(plugin: LoadedPlugin, held: tuple[LoadedPlugin, ...]) -> str | None:
-    """Name the installed plugin that provides a rule which the plan lacks; None: there is none."""
+    """Return the installed plugin that provides a rule missing in the plan; None: none found."""
     try:
         build_plan(settings(), (plugin, *held))
     except PlanError as error:
@@ -353,10 +353,10 @@ def after(prefix: str, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray
 
 
 def states(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the modules' state among a trainer's arrays, by their whole names."""
+    """Return the modules' state among a trainer's arrays, by full names."""
     return {name: array for name, array in arrays.items() if name.startswith("state.")}
 
 
 def spelt(plan: Plan) -> tuple[bytes, ...]:
-    """Stand in for the bytes of a tokenizer's ids: numbers to the base 3, the first id being special."""
+    """Return stand-ins for the bytes of token ids: base-3 numbers, with the first id special."""
     return (b"", *(np.base_repr(index, 3).encode() for index in range(1, plan.config.model.vocab)))

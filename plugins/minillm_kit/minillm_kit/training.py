@@ -1,4 +1,4 @@
-"""Training: steps repeat, stay finite, resume to the bit, show what was planned, and leave no trace."""
+"""Training: steps repeat, stay finite, resume bit for bit, show evidence, and leave frameworks unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Arrays = Mapping[str, np.ndarray]
 STEPS = 5
 
 BEFORE, AFTER = 3, 2
-"""Steps on either side of an interruption."""
+"""Steps before and after an interruption."""
 
 KEPT = (
     "something changes from call to call and is kept in a module's global, a class, a closure or "
@@ -30,7 +30,7 @@ KEPT = (
 
 
 def repeats(subject: Subject) -> str:
-    """A forward pass, and a step of a new model, twice: the same to the bit."""
+    """Check that a forward pass, and a step of a new model, are bitwise equal when repeated."""
     plan, found = subject.plan(), []
     (batch,) = subject.batches(plan, 1)
 
@@ -57,11 +57,11 @@ def repeats(subject: Subject) -> str:
 
 
 def _twice(what: str, answer: Callable[..., Arrays], given: object) -> None:
-    """Raise where the second answer is not the first.
+    """Check that two calls give the same answer.
 
     Raises:
-        Failed: it is another one, or there is none.
-        NotApplicable: there is no first one: a later check says why.
+        Failed: the second answer differs or fails.
+        NotApplicable: the first call fails; a later check reports why.
     """
     try:
         first = answer(given)
@@ -80,7 +80,7 @@ def _twice(what: str, answer: Callable[..., Arrays], given: object) -> None:
 
 
 def trains(subject: Subject) -> str:
-    """Five steps on each backend; every loss is finite."""
+    """Check that every loss of five steps on each backend is finite."""
     plan, found = subject.plan(), []
     for backend in subject.backends:
         run = subject.trainer(plan, backend)
@@ -96,10 +96,10 @@ def trains(subject: Subject) -> str:
 
 
 def evidence(subject: Subject) -> str:
-    """What it put into the plan is seen to take part."""
+    """Check for evidence that the plugin's parts of the plan were active."""
     plan, counts = subject.plan(), []
     (planned,) = (one for one in plan.plugins if one.name == subject.name)
-    # the loader and the loop count these, which do not run here
+    # counted by the dataloader and training loop, which do not run here
     seen = Counter({f"batch:{subject.name}": 1, f"event:{subject.name}": 1})
     for backend in subject.backends:
         run = subject.trainer(plan, backend)
@@ -117,7 +117,7 @@ def evidence(subject: Subject) -> str:
 
 
 def frameworks_untouched(subject: Subject) -> str:
-    """Planning and steps leave what a framework has once a process as it was."""
+    """Check that planning and steps leave a framework's per-process state unchanged."""
     backends = subject.backends
     for when, changed in subject.probed("train", *backends).items():
         if changed:
@@ -130,7 +130,7 @@ def frameworks_untouched(subject: Subject) -> str:
 
 
 def resumes(subject: Subject) -> str:
-    """Three steps, saved, loaded into a new model, two more: equal to five, to the bit."""
+    """Check that three steps, a save, a load into a new model, and two steps equal five steps, bitwise."""
     plan, found = subject.plan(), []
     batches = subject.batches(plan, BEFORE + AFTER)
     for backend in subject.backends:

@@ -1,4 +1,4 @@
-"""The update: what a backend's optimizer writes is what the same stages write in NumPy float64."""
+"""The update: a backend's optimizer must match the same stages in NumPy float64."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from minillm_kit.subject import Subject
 Arrays = Mapping[str, np.ndarray]
 
 BEFORE = 2
-"""Steps before the one that is looked at: state is not 0 any more."""
+"""Steps before the checked one, so that the optimizer state is not 0."""
 
 BOUND = 1e-3
-"""How far a change may be from NumPy's, of its norm: orthogonalisation amplifies rounding."""
+"""Tolerance of a change against NumPy, relative to its norm: orthogonalisation amplifies rounding."""
 
 
 def updates(subject: Subject) -> str:
-    """One update of parameters, state and views, by the plan's stages, from gradients that are known."""
+    """Check one update of parameters, state and views against the plan's stages, from known gradients."""
     plan, found = subject.plan(), []
     mine = [
         f"{rule.name}.{anchor}"
@@ -49,7 +49,7 @@ def updates(subject: Subject) -> str:
             "it brings no stage of an optimizer, no blocks and no view of parameters"
         )
     batches = subject.batches(plan, BEFORE + 1)
-    looked_at = (0, BEFORE) if cycles_of(plan.groups) else (BEFORE,)  # a turn, and none
+    looked_at = (0, BEFORE) if cycles_of(plan.groups) else (BEFORE,)  # with the stage due, and not
     for backend in subject.backends:
         run, worst = subject.trainer(plan, backend), 0.0
         for step, batch in enumerate(batches):
@@ -67,10 +67,10 @@ def updates(subject: Subject) -> str:
 def _compare(
     plan: Plan, start: Arrays, end: Arrays, grads: Arrays, backend: str, step: int
 ) -> float:
-    """Return the largest difference of a change in a step, counted from 0, of its norm.
+    """Return the largest difference of a change in a step (from 0), relative to its norm.
 
     Raises:
-        Failed: it is larger than the bound.
+        Failed: it exceeds the tolerance.
     """
     exact = {name: on_host(array) for name, array in start.items()}
     expected, worst = _updated(plan, exact, grads, step), 0.0
@@ -91,14 +91,14 @@ def _compare(
 
 
 def _rounding(written: np.ndarray, value: np.ndarray) -> float:
-    """Return how far from ``value`` an array may be by the dtype that it is kept in."""
-    if written.dtype == np.int8:  # a code of a thousand, and one more, may fall to the other side
+    """Return the allowed difference of an array from ``value``, by its storage dtype."""
+    if written.dtype == np.int8:  # one code in a thousand, plus one, may round the other way
         return float(np.sqrt(1 + written.size / 1000))
     return (2.0**-8 if written.dtype == np.int16 else 1e-7) * float(np.linalg.norm(value))
 
 
 def _updated(plan: Plan, start: Arrays, grads: Arrays, step: int) -> dict[str, np.ndarray]:
-    """Compute parameters, state and views after one update, by their names in a checkpoint."""
+    """Compute parameters, state and views after one update, by checkpoint name."""
     ops: Any = NumPyOps()
     groups = {str(index): group for index, group in enumerate(plan.groups)}
     params = {name: start[f"model.{name}"] for name in plan.parameters}
@@ -119,7 +119,7 @@ def _updated(plan: Plan, start: Arrays, grads: Arrays, step: int) -> dict[str, n
 
 
 def _state(ops: Any, group: Group, start: Arrays) -> dict[str, dict[str, Any]]:
-    """Return the state of the group's stages: anchor -> entry -> its stack."""
+    """Return the state of the group's stages: anchor -> entry -> stacked array."""
     return {
         anchor: {
             entry: joined(

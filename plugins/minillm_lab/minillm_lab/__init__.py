@@ -1,21 +1,22 @@
-"""The laboratory of minillm: the worth of a plugin, the speed of a run, and pages that show both.
+"""Experiments with minillm: ablations, hyperparameter search, benchmarks, and HTML pages of their results.
 
-- ``study``: runs of one text that share what is expensive, trained whole or stepped by hand; all that
-  measures stands on it.
-- ``ablate``: the whole job of ``minillm ablate``. ``variants`` are the plugin sets, ``ablation`` makes
-  the runs, ``worth`` has the statistics, ``cards`` makes technique cards, ``result_diff`` tells why
-  the runs in a folder cannot be continued.
-- ``search``: the whole job of ``minillm search``. ``space`` says what may be tried, ``race`` tries it
-  in rounds, ``heats`` makes the runs, ``confirm`` compares in the end, ``search_page`` shows it. ``members`` keeps the runs of an ablation and of a search.
-- ``tune``: the whole job of ``minillm tune``.
-- ``bench``: the whole job of ``minillm bench``; ``profiling`` looks into a step on each framework.
-- ``report``: the whole job of ``minillm report``. ``history`` reads a run's folder.
-- ``markup``, ``figure``, ``page``: HTML and SVG by functions of data alone; ``run_page``,
+- ``study``: runs on one corpus that share the expensive parts, trained whole or stepped by hand; every
+  measurement below uses it.
+- ``ablate``: implements ``minillm ablate``. ``variants`` are the plugin sets, ``ablation`` trains
+  the runs, ``worth`` has the statistics, ``cards`` builds technique cards, ``result_diff`` explains why
+  the runs in a folder cannot be resumed.
+- ``search``: implements ``minillm search``. ``space`` defines the search space, ``race`` runs successive
+  halving, ``heats`` trains the runs, ``confirm`` makes the final comparison, ``search_page`` the page.
+- ``members``: stores the runs of an ablation or a search.
+- ``tune``: implements ``minillm tune``.
+- ``bench``: implements ``minillm bench``; ``profiling`` profiles a training step on each framework.
+- ``report``: implements ``minillm report``. ``history`` reads a run's folder.
+- ``markup``, ``figure``, ``page``: HTML and SVG from pure functions of data; ``run_page``,
   ``ablation_page``, ``comparison``: the pages.
-- ``doctor``: what this machine can run; ``cli``: the commands.
+- ``doctor``: checks of this machine and its packages; ``cli``: the commands.
 
-- ``card`` and ``speeds``: technique cards, and speeds of finished runs, which ``minillm plugins info``
-  and ``minillm plan`` show (entry points ``minillm.measured``).
+- ``card`` and ``speeds``: technique cards, and throughput of finished runs, both shown by ``minillm plugins info``
+  and ``minillm plan`` (entry points ``minillm.measured``).
 
 Only public names of the core are used: ``minillm_core``, ``minillm_core.commands``, ``.documents``,
 ``.studies`` and ``.inspection``.

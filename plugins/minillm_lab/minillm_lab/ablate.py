@@ -1,4 +1,4 @@
-"""The whole job of ``minillm ablate``, in order: check, lock, make the missing runs, record."""
+"""``minillm ablate``: check the request, lock the folder, train the missing runs, write the result."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ MOST_SEEDS = 64
 class Request:
     """A requested ablation, and its surroundings."""
 
-    judged: tuple[str, ...]  # plugins, in the order of their runs
+    judged: tuple[str, ...]  # plugins to measure, in the order of their runs
     prepared: Prepared  # settings and plugins of every run (the judged and their company), machine
-    runs: Path  # where folders without a name are made
-    cache: Path  # where tokens are kept
+    runs: Path  # parent of folders that are not named
+    cache: Path  # the token cache
     say: Callable[[str], None]  # prints a line
     out: Path | None = (
-        None  # runs and results; an interrupted ablation is continued. None: a new one
+        None  # runs and results; an interrupted ablation is resumed there. None: a new one
     )
     seeds: int = 3
     minutes: float | None = None  # of each run, instead of steps
     leave_one_out: bool = False
-    evaluations: int | None = None  # of each run; None: as many as cost a quarter of its time
-    watch: Watch = lambda current, progress: None  # takes the current run and its progress
+    evaluations: int | None = None  # of each run; None: as many as take a quarter of its time
+    watch: Watch = lambda current, progress: None  # called with the current run and its progress
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,16 @@ def ablate(request: Request, *, cards: Path) -> tuple[dict[str, Any], Path]:
     """Measure the worth of each judged plugin.
 
     Args:
-        request: which plugins, how, and where.
-        cards: the folder for the technique cards of an ablation with enough pairs.
+        request: plugins, settings and folders.
+        cards: the folder for technique cards, written where an ablation has enough pairs.
 
     Returns:
         The result as in ablation.json, and the folder.
 
     Raises:
-        Refusal: nothing was started.
-        Stopped: a signal; finished runs are kept, and the same call continues.
-        MinillmError: a plugin's own code raised, say.
+        Refusal: the request is invalid; no run was started.
+        Stopped: a signal; finished runs are kept, and the same call resumes.
+        MinillmError: any other failure, such as an exception in a plugin's code.
     """
     ready = readied(request)
     with stop_on_signals(patient=True) as stop:
@@ -77,7 +77,7 @@ def ablate(request: Request, *, cards: Path) -> tuple[dict[str, Any], Path]:
         with lock(ready.out, request.say):
             opened = ready.open(stop)
             if opened.steps:
-                opened.find()  # refuses the runs of another ablation before anything is printed
+                opened.find()  # rejects the runs of another ablation before anything is printed
             for line in ready.lines:
                 request.say(line)
             result = opened.run()
@@ -92,25 +92,25 @@ def readied(
     at: str | None = None,
     design: Design | None = None,
 ) -> Ready:
-    """Check an ablation and open its text.
+    """Validate an ablation and open its corpus.
 
     Args:
-        request: which plugins, how, and where.
+        request: plugins, settings and folders.
         turn: as for :class:`~minillm_lab.study.Study`.
-        at: the commit of minillm's repository, where it does not run from one.
-        design: the sets to compare; default: that of the request.
+        at: the commit of minillm's repository, for an installation outside it.
+        design: the plugin sets to compare; default: those of the request.
 
     Raises:
-        Refusal: it cannot be made.
+        Refusal: the ablation cannot be run.
     """
     loaded, plugins = request.prepared.loaded, request.prepared.plugins
     config, detected = loaded.config, request.prepared.detected
-    assert detected is not None  # or it would have been refused
+    assert detected is not None  # otherwise already refused
     _check(request)
     _refuse_watchers(plugins)
     shape = leave_one_out if request.leave_one_out else one_at_a_time
     design = design or shape(loaded, plugins, request.judged)
-    # a plugin or kernel that does not run here is refused before the text is read
+    # reject plugins and kernels that do not run here before reading the corpus
     binding, *_ = [bind(variant.plan, detected) for variant in design.variants]
     notes: list[str] = list(loaded.notes)
     plans = [variant.plan for variant in design.variants]
@@ -144,14 +144,14 @@ def readied(
 
 
 def _write_cards(result: dict[str, Any], folder: Path, say: Callable[[str], None]) -> None:
-    """Write the cards that ``minillm plugins info`` shows, in the place of older ones."""
+    """Write the cards shown by ``minillm plugins info``, replacing older ones."""
     cards, why = cards_of(result)
     if why:
         say(why)
     for card in cards:
         try:
             say(f"technique card: {write_card(folder, card)}")
-        except OSError as error:  # the result is there, and the same command tries this again
+        except OSError as error:  # the result is written; the same command retries this
             say(f"warning: no card of '{card.plugin}' could be written: {error}")
 
 
@@ -185,7 +185,7 @@ def _check(request: Request) -> None:
             fix="--minutes 0.5",
         )
     origin = loaded.origins["train.steps"]
-    if steps is not None and not origin.startswith("preset "):  # a preset's give way
+    if steps is not None and not origin.startswith("preset "):  # a preset's is overridden
         raise Refusal(
             f"{steps:,} steps and {request.minutes:g} minutes are both given",
             where=f"--minutes {request.minutes:g}; train.steps from {origin}",
@@ -194,7 +194,7 @@ def _check(request: Request) -> None:
 
 
 def _refuse_watchers(plugins: Sequence[LoadedPlugin]) -> None:
-    """Refuse trackers and their like: they cannot tell the runs of an ablation apart, nor keep them."""
+    """Reject experiment trackers and similar plugins, which cannot distinguish the runs of an ablation."""
     for one in plugins:
         if one.plugin.hooks == ("on_event",):
             raise Refusal(

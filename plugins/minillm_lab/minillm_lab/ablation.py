@@ -1,9 +1,9 @@
-"""The runs of an ablation: every variant with the same seeds, and the result of their differences.
+"""The runs of an ablation: every variant with the same seeds, and the paired differences.
 
-Each finished run is a file of its own in OUT/runs, so that an ablation that was stopped continues
-where it was. Runs of one variant follow each other and share a compilation. The speeds of the
-others decide for which further lengths the first variant is trained, which gives its loss at equal
-seconds (``minillm_lab.worth``).
+Each finished run is a file in OUT/runs, so that a stopped ablation resumes with the missing ones.
+Runs of one variant are consecutive and share one compilation. The speeds of the other variants
+determine further lengths for which the first variant (the baseline) is trained, giving its loss at
+equal seconds (``minillm_lab.worth``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RESULT, PAGE = ABLATION, "ablation.html"
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run to make."""
+    """A run to train: plugin set, seed and steps."""
 
     variant: str
     seed: int
@@ -40,32 +40,32 @@ class RunSpec:
 
     @property
     def file(self) -> str:
-        """The name of its file."""
+        """The run's file name."""
         return f"{_stem(self.variant, self.seed)}-{self.steps}.json"
 
     @property
     def label(self) -> str:
-        """Its name on the screen."""
+        """The run's display name."""
         return f"{self.variant}, seed {self.seed}, {counted(self.steps, 'step')}"
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """The current run, and the runs that are known to come after it."""
+    """The current run, and the runs known to follow."""
 
     run: RunSpec
-    number: int = 1  # from 1, those that were there already included
-    ahead: tuple[RunSpec, ...] = ()  # that are still to be made, in their order
-    runs: int = 1  # in all, as far as they are known
+    number: int = 1  # from 1, counting runs of earlier starts
+    ahead: tuple[RunSpec, ...] = ()  # runs still to train, in order
+    runs: int = 1  # total, as far as known
 
     @classmethod
     def of(cls, run: RunSpec, course: Sequence[RunSpec], done: Collection[RunSpec]) -> RunProgress:
-        """Find a run's place among all runs; alone where it is not one of them.
+        """Locate a run among all runs; a run outside them counts as the only one.
 
         Args:
             run: the current one.
             course: all runs in their order.
-            done: those that are made.
+            done: finished runs.
         """
         if run not in course:
             return cls(run)
@@ -78,19 +78,19 @@ Watch = Callable[[RunProgress, float], None]
 
 
 class Ablation:
-    """An ablation in a folder: makes the runs of a design and compares them.
+    """An ablation in a folder: trains the runs of a design and compares them.
 
     Args:
-        out: where finished runs and the result lie; locked by the caller.
+        out: the folder of finished runs and the result; locked by the caller.
         design: variants and comparisons.
-        seeds: of the pairs.
-        study: trains.
-        steps: of each run; None: as many as the first variant makes in ``minutes``.
-        minutes: see there.
-        about: hardware, versions, data ...: the facts that the result holds beside its figures.
+        seeds: one pair of runs each.
+        study: trains the runs.
+        steps: of each run; None: the number that the first variant makes in ``minutes``.
+        minutes: of each run of the first variant, where ``steps`` is None.
+        about: metadata for the result: hardware, versions, data ...
         say: prints a line.
-        watch: takes the current run and its progress, 0..1.
-        evaluations: of each run, the last one included; None: see :func:`points`.
+        watch: called with the current run and its progress, 0..1.
+        evaluations: of each run, including the final one; None: see :func:`points`.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class Ablation:
         self.reference = design.variants[0]
         self.done: dict[RunSpec, Trained | str] = {}  # a run, or why it failed
         self.steps = steps or 0
-        self.course: list[RunSpec] = []  # all runs in their order, as far as they are known
+        self.course: list[RunSpec] = []  # all runs in order, as far as known
 
     def run(self) -> dict[str, Any]:
-        """Make the missing runs and give the result, which is written after every run too.
+        """Train the missing runs and return the result, which is also written after every run.
 
         Raises:
-            Stopped: a signal came; what is finished is kept.
+            Stopped: a signal; finished runs are kept.
             Refusal: OUT holds runs of another ablation.
         """
         self.steps = self.steps or self._steps_in_minutes()
@@ -135,12 +135,12 @@ class Ablation:
         return self.climb()
 
     def make(self, variant: Variant) -> None:
-        """Make a variant's runs at equal tokens, one a seed; raises as :meth:`run`."""
+        """Train a variant's runs at equal tokens, one per seed; raises as :meth:`run`."""
         for seed in self.seeds:
             self._make(variant, RunSpec(variant.name, seed, self.steps))
 
     def climb(self) -> dict[str, Any]:
-        """Make the first variant's runs in the time of the others; raises as :meth:`run`."""
+        """Train the first variant for the wall-clock time of the others; raises as :meth:`run`."""
         self.find()
         name = self.reference.name
         wanted = (self._steps_in_time(one.name) for one in self.design.variants)
@@ -152,10 +152,10 @@ class Ablation:
         return self._write(finished=True)
 
     def find(self) -> None:
-        """Take in the finished runs of OUT.
+        """Load the finished runs of OUT.
 
         Raises:
-            Refusal: one is of another ablation.
+            Refusal: a run belongs to another ablation.
         """
         for variant in self.design.variants:
             for seed in self.seeds:
@@ -167,7 +167,7 @@ class Ablation:
                     self._take(variant, RunSpec(variant.name, seed, steps))
 
     def result(self, *, finished: bool) -> dict[str, Any]:
-        """Give the findings so far as JSON."""
+        """Return the results so far as JSON."""
         return {
             "plugins": {
                 one.plugin: {
@@ -210,7 +210,7 @@ class Ablation:
         }
 
     def _take(self, variant: Variant, spec: RunSpec) -> bool:
-        """Take a finished run from OUT; False: there is none."""
+        """Load a finished run from OUT; return False where it does not exist."""
         if spec in self.done:
             return True
         outcome = self.members.take(
@@ -223,7 +223,7 @@ class Ablation:
         return outcome is not None
 
     def _unlike(self, was: Mapping[str, Any], now: Mapping[str, Any], variant: Variant) -> str:
-        """Describe the differences: of two plans the settings, where OUT's result holds them."""
+        """Describe why two identities differ: by settings, where OUT's result contains them."""
         found = None
         if was.get("plan_hash") != now["plan_hash"]:
             earlier = read(self.out / RESULT) or {}
@@ -231,7 +231,7 @@ class Ablation:
         return found or difference(was, now)
 
     def _make(self, variant: Variant, spec: RunSpec) -> None:
-        """Make a run, or take it from OUT."""
+        """Train a run, or load it from OUT."""
         if self._take(variant, spec):
             return
         current = RunProgress.of(spec, self.course, self.done)
@@ -247,13 +247,13 @@ class Ablation:
             )
         except (Interrupted, KeyboardInterrupt):
             raise self._stopped() from None
-        if isinstance(outcome, str):  # a finding about this variant
+        if isinstance(outcome, str):  # a failure is a result about this variant
             self.say(f"{spec.label}: {outcome}")
         self.done[spec] = outcome
         self._write(finished=False)
 
     def _steps_in_minutes(self) -> int:
-        """Count the steps that the first variant makes; as found by an earlier start, if there was one."""
+        """Measure the steps that the first variant makes in ``minutes``; reuse an earlier start's number."""
         earlier = read(self.out / RESULT) or {}
         if earlier.get("steps") and earlier.get("minutes") == self.minutes:
             return int(earlier["steps"])
@@ -267,7 +267,7 @@ class Ablation:
         return max(1, round(60 * self.minutes / seconds))
 
     def _steps_in_time(self, name: str) -> int | None:
-        """Count the steps that the first variant makes in the time of another's run."""
+        """Compute how many steps the first variant makes in the time of another variant's run."""
         return steps_in_time(
             self._trained(name).get(self.steps, {}),
             self._trained(self.reference.name).get(self.steps, {}),
@@ -275,7 +275,7 @@ class Ablation:
         )
 
     def _trained(self, variant: str) -> Lengths:
-        """Group a variant's runs that did not fail: steps -> seed -> run."""
+        """Group a variant's successful runs: steps -> seed -> run."""
         found: dict[int, dict[int, Trained]] = {}
         for spec, outcome in self.done.items():
             if spec.variant == variant and isinstance(outcome, Trained):
@@ -283,7 +283,7 @@ class Ablation:
         return found
 
     def _write(self, *, finished: bool) -> dict[str, Any]:
-        self.find()  # runs of other processes too, where some share OUT
+        self.find()  # also runs of other processes that share OUT
         result = self.result(finished=finished)
         write(self.out / RESULT, result)
         replace_file(self.out / PAGE, ablation_page(result).encode())
@@ -295,20 +295,20 @@ class Ablation:
 
 
 def points(plan: Plan, steps: int) -> int:
-    """Choose the number of evaluations of a run: as many as cost a quarter of its time, from 2 to 10.
+    """Choose the number of evaluations of a run: as many as take a quarter of its time, from 2 to 10.
 
-    A prediction costs a third of what it costs to learn from it.
+    A forward pass costs a third of a training step on the same tokens.
     """
     learnt = steps * plan.tokens_per_step
     return max(2, min(10, int(0.25 * 3 * learnt / plan.config.eval.tokens)))
 
 
 def _with_steps(plan: Plan, steps: int) -> Plan:
-    """Plan another number of steps: schedules are fractions of them."""
+    """Plan another number of steps; schedules scale, since they are fractions of the run."""
     return plan.with_train(steps=steps, minutes=None)
 
 
 def _stem(variant: str, seed: int) -> str:
-    """Begin the file names of a variant's runs; the sign of its name is spelt out."""
+    """Return the prefix of a variant's file names, with the sign of its name spelt out."""
     signs = {"+": "with-", "-": "without-"}
     return f"{signs.get(variant[0], variant[0])}{variant[1:]}-seed{seed}"

@@ -1,4 +1,4 @@
-"""An ablation as a page: each plugin's effects, the course of the runs, and their settings."""
+"""The HTML page of an ablation: each plugin's effects, the loss curves, and the settings."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from minillm_lab.worth import MOST_PAIRS, times
 Json = Mapping[str, Any]
 
 LOSS = Axis("held-out loss, nats a token")
-LATER = 0.5  # share of a run from which on it is shown closer
+LATER = 0.5  # fraction of a run after which a zoomed plot begins
 
 
 def ablation_page(result: Json) -> str:
-    """Make the page of an ablation.json, finished or not."""
+    """Render the page of an ablation.json, finished or not."""
     names = list(result["plugins"])
     shown = names if len(names) <= 4 else [*names[:3], f"{len(names) - 3} more"]
     return page.document(
@@ -46,7 +46,7 @@ def ablation_page(result: Json) -> str:
 
 
 def _headline(result: Json) -> str:
-    """Put the intervals at equal tokens into words."""
+    """Summarise the confidence intervals at equal tokens in a sentence."""
     by: dict[str, list[str]] = {"better": [], "worse": [], "unknown": [], "missing": []}
     for name, one in result["plugins"].items():
         by["missing" if one["effect"] is None else verdict(one)].append(name)
@@ -115,7 +115,7 @@ def _set_cells(result: Json, name: str, one: Json) -> Iterator[object]:
 
 
 def _other_lengths(runs: Sequence[Json], steps: int) -> Markup | str:
-    """Give a set's loss where it was trained for as long as another took."""
+    """Show a plugin set's loss at further lengths, trained for the time that another set took."""
     lengths = sorted({run["steps"] for run in runs} - {steps})
     words = [
         joined(
@@ -243,7 +243,7 @@ def _interval_row(name: str, effect: Json | None, why: str) -> Interval:
 
 
 def _times_row(name: str, effect: Json | None, why: str, *, better_below: bool) -> Interval:
-    """Make the row of a ratio, with over without; 1 is no effect."""
+    """Build the row of a ratio, with over without the plugin; 1 is no effect."""
     if effect is None:
         return Interval(name, None, note=why)
     mean, low, high = effect["effect"], effect["low"], effect["high"]
@@ -256,13 +256,13 @@ def _times_row(name: str, effect: Json | None, why: str, *, better_below: bool) 
 
 
 def _read_between(effect: Json) -> str:
-    """Name the lengths between which the baseline's loss is interpolated, if it is."""
+    """Name the lengths between which the baseline's loss is interpolated; empty where it is measured."""
     below, above = effect.get("between") or (0, 0)
     return f"interpolated between {below:,} and {above:,} steps" if below != above else ""
 
 
 def _in_words(effect: Json) -> str:
-    """Write the mean and its interval; a minus is as wide as the plus."""
+    """Format the mean and its interval, with a typographic minus as wide as the plus."""
     words = interval(signed, effect["effect"], effect["low"], effect["high"])
     return words.replace("-", "−")
 
@@ -278,9 +278,9 @@ def _undecided(effect: Json) -> str:
 
 
 def _missing(result: Json, one: Json) -> str:
-    """Explain why a plugin has no figure: once all is over, the missing runs have failed."""
+    """Explain why a plugin has no result: runs are pending, or failed once the ablation is finished."""
     failures = [run for run in result["runs"] if "error" in run]
-    if one["effect"] is not None:  # at equal tokens it is known
+    if one["effect"] is not None:  # known at equal tokens
         reference = next(iter(result["variants"]))
         if reference not in (one["with"], one["without"]):
             return f"not measured: runs of other lengths are {reference}'s alone"
@@ -296,7 +296,7 @@ def _missing(result: Json, one: Json) -> str:
 
 
 def verdict(effect: Json) -> str:
-    """Judge an effect on the loss by its interval: "better", "worse" or "unknown"."""
+    """Classify an effect on the loss by its interval: "better", "worse" or "unknown"."""
     if effect.get("effect") is None or not effect.get("distinguishable"):
         return "unknown"
     return "better" if effect["effect"] < 0 else "worse"
@@ -331,17 +331,17 @@ def _cell(row: Interval) -> Markup:
 
 
 def finished(result: Json) -> list[Json]:
-    """List the runs that did not fail."""
+    """List the successful runs."""
     return [run for run in result["runs"] if "error" not in run]
 
 
 def at_equal_tokens(result: Json) -> list[Json]:
-    """List the finished runs with the number of steps that all sets were given."""
+    """List the finished runs that have the number of steps common to all plugin sets."""
     return [run for run in finished(result) if run["steps"] == result["steps"]]
 
 
 def _curves(result: Json) -> Markup:
-    """Draw the loss against tokens and against seconds, and each plugin's effect on the way."""
+    """Plot the loss against tokens and seconds, and each plugin's effect during training."""
     colours = {name: number for number, name in enumerate(result["variants"])}
     equal = at_equal_tokens(result)
 
@@ -391,7 +391,7 @@ def _curves(result: Json) -> Markup:
 def _differences(
     result: Json, runs: Sequence[Json], colours: Mapping[str, int], size: Size
 ) -> Markup:
-    """Draw each plugin's pairs, faint, and their mean, at every evaluation that both runs had."""
+    """Plot each plugin's paired differences (faint) and their mean, at every evaluation common to both runs."""
     by = {(run["variant"], run["seed"]): run["curve"] for run in runs}
     faint, means = [], []
     for plugin, one in result["plugins"].items():

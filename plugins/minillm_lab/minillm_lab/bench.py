@@ -1,4 +1,4 @@
-"""The whole job of ``minillm bench``: plugin sets in one process, stepped in turns (A B A B)."""
+"""``minillm bench``: time plugin sets in one process, stepped in turns (A B A B)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from minillm_lab.profiling import Profiler, profiler_of
 from minillm_lab.study import Study, bind, open_corpus, without_gc
 
 WARM = 3
-"""Steps before anything is timed: the first compiles, the second has all memory."""
+"""Untimed warm-up steps: the first compiles, the second has allocated all memory."""
 
 Say = Callable[[str], None]
 Profile = Callable[[Trainer], Profiler]
 
 
 def refuse_no_time(steps: int, repeats: int) -> None:
-    """Refuse to time nothing.
+    """Check that there is something to time.
 
     Raises:
         Refusal: fewer than one step or turn.
@@ -36,15 +36,15 @@ def refuse_no_time(steps: int, repeats: int) -> None:
 
 @dataclass(frozen=True)
 class Request:
-    """The lengths of a bench, and the figures wanted beside speed and memory."""
+    """The lengths of a benchmark, and optional measurements beside speed and memory."""
 
-    steps: int = 10  # timed together, a turn
+    steps: int = 10  # timed together in one turn
     repeats: int = 5  # turns of each set
     layers: bool = False
     trace: Path | None = None
 
     def check(self) -> None:
-        """Refuse a bench that cannot be made.
+        """Validate the request.
 
         Raises:
             Refusal: fewer than one step or turn, or a trace that cannot be written.
@@ -71,24 +71,24 @@ def bench(
     """Time one plugin set, or two against each other.
 
     Args:
-        request: how long, and what else.
-        plans: of one set or two, by their names; the first is compared with the second.
+        request: lengths and optional measurements.
+        plans: plugin set -> plan, one or two; the first is compared with the second.
         detected: backend and device.
-        cache: where tokens are kept.
+        cache: the token cache.
         say: prints a line.
-        create: makes the backend; default: the one of ``detected``.
-        profile: makes a trainer's profiler.
+        create: the backend factory; default: the one of ``detected``.
+        profile: the profiler factory, called with a trainer.
 
     Returns:
-        The document that ``--json`` prints; see :meth:`BenchSet.figures`.
+        The JSON document printed by ``--json``; see :meth:`BenchSet.figures`.
 
     Raises:
-        Refusal: nothing was started.
-        MinillmError: a plugin's own code raised, or the framework lacks a figure that is wanted.
+        Refusal: the request is invalid; no step was run.
+        MinillmError: a plugin's code raised, or the framework does not support a requested measurement.
     """
     request.check()
     looks_inside = request.layers or request.trace is not None
-    # a plugin or kernel that does not run here is refused before the text is read
+    # reject plugins and kernels that do not run here before reading the corpus
     bindings = [bind(plan, detected) for plan in plans.values()]
     for plan in plans.values() if looks_inside else ():
         bind(_eager(plan), detected)
@@ -104,7 +104,7 @@ def bench(
             one.profiler.check(layers=request.layers, trace=request.trace is not None)
             sets.append(one)
             one.warm()
-            gc.collect()  # compiling leaves garbage behind, which belongs to no set
+            gc.collect()  # compilation leaves garbage that must not count for either set
             now = one.profiler.held_bytes() or 0
             one.held, held = now - held, now
             say(f"{one.name}: built and warm, the first step after {one.first:.1f} s")
@@ -138,7 +138,7 @@ def bench(
 
 
 def _ratio(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """Divide the first set by the second: medians, and the lowest and highest of the turns' pairs."""
+    """Compute ratios of the first set to the second: of the medians, and the minimum and maximum over turns."""
     turns = [
         x / y
         for x, y in zip(a["tokens_per_second_by_turn"], b["tokens_per_second_by_turn"], strict=True)
@@ -153,13 +153,13 @@ def _ratio(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class BenchSet:
-    """A plugin set that is being timed, and its figures so far.
+    """A plugin set under measurement, and its results so far.
 
     Args:
         name: of the set.
         plan: of the set.
-        study: machine and text.
-        profile: makes a trainer's profiler.
+        study: machine and corpus.
+        profile: the profiler factory, called with a trainer.
     """
 
     def __init__(self, name: str, plan: Plan, study: Study, profile: Profile) -> None:
@@ -167,12 +167,12 @@ class BenchSet:
         self._study, self._profile = study, profile
         self.first = 0.0
         self.held = self.peak = 0
-        self.apart = False  # whether the peak is this set's own, and not the whole process's
-        self.seconds: list[float] = []  # of a step, turn by turn
-        self.speeds: list[float] = []  # real tokens a second, turn by turn
-        self.computed: list[float] = []  # model FLOPs a second, turn by turn
-        self.real = self.supervised = 0  # tokens that were timed
-        self.waits: list[float] = []  # share of a turn spent waiting for data
+        self.apart = False  # whether the peak memory is this set's alone, not the whole process's
+        self.seconds: list[float] = []  # per step, one entry per turn
+        self.speeds: list[float] = []  # real tokens per second, one entry per turn
+        self.computed: list[float] = []  # model FLOPs per second, one entry per turn
+        self.real = self.supervised = 0  # timed tokens
+        self.waits: list[float] = []  # fraction of each turn spent waiting for data
         self.parts: list[dict[str, float]] = []
         self.layers: dict[str, tuple[float, float]] = {}
         self.traces: list[str] = []
@@ -185,7 +185,7 @@ class BenchSet:
         self.profiler = profile(self.stepper.trainer)
 
     def warm(self) -> None:
-        """Compile, and take all memory."""
+        """Run the warm-up steps: compile, and allocate all memory."""
         began = time.perf_counter()
         self.stepper.run(1)
         self.first = time.perf_counter() - began
@@ -194,14 +194,14 @@ class BenchSet:
         self.parts.clear()
 
     def turn(self, steps: int, *, others: int) -> None:
-        """Time some steps together, and the parts of one more.
+        """Time ``steps`` steps together, then the parts of one further step.
 
         Args:
-            steps: how many.
-            others: bytes that the other set holds meanwhile, which are not this one's peak.
+            steps: number of steps.
+            others: bytes held by the other set, subtracted from this set's peak.
         """
         self.profiler.trim()
-        self.stepper.run(1)  # takes back the memory that was given up
+        self.stepper.run(1)  # reallocates the memory that was trimmed
         self.profiler.forget_peak()
         with without_gc():
             timed = self.stepper.run(steps)
@@ -224,7 +224,7 @@ class BenchSet:
             self.parts.append(self.profiler.parts(*arguments))
 
     def look_inside(self, *, layers: bool, trace: Path | None, say: Say) -> None:
-        """Time layers and write a trace, of an eager step: a compiled one has neither.
+        """Time layers and write a trace of an eager step; compiled steps support neither.
 
         Args:
             layers: time each layer.
@@ -253,7 +253,7 @@ class BenchSet:
                 say(f"{self.name}: trace in {trace}; open it at https://ui.perfetto.dev")
 
     def figures(self) -> dict[str, Any]:
-        """Give the figures as JSON: medians over the turns, and the turns themselves."""
+        """Return the results as JSON: medians over the turns, and each turn's values."""
         binding = self.stepper.trainer.binding
         flops = self.plan.estimate().flops_per_token
         speed, computed = statistics.median(self.speeds), statistics.median(self.computed)
@@ -285,16 +285,16 @@ class BenchSet:
 
 
 def shares(waited: float, parts: Mapping[str, float]) -> dict[str, float]:
-    """Divide a step's time into data and each part; the shares sum to 1.
+    """Compute the fraction of a step's time spent on data and on each part; the fractions sum to 1.
 
     Args:
-        waited: share of the time that the loop waited for data.
-        parts: seconds of the other parts, of steps that had their data.
+        waited: fraction of the time that the loop waited for data.
+        parts: seconds of the other parts, excluding that wait.
     """
     total = sum(parts.values())
     return {"data": waited} | {name: (1 - waited) * s / total for name, s in parts.items()}
 
 
 def _eager(plan: Plan) -> Plan:
-    """Plan the same run without compilation."""
+    """Return the same plan without compilation."""
     return plan.with_train(compile="off")

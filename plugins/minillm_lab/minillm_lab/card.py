@@ -1,9 +1,9 @@
-"""Technique cards: the measured worth of a plugin, at what scale, beside which other plugins.
+"""Technique cards: the measured effect of a plugin, with the scale and the other active plugins.
 
-A card is written by ``minillm ablate`` from its result and never typed. It is a JSON file,
+``minillm ablate`` writes cards from its result; they are not written by hand. A card is a JSON file,
 ``cards/NAME.json``: beside the file that defines the plugin where its authors ship one, and in the
-user's own folder of cards (``data_folder``) for measurements made here. :func:`card_facts` and
-:func:`worth` are what ``minillm plugins info`` shows of them.
+user's card folder (``data_folder``) for measurements made on this machine. ``minillm plugins info``
+shows cards through :func:`card_facts` and :func:`worth`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class BadCard(ValueError):
-    """A file that is not a card, with the reason."""
+    """A file that is not a valid card, with the reason."""
 
 
 class Part(BaseModel):
-    """The base of a card's parts: typed, finite and frozen; fields of later versions are ignored."""
+    """Base model of a card's parts: typed, finite and frozen; unknown fields of later versions are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class Interval(Part):
-    """A mean difference of pairs, or ratio, with its 95 % interval."""
+    """A mean paired difference, or a ratio, with its 95 % confidence interval."""
 
     effect: float
     low: float
@@ -53,12 +53,12 @@ class Interval(Part):
         return self
 
     def tells_from(self, value: float) -> bool:
-        """Return whether ``value`` lies outside the interval: 0 of a difference, 1 of a ratio."""
+        """Return whether the interval excludes ``value`` (no effect: 0 of a difference, 1 of a ratio)."""
         return self.low > value or self.high < value
 
 
 class Scale(Part):
-    """The size of the model and of its runs."""
+    """Sizes of the model and of its training runs."""
 
     parameters: Count
     tokens: Count  # of each run
@@ -68,36 +68,36 @@ class Scale(Part):
 class Cost(Part):
     """Ratios of a run with the plugin to one without it."""
 
-    speed: Interval | None = None  # of tokens a second
+    speed: Interval | None = None  # of tokens per second
     peak_bytes: Positive | None = None
 
 
 class Card(Interval):
-    """The worth of one plugin: its effect on the loss at equal tokens; below 0 is better."""
+    """The measured effect of one plugin on the loss at equal tokens; below 0 is better."""
 
     plugin: str
     version: str | None = None
     unit: str
-    seeds: tuple[int, ...]  # of the pairs
-    equal_seconds: Interval | None = None  # the effect on the loss in equal time
+    seeds: tuple[int, ...]  # one pair of runs each
+    equal_seconds: Interval | None = None  # the effect on the loss at equal wall-clock time
     scale: Scale
     company: tuple[str, ...] = ()  # plugins that were active in both runs of each pair
     options: dict[str, JsonValue] = {}  # all of the plugin's own
     hardware: str
     date: date
-    commit: str | None = None  # of minillm's repository, where it ran from one
+    commit: str | None = None  # of minillm's repository, where it ran from a checkout
     cost: Cost = Cost()
 
 
 def read_cards(plugin: str, folders: Iterable[Path]) -> list[Card]:
-    """Read a plugin's cards, in the order of the folders; those of too few pairs are left out.
+    """Read a plugin's cards, in the order of the folders; skip cards with too few pairs.
 
     Args:
         plugin: its name.
-        folders: where ``NAME.json`` may lie.
+        folders: searched for ``NAME.json``.
 
     Raises:
-        BadCard: a file is there and is no card, or another plugin's.
+        BadCard: a file is not a valid card, or is another plugin's.
     """
     paths = (folder / f"{plugin}.json" for folder in folders)
     cards = []
@@ -127,20 +127,20 @@ def card_sources(file: str) -> tuple[Path, ...]:
     """List the folders that may hold a plugin's card: measurements made here, then those shipped.
 
     Args:
-        file: the one that defines the plugin.
+        file: the source file that defines the plugin.
     """
     return data_folder() / FOLDER, Path(file).parent / FOLDER
 
 
 def card_facts(plugin: str, file: str) -> dict[str, Any]:
-    """Describe a plugin's worth as ``plugins info --json`` does.
+    """Return a plugin's measurements as JSON, for ``plugins info --json``.
 
     Args:
         plugin: its name.
-        file: the one that defines it.
+        file: the source file that defines it.
 
     Returns:
-        JSON: ``cards``; where a file is no card there are none, and ``cards_refused`` says why.
+        ``cards``; empty where a file is not a valid card, with the reason in ``cards_refused``.
     """
     try:
         found = read_cards(plugin, card_sources(file))
@@ -150,7 +150,7 @@ def card_facts(plugin: str, file: str) -> dict[str, Any]:
 
 
 def worth(shown: Mapping[str, Any]) -> list[str]:
-    """Word what was measured of a plugin, or how to measure it.
+    """Return text lines on a plugin's measurements, or on how to measure it.
 
     Args:
         shown: the document of ``plugins info``, :func:`card_facts` in it.
@@ -167,11 +167,11 @@ def worth(shown: Mapping[str, Any]) -> list[str]:
 
 
 def card_lines(card: Card, defaults: Mapping[str, Any]) -> Iterator[str]:
-    """Show a card in a few lines.
+    """Yield a card as a few lines of text.
 
     Args:
         card: the card.
-        defaults: of the plugin's options, as JSON has them; only others are shown.
+        defaults: of the plugin's options, as JSON values; only values that differ are shown.
     """
     yield f"{_judged(card, signed, 0)} {card.unit}; {len(card.seeds)} pairs"
     if card.equal_seconds:
@@ -191,7 +191,7 @@ def card_lines(card: Card, defaults: Mapping[str, Any]) -> Iterator[str]:
 
 
 def other_options(card: Card, defaults: Mapping[str, Any]) -> list[str]:
-    """List the options that were not at their defaults, as they are typed."""
+    """List the options that differ from their defaults, as command-line assignments."""
     return [
         f"{card.plugin}.{name}={show_value(value)}"
         for name, value in card.options.items()
@@ -200,27 +200,27 @@ def other_options(card: Card, defaults: Mapping[str, Any]) -> list[str]:
 
 
 def _judged(found: Interval, form: Callable[[float], str], no_effect: float) -> str:
-    """Show an effect with its interval, and whether that holds the value of no effect."""
+    """Format an effect with its interval, marking an interval that contains "no effect"."""
     shown = interval(form, found.effect, found.low, found.high)
     return shown if found.tells_from(no_effect) else f"within noise: {shown}"
 
 
 DECIMALS = 5
-"""A difference that needs more is written with an exponent."""
+"""Decimals of a difference; one that needs more is written with an exponent."""
 
 
 def interval(
     form: Callable[[float], str], mean: float, low: float | None, high: float | None, unit: str = ""
 ) -> str:
-    """Format ``mean unit [low, high]``; without the interval where a single pair gave none."""
+    """Format ``mean unit [low, high]``; a single pair has no interval."""
     shown = f"{form(mean)}{unit}"
     return shown if low is None or high is None else f"{shown} [{form(low)}, {form(high)}]"
 
 
 def signed(value: float) -> str:
-    """Format a difference with its sign: four decimals, and two significant digits where those hold fewer."""
+    """Format a difference with its sign: four decimals, or at least two significant digits."""
     if value == 0 or abs(value) >= 0.001:
-        return f"{value or 0.0:+.4f}"  # 0 has no sign of its own
+        return f"{value or 0.0:+.4f}"  # avoids -0
     short = f"{value:+.{DECIMALS}f}"
     return short if abs(value) >= 10 ** (1 - DECIMALS) else f"{value:+.1e}"
 

@@ -1,4 +1,4 @@
-"""Technique cards from an ablation's result: one a plugin, where its pairs are enough for one."""
+"""Technique cards from an ablation's result: one per plugin that has enough pairs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Json = Mapping[str, Any]
 
 
 def cards_of(result: Json) -> tuple[list[Card], str | None]:
-    """Make the cards of a finished ablation.
+    """Build the technique cards of a finished ablation.
 
     Args:
         result: as in ablation.json.
 
     Returns:
-        The cards; and, where a plugin gets none, which ones and why, in one line.
+        The cards; and one line naming the plugins without a card and the reason, or None.
     """
     enough = {
         name: one
@@ -36,14 +36,14 @@ def cards_of(result: Json) -> tuple[list[Card], str | None]:
 
 
 def commit() -> str | None:
-    """Find the commit of minillm's repository; None where it does not run from one."""
+    """Return the commit of minillm's repository; None outside a checkout."""
     root = Path(minillm_core.__file__).resolve().parents[1]
     if not (root / ".git").exists():
         return None
     command = ["git", "-C", str(root), "rev-parse", "HEAD"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.SubprocessError):  # no git here, or not for this folder
+    except (OSError, subprocess.SubprocessError):  # git is missing, or this is not a repository
         return None
     return found.stdout.strip() or None
 
@@ -94,10 +94,10 @@ def _hardware(result: Json) -> str:
 
 
 def write_card(folder: Path, card: Card) -> Path:
-    """Write ``NAME.json`` into a folder, in the place of an older one.
+    """Write ``NAME.json`` into a folder, replacing an older card.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{card.plugin}.json"

@@ -1,4 +1,4 @@
-"""Several runs on one page: their held-out losses, and the settings in which they differ."""
+"""The HTML page comparing several runs: held-out losses, and the settings that differ."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ RATE, LOSS = Axis("held-out bits a byte"), Axis("held-out loss, nats a token")
 
 
 def comparison_page(histories: Sequence[History]) -> str:
-    """Make the page of two runs or more.
+    """Render the comparison page of two or more runs.
 
-    Losses of different tokenizers are not comparable, so bits a byte are drawn where all runs have
-    them.
+    Losses of different tokenizers are not comparable, so bits per byte are plotted where all runs
+    have them.
     """
     names = _names(histories)
     rated = all(history.series("bits_per_byte", "step", evaluations=True) for history in histories)
@@ -81,7 +81,7 @@ def _figures(names: Sequence[str], histories: Sequence[History]) -> Markup:
 
 
 def _differences(names: Sequence[str], histories: Sequence[History]) -> Markup:
-    """Tabulate the settings in which two of the runs differ."""
+    """Tabulate the settings that are not equal in all runs."""
     settings = [dict(_settings(history.record)) for history in histories]
     keys = dict.fromkeys(key for one in settings for key in one)
     rows = [

@@ -1,7 +1,7 @@
-"""The last comparison of a search, with seeds that have chosen nothing.
+"""The final comparison of a search, with fresh seeds that played no part in the selection.
 
-The recipe against the settings that the search began with, and against itself without each of its
-parts. A part that makes no difference and saves nothing is left out.
+Compares the recipe with the baseline settings of the search, and with itself without each of its parts
+(an ablation). A part without a measurable effect that saves no time or memory is dropped.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from minillm_lab.heats import Heats, Outcomes, Planner, trained_of
 from minillm_lab.space import Move, Recipe, parts_of, without
 
 FRESH = 1000
-"""Seeds of the last comparison begin so far above those that have chosen."""
+"""Offset of the final comparison's seeds above the seeds used for selection."""
 
 OVER = 1.05
-"""Times of the budget that may be spent on the worth of parts."""
+"""Multiple of the budget up to which parts are ablated."""
 
 
 class Confirmation:
-    """A recipe's last comparison.
+    """The final comparison of a recipe.
 
     Args:
-        heats: makes the runs.
-        plan: makes a recipe's plan.
+        heats: trains the runs.
+        plan: maps a recipe to its plan.
         base: the recipe that the search began with.
-        recipe: the one that was found.
-        pairs: how many seeds.
+        recipe: the recipe found.
+        pairs: number of seeds.
         budget: seconds of the whole search.
 
     Attributes:
-        recipe: what is left of it.
+        recipe: the recipe without its dropped parts.
         plan: its plan.
         result: as in search.json.
     """
@@ -54,7 +54,7 @@ class Confirmation:
         self._seeds = range(first, first + pairs)
 
     def run(self) -> None:
-        """Compare, and leave idle parts out.
+        """Compare, and drop parts without effect.
 
         Raises:
             Interrupted: a signal; finished runs are kept.
@@ -109,10 +109,10 @@ class Confirmation:
         found: Outcomes,
         seeds: Sequence[int],
     ) -> Outcomes:
-        """Leave out the parts that make no difference: all of them where that makes none either.
+        """Drop the parts without effect: all of them where the joint removal has no effect either.
 
         Returns:
-            The runs of what is left.
+            The runs of the remaining recipe.
         """
         for parts in (idle, idle[:1]) if len(idle) > 1 else (idle,):
             recipe = self.recipe
@@ -131,7 +131,7 @@ class Confirmation:
                 continue
             kept = {
                 part.name for part in parts_of(recipe, self._base)
-            }  # options go with their plugin
+            }  # options are dropped with their plugin
             gone = [part.name for part in parts_of(self.recipe, self._base)]
             self.recipe, self.plan = recipe, plan
             self.result["dropped"] = [name for name in gone if name not in kept]
@@ -147,7 +147,7 @@ class Confirmation:
         base: Outcomes,
         seeds: Sequence[int],
     ) -> None:
-        """Compare with the recipe without a part, which is possible now that others have gone."""
+        """Compare with the recipe without a part that could not be removed before others were dropped."""
         try:
             plan = self._planner(without(self.recipe, part))
         except MinillmError as error:
@@ -160,7 +160,7 @@ class Confirmation:
             row |= {"why": "", **self._heats.difference(found, others.get(label, base))}
 
     def _affordable(self) -> int:
-        """Count the sets of runs that the rest of the budget, and a twentieth of it all, holds."""
+        """Count the sets of runs that fit into the remaining budget plus a twentieth of the whole."""
         left = OVER * self._budget - self._heats.members.spent
         return max(0, int(left / (self._pairs * self._heats.cost(self._length))))
 

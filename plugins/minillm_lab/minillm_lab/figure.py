@@ -1,7 +1,7 @@
-"""Two figures as SVG, from data alone: lines against an axis, and effects with their intervals.
+"""Two SVG figures: a line chart, and a chart of effects with their intervals.
 
-Elements have classes only; a page's style gives them their colours, in light and in dark. The axes
-come last: round ticks, and units that keep their labels short.
+Elements carry CSS classes only; the page's style sheet sets colours for light and dark mode. The end of
+the file has the axes: round ticks, and units that keep labels short.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from minillm_lab.markup import Markup, tag
 
 COLOURS, DASHES = 7, 3
-MOST_HITS = 40  # points of a line whose numbers are shown as tooltips
-LETTER, BOLD = 6.9, 7.9  # width of one, at most
+MOST_HITS = 40  # points of a line that have tooltips
+LETTER, BOLD = 6.9, 7.9  # maximum width of a character
 
 Point = tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of a figure, in the units of its letters."""
+    """The size of a figure, in the same units as character widths."""
 
     width: float
     height: float
@@ -32,30 +32,30 @@ WIDE, NARROW = Size(540, 320), Size(358, 270)
 
 @dataclass(frozen=True)
 class Line:
-    """Points that belong together."""
+    """A line of a chart."""
 
-    label: str  # of its tooltips
-    colour: int  # 0: the reference's, 1 ...: one each
+    label: str  # shown in tooltips
+    colour: int  # 0: the reference; 1 ...: the others
     points: Sequence[Point]
     faint: bool = False
-    dots: bool = False  # each point is shown
+    dots: bool = False  # mark each point
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An effect, as one row."""
+    """An effect with its interval: one row of the chart."""
 
     label: str
-    effect: float | None  # None: there is none, and the note says why
+    effect: float | None  # None: not available; the note holds the reason
     low: float | None = None
     high: float | None = None
     verdict: str = "unknown"  # "better", "worse", "unknown"
-    words: str = ""  # the numbers in words
+    words: str = ""  # the numbers as text
     note: str = ""
 
 
 def colour(number: int) -> str:
-    """Give the classes of a colour; beyond the last one they begin again, dashed."""
+    """Return the CSS classes of a colour; numbers beyond the last colour repeat them, dashed."""
     if number == 0:
         return "c0"
     turn, which = divmod(number - 1, COLOURS)
@@ -73,15 +73,15 @@ def line_chart(
     from_zero: bool = True,
     note: str = "",
 ) -> Markup:
-    """Draw lines in one pair of axes; points that are not finite are left out.
+    """Draw lines in one pair of axes; skip points that are not finite.
 
     Args:
-        lines: drawn in their order.
+        lines: drawn in this order.
         x: the lower axis.
-        y: the left axis; its numbers begin near the smallest.
-        size: of the whole.
-        level: a number of y that has a line of its own.
-        from_zero: the numbers of x begin at 0.
+        y: the left axis; it begins near the smallest value.
+        size: of the figure.
+        level: a value of y marked by a horizontal line.
+        from_zero: start x at 0.
         note: describes the figure to screen readers.
     """
     kept = [(line, [p for p in line.points if all(map(math.isfinite, p))]) for line in lines]
@@ -120,13 +120,13 @@ def line_chart(
 def interval_chart(
     rows: Sequence[Interval], x: Axis, *, reference: float = 0.0, width: float = 358
 ) -> Markup:
-    """Draw a row for each effect: its numbers in words, a dot, the interval, and the line of no effect.
+    """Draw a row for each effect: its numbers as text, a dot, the interval, and the line of no effect.
 
     Args:
-        rows: from above.
+        rows: from top to bottom.
         x: the axis.
-        reference: the place of no effect.
-        width: of the whole.
+        reference: the value of no effect.
+        width: of the figure.
     """
     some = [v for row in rows for v in (row.effect, row.low, row.high) if v is not None]
     across = scale_of([*some, reference], 8, width - 8)
@@ -240,12 +240,12 @@ TIME: Units = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 BYTES: Units = ((2.0**30, "GiB"), (2.0**20, "MiB"))
 
 _ROUND = (1.0, 2.0, 5.0, 10.0)
-_NARROWEST = 1e-6  # of the numbers' size: closer than that floats have no ticks between them
+_NARROWEST = 1e-6  # relative range; below it floats cannot represent the ticks
 
 
 @dataclass(frozen=True)
 class Axis:
-    """An axis; its numbers are written in the largest unit that fits."""
+    """An axis; its tick labels use the largest unit that fits."""
 
     name: str  # "tokens", "held-out loss, nats a token"
     units: Units = ()
@@ -266,7 +266,7 @@ TOKENS, SECONDS = Axis("tokens", COUNT), Axis("time of training", TIME)
 
 @dataclass(frozen=True)
 class Scale:
-    """Numbers in low..high to places in start..end, in a straight line."""
+    """A linear map from values in low..high to coordinates in start..end."""
 
     low: float
     high: float
@@ -274,13 +274,13 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
-        """Place a number."""
+        """Return the coordinate of a value."""
         share = (value - self.low) / (self.high - self.low)
         return self.start + share * (self.end - self.start)
 
 
 def scale_of(values: Iterable[float], start: float, end: float, *, room: float = 0.05) -> Scale:
-    """Make a scale that holds all values, with ``room`` at both ends, and is never without width."""
+    """Build a scale that contains all values, with ``room`` at both ends and never zero width."""
     found = [value for value in values if math.isfinite(value)] or [0.0, 1.0]
     low, high = min(found), max(found)
     size = max(abs(low), abs(high))
@@ -302,7 +302,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def number(value: float, step: float) -> str:
-    """Write a tick's label: as many decimals as ticks ``step`` apart need."""
+    """Format a tick label with the decimals needed for ticks ``step`` apart."""
     decimals = max(0, -math.floor(math.log10(step) + 1e-9))
     if decimals > 6 or abs(value) >= 1e9:
         digits = 1 + max(0, math.ceil(math.log10(max(abs(value), step) / step) - 1e-9))

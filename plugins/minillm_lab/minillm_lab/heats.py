@@ -1,4 +1,4 @@
-"""The runs of a search: plans at a length, compared pair by pair with the same seed and the same text."""
+"""The runs of a search: plans trained to a length and compared in pairs with the same seed and data."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from minillm_lab.study import Trained
 from minillm_lab.worth import effect_of
 
 TREND = 0.5
-"""Share of what a gain changed by from one length to the next that is expected of the next one."""
+"""Fraction of a gain's last change, from one length to the next, that is extrapolated to the next length."""
 
 SAVES = 0.02
-"""Share of time or memory that is worth a part whose effect on the loss is not distinguishable."""
+"""Fraction of time or memory saved that justifies a part whose effect on the loss is not distinguishable."""
 
 EVALUATION = 0.2
-"""Time of the evaluation at a run's end, in times of the run, at most."""
+"""Maximum time of the final evaluation, as a fraction of the run's time."""
 
 LEARN = 3.0
-"""Times that learning from a token takes longer than predicting it."""
+"""Ratio of a token's training time to its evaluation time."""
 
 Outcomes = Mapping[int, Trained | str]
-"""Seed -> a run, or why it failed."""
+"""Seed -> the trained run, or the reason of its failure."""
 
 Say = Callable[[str], None]
 
@@ -45,11 +45,11 @@ class Length:
     tokens: float | None = None
 
     def shorter(self, factor: float) -> Length:
-        """Divide it."""
+        """Return the length divided by ``factor``."""
         return Length(self.minutes and self.minutes / factor, self.tokens and self.tokens / factor)
 
     def of(self, plan: Plan) -> Plan:
-        """Give a plan this length."""
+        """Return a plan with this length."""
         if self.minutes is not None:
             return plan.with_train(steps=None, minutes=self.minutes)
         assert self.tokens is not None
@@ -57,7 +57,7 @@ class Length:
         return plan.with_train(steps=steps, minutes=None)
 
     def seconds(self, tokens_per_second: float) -> float:
-        """Estimate its time."""
+        """Estimate the training time in seconds."""
         if self.minutes is not None:
             return 60.0 * self.minutes
         assert self.tokens is not None
@@ -65,7 +65,7 @@ class Length:
 
     @property
     def words(self) -> str:
-        """Name it: ``18 s``, ``2:30``, ``1.05 M tokens``."""
+        """Format the length: ``18 s``, ``2:30``, ``1.05 M tokens``."""
         if self.minutes is None:
             return f"{amount(round(self.tokens or 0))} tokens"
         seconds = 60.0 * self.minutes
@@ -74,7 +74,7 @@ class Length:
 
 @dataclass(frozen=True)
 class Rung:
-    """A part of a round: how long runs are, and how many pairs a candidate has."""
+    """A rung of a round: the length of its runs, and the number of pairs per candidate."""
 
     length: Length
     pairs: int
@@ -82,7 +82,7 @@ class Rung:
 
 @dataclass
 class Candidate:
-    """A move from the incumbent, and what was measured of it."""
+    """A move from the incumbent, and its measurements."""
 
     move: Move
     recipe: Recipe
@@ -98,16 +98,16 @@ class Candidate:
 
     @property
     def trend(self) -> float | None:
-        """What the gain changed by since the rung before; above 0: it fades."""
+        """The change of the gain since the previous rung; above 0: the benefit fades."""
         return self.gain - self.rungs[-2]["effect"] if len(self.rungs) > 1 else None
 
     @property
     def expected(self) -> float:
-        """The gain that is expected at the next rung."""
+        """The gain extrapolated to the next rung."""
         return self.gain + TREND * (self.trend or 0.0)
 
     def data(self) -> dict[str, Any]:
-        """Give it as JSON."""
+        """Return the candidate as JSON."""
         return {
             "name": self.move.name,
             "parts": [one.name for one in self.move.parts],
@@ -119,37 +119,37 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Current:
-    """The run that is under way, for a display."""
+    """The run in progress, for a display."""
 
     label: str
     stage: str  # "round 1, 6 s"
     number: int  # of this stage's runs, from 1
     runs: int
-    table: Sequence[Candidate]  # of the stage, as they stand
-    spent: float  # seconds of the budget
+    table: Sequence[Candidate]  # candidates of the stage, so far
+    spent: float  # seconds of the budget used
 
 
 Watch = Callable[[Current, float], None]
 
 
 Planner = Callable[[Recipe], Plan]
-"""Makes a recipe's plan; raises MinillmError where it cannot be."""
+"""Maps a recipe to its plan; raises MinillmError where it cannot be planned."""
 
 
 class Heats:
-    """Makes the runs of plans at lengths, and compares them.
+    """Trainer of plans at given lengths, with paired comparisons.
 
     Args:
-        members: makes each run, or takes it from its file.
-        base: the plan to begin with, whose failure ends the search.
-        length: of the runs that the recipe is for.
+        members: trains each run, or loads it from its file.
+        base: the baseline plan, whose failure ends the search.
+        length: of the runs for which the recipe is optimised.
         seed: of the first run.
-        speed: tokens a second of the base, as measured before.
-        about: facts that two runs must share to be compared.
+        speed: measured tokens per second of the baseline.
+        about: facts that must be equal for two runs to be comparable.
         say: prints a line.
-        watch: takes the current run and its progress.
-        turns: plans take turns, so that a machine that slows down slows all of them; False: a plan's runs
-            follow each other, and compile it once.
+        watch: called with the current run and its progress.
+        turns: interleave the plans, so that a slowdown of the machine affects all of them; False: the runs
+            of a plan are consecutive, and compile it once.
     """
 
     def __init__(
@@ -168,19 +168,19 @@ class Heats:
         self.members, self.base, self.length = members, base, length
         self.seed, self.speed, self.say = seed, speed, say
         self._about, self._watch, self._turns = about, watch, turns
-        self._made: dict[str, Trained | str] = {}  # by file: the incumbent's runs serve all
-        self._overheads: list[float] = []  # of a run, beside its training and evaluation
+        self._made: dict[str, Trained | str] = {}  # by file: the incumbent's runs are shared
+        self._overheads: list[float] = []  # seconds of a run outside training and evaluation
         self._alive: list[Candidate] = []
         self._stage, self._number, self._runs = "", 0, 0
 
     def begin(self, stage: str, runs: int, table: Sequence[Candidate] = ()) -> None:
-        """Begin a stage: so many runs, of these candidates."""
+        """Begin a stage with its number of runs and its candidates."""
         self._stage, self._number, self._runs, self._alive = stage, 0, runs, list(table)
 
     def runs_of(
         self, plans: Mapping[str, Plan], length: Length, seeds: Sequence[int]
     ) -> dict[str, dict[int, Trained | str]]:
-        """Train plans with some seeds, each up to the first that fails: A B B A, or A A B B.
+        """Train each plan with the seeds until one of its runs fails, in the order A B B A or A A B B.
 
         Args:
             plans: label -> plan.
@@ -188,7 +188,7 @@ class Heats:
             seeds: of each plan's runs.
 
         Raises:
-            MinillmError: the plan to begin with failed.
+            MinillmError: the baseline plan failed.
         """
         if self._turns:
             order = [
@@ -213,10 +213,10 @@ class Heats:
         return found
 
     def trained(self, plan: Plan, length: Length, seed: int, label: str) -> Trained | str:
-        """Train a plan to a length, or take the run from its file.
+        """Train a plan to a length, or load the run from its file.
 
         Returns:
-            The run, or why it failed.
+            The run, or the reason of its failure.
 
         Raises:
             Interrupted: a signal.
@@ -257,13 +257,13 @@ class Heats:
         return found
 
     def _predictions(self, plan: Plan, length: Length) -> int:
-        """Choose the predictions of an evaluation: no more than its share of a run's time allows."""
+        """Choose the number of evaluation tokens within the allowed fraction of a run's time."""
         learnt = length.seconds(self.speed) * self.speed
         allowed = max(plan.config.train.seq_len, EVALUATION * LEARN * learnt)
         return min(plan.config.eval.tokens, 2 ** int(math.log2(allowed)))
 
     def cost(self, length: Length) -> float:
-        """Estimate the seconds of a run, what lies around it included."""
+        """Estimate the seconds of a run, including its overhead."""
         beside = median(self._overheads) if self._overheads else 1.0
         return (1 + EVALUATION) * length.seconds(self.speed) + beside
 
@@ -274,7 +274,7 @@ class Heats:
         reference: Outcomes,
         runs: Outcomes,
     ) -> None:
-        """Note a candidate's gain at a rung, in the place of one with fewer pairs."""
+        """Record a candidate's gain at a rung, replacing a measurement with fewer pairs."""
         failures = [run for run in (*runs.values(), *reference.values()) if isinstance(run, str)]
         if failures:
             one.failed = failures[0]
@@ -297,7 +297,7 @@ class Heats:
         )
 
     def difference(self, ours: Outcomes, others: Outcomes) -> dict[str, Any]:
-        """Compare two sets of runs; without an effect where a run failed."""
+        """Compare two sets of runs; the result has no effect where a run failed."""
         failures = [run for run in (*ours.values(), *others.values()) if isinstance(run, str)]
         if failures:
             return {"effect": None, "why": f"failed: {failures[0]}"}
@@ -309,7 +309,7 @@ class Heats:
         }
 
     def saving(self, rung: Mapping[str, Any]) -> str:
-        """Say what a candidate saves: memory, or time where runs are of equal tokens."""
+        """Describe a candidate's saving: memory, or time where runs have equal tokens."""
         speed, memory = rung["speed"], rung["memory"]
         if self.length.tokens and speed and speed["low"] and speed["low"] > 1 + SAVES:
             return "time"
@@ -317,18 +317,18 @@ class Heats:
 
 
 def with_evaluation(plan: Plan, tokens: int) -> Plan:
-    """Give a plan's evaluations another number of predictions."""
+    """Return a plan with another number of evaluation tokens."""
     changed = plan.config.eval.model_copy(update={"tokens": tokens})
     return replace(plan, config=plan.config.model_copy(update={"eval": changed}))
 
 
 def in_words(effect: Mapping[str, Any]) -> str:
-    """Write a gain with its interval: ``-0.123 [-0.150, -0.096]``."""
+    """Format a gain with its interval: ``-0.123 [-0.150, -0.096]``."""
     return interval(signed, effect["effect"], effect["low"], effect["high"])
 
 
 def trained_of(runs: Outcomes) -> list[Trained]:
-    """List the runs that did not fail."""
+    """List the successful runs."""
     return [run for run in runs.values() if isinstance(run, Trained)]
 
 
@@ -337,7 +337,7 @@ def _losses(runs: Outcomes) -> list[float]:
 
 
 def _ratio(ours: Outcomes, others: Outcomes, figure: str) -> dict[str, Any] | None:
-    """Estimate a ratio of two figures over pairs, with its interval; None: one is not known."""
+    """Estimate the ratio of a measurement over pairs, with its interval; None where a value is missing."""
     pairs = [
         (getattr(one, figure), getattr(other, figure))
         for one, other in zip(trained_of(ours), trained_of(others), strict=False)

@@ -25,18 +25,18 @@ Json = Mapping[str, Any]
 Point = tuple[float, float]
 
 FEWEST = 5
-"""Points of a mean in a smoothed line: so that it does not end on a raw one."""
+"""Minimum points per mean in a smoothed line, so that its last point is not a raw value."""
 
 TROUBLE = {kind.event for kind in (Guarded, Resumed, Rewound, Skipped, Unsaved, Ended)}
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A step or an evaluation, and the place in the run."""
+    """A step or an evaluation, with its position in the run."""
 
     step: int
     tokens: int
-    seconds: float  # of training, added up over all processes
+    seconds: float  # of training, summed over all processes of the run
     event: Json
 
 
@@ -48,13 +48,13 @@ class History:
     record: Json  # run.json
     steps: list[Moment] = field(default_factory=list)
     evaluations: list[Moment] = field(default_factory=list)
-    samples: list[Json] = field(default_factory=list)  # text that the model wrote after prompts
-    judged: list[Json] = field(default_factory=list)  # what `minillm eval` found later
-    notable: list[Json] = field(default_factory=list)  # events of trouble
-    torn: int = 0  # lines that are no events, as the last one of a run that was killed
+    samples: list[Json] = field(default_factory=list)  # text generated from prompts
+    judged: list[Json] = field(default_factory=list)  # results of a later `minillm eval`
+    notable: list[Json] = field(default_factory=list)  # warnings and errors
+    torn: int = 0  # unparsable lines, such as the last one of a killed run
 
     def series(self, key: str, x: str, *, evaluations: bool = False) -> list[Point]:
-        """List (x, a number of the events), where there is one; ``x``: tokens, seconds or step."""
+        """List (x, value of ``key``) of the events that have it; ``x``: tokens, seconds or step."""
         moments = self.evaluations if evaluations else self.steps
         return [
             (float(getattr(one, x)), float(number))
@@ -64,10 +64,10 @@ class History:
 
 
 def read_history(out: Path) -> History:
-    """Read run.json and metrics.jsonl; the second may be torn, or not be there yet.
+    """Read run.json and metrics.jsonl; the second may be truncated or missing.
 
     Raises:
-        Refusal: OUT holds no run, or one of the files is none that a run writes.
+        Refusal: OUT holds no run, or a file is not in the format of a run.
     """
     history = History(out, read_record(out))
     torn = 0
@@ -80,7 +80,7 @@ def read_history(out: Path) -> History:
             continue
         kind, step = event.get("event"), event.get("step")
         if kind == Stepped.event and isinstance(step, int):
-            # where only every tenth step is written it stands for those before it
+            # where only every tenth step is logged, it represents those before it
             seconds += float(event.get("step_seconds") or 0.0) * (
                 max(1, step - last) if last else 1
             )
@@ -98,7 +98,7 @@ def read_history(out: Path) -> History:
 
 
 def thinned(points: Sequence[Point], most: int = 240) -> list[Point]:
-    """Thin points to at most 2 x ``most`` that reach as far up and down as all of them do."""
+    """Downsample to at most 2 x ``most`` points, keeping local minima and maxima."""
     if len(points) <= 2 * most:
         return list(points)
     found: list[Point] = []
@@ -109,7 +109,7 @@ def thinned(points: Sequence[Point], most: int = 240) -> list[Point]:
 
 
 def smoothed(points: Sequence[Point], most: int = 24) -> list[Point]:
-    """Average neighbours into at most ``most`` points; few points stay as they are."""
+    """Average neighbours into at most ``most`` points; leave few points unchanged."""
     if len(points) < 2 * FEWEST:
         return list(points)
     return [

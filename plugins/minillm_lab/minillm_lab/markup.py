@@ -1,4 +1,4 @@
-"""HTML and SVG by functions: what is not markup already is escaped, so that nothing can slip in."""
+"""Functions that build HTML and SVG; everything but Markup is escaped, which prevents injection."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ VOID = {"br", "meta"}
 
 
 class Markup(str):
-    """Text that is HTML or SVG, and is put in as it is."""
+    """HTML or SVG text, inserted without escaping."""
 
 
 def text(content: object) -> Markup:
-    """Escape anything but Markup, so that a browser shows it letter by letter."""
+    """Escape anything but Markup, so that a browser shows it literally."""
     if isinstance(content, Markup):
         return content
     shown = printable(str(content)).encode("utf-8", "replace").decode()
@@ -22,18 +22,18 @@ def text(content: object) -> Markup:
 
 
 def joined(*parts: object) -> Markup:
-    """Join parts; None is left out."""
+    """Concatenate parts, skipping None."""
     return Markup("".join(text(part) for part in parts if part is not None))
 
 
 def tag(name: str, /, *parts: object, **attributes: object) -> Markup:
-    """Make an element.
+    """Build an element.
 
     Args:
         name: "td", "circle".
         parts: its content, see :func:`joined`.
-        attributes: ``class_`` is class, ``stroke_width`` is stroke-width; None is left out, and a
-            float is written with two digits, as coordinates need.
+        attributes: ``class_`` is class, ``stroke_width`` is stroke-width; None is skipped, and a
+            float is written with two digits, enough for coordinates.
     """
     given = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'

@@ -1,6 +1,6 @@
-"""The folder of a study: its facts, and its finished runs, each a file of its own that is written when the run is over.
+"""The folder of a study: its metadata, and one file per finished run, written when the run ends.
 
-So a study that was killed at any moment loses the run it was in, and no other.
+A study that is killed at any moment loses only the current run.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from minillm_lab.cards import commit
 from minillm_lab.study import Study, Trained
 
 RUNS = "runs"
-"""The folder of the files, within that of the study."""
+"""The folder of run files, inside the study's folder."""
 
 BOUND = {"compile": "auto", "checkpointing": False, "kernels": "auto"}
-"""Settings that are in no plan's hash and change a run's speed: those of a run that names none."""
+"""Settings outside the plan's hash that change a run's speed, with their defaults."""
 
 FINDINGS = (NonFinite, OutOfMemory)
-"""Errors of a run that are findings about its plan, and end no study."""
+"""Errors that are recorded as a run's outcome and do not end the study."""
 
 Identity = Mapping[str, Any]
 
 
 class Members:
-    """Makes the runs of a study, or takes them from their files.
+    """The runs of a study, trained or loaded from their files.
 
     Args:
         out: the study's folder; locked by the caller.
-        study: trains.
-        kind: the study in a word, for the error about the files of another: "ablation".
-        findings: errors that are kept as the outcome of a run.
-        clock: seconds that never go back.
+        study: trains the runs.
+        kind: the study in one word for error messages, such as "ablation".
+        findings: errors that are stored as the outcome of a run.
+        clock: a monotonic clock, in seconds.
 
     Attributes:
-        spent: seconds that the members so far took, those that were taken from files included;
-            with what lay between them, such as planning.
-        wall: seconds that the last one took.
+        spent: seconds of all runs so far, including runs loaded from files and the time between runs,
+            such as planning.
+        wall: seconds of the last run.
     """
 
     def __init__(
@@ -70,24 +70,24 @@ class Members:
         self.spent = self.wall = 0.0
 
     def start(self) -> None:
-        """Begin to count: what came before is no member's."""
+        """Start the clock; earlier time counts for no run."""
         self._since = self._clock()
 
     def take(
         self, file: str, identity: Identity, unlike: Callable[[Identity, Identity], str]
     ) -> Trained | str | None:
-        """Take a finished run from its file.
+        """Load a finished run from its file.
 
         Args:
             file: its name.
-            identity: what two runs must share to be compared, and the plan.
+            identity: the plan, and the facts that must be equal for two runs to be comparable.
             unlike: describes the difference of two identities.
 
         Returns:
-            The run, or why it failed; None: there is none.
+            The run, or the reason of its failure; None where the file does not exist.
 
         Raises:
-            Refusal: it is of another study.
+            Refusal: the run belongs to another study.
         """
         path = self.out / RUNS / file
         if (kept := read(path)) is None:
@@ -111,10 +111,10 @@ class Members:
         evaluations: int,
         watch: Callable[[float], None],
     ) -> Trained | str:
-        """Make a run and write its file.
+        """Train a run and write its file.
 
         Returns:
-            The run, or why it failed.
+            The run, or the reason of its failure.
 
         Raises:
             Interrupted: a signal; nothing was written.
@@ -137,7 +137,7 @@ class Members:
 
 
 def choose_folder(runs: Path, kind: str) -> Path:
-    """Choose runs/KIND-N, N being the first that is free."""
+    """Choose the folder runs/KIND-N with the first free N."""
     n = 1
     while (runs / f"{kind}-{n}").exists():
         n += 1
@@ -145,10 +145,10 @@ def choose_folder(runs: Path, kind: str) -> Path:
 
 
 def refuse_run(out: Path) -> None:
-    """Refuse the folder of a run for a study.
+    """Check that a study's folder is not the folder of a training run.
 
     Raises:
-        Refusal: it is one.
+        Refusal: it is.
     """
     if (out / RUN).exists():
         raise Refusal(
@@ -161,13 +161,13 @@ def refuse_run(out: Path) -> None:
 def facts_of(
     config: Config, corpus: Any, binding: Binding, plugins: Iterable[LoadedPlugin]
 ) -> dict[str, Any]:
-    """Give the facts of a study as JSON: its text, model and machine, versions, date and commit.
+    """Return a study's metadata as JSON: corpus, model and machine, versions, date and commit.
 
     Args:
-        config: of the run that others are compared with.
-        corpus: its text, as ``open_corpus`` gives it.
+        config: of the baseline run.
+        corpus: its text, from ``open_corpus``.
         binding: of its plan to this machine.
-        plugins: whose distributions' versions are named.
+        plugins: plugins whose distribution versions are recorded.
     """
     distributions = [one.distribution for one in plugins if one.distribution]
     return {
@@ -185,7 +185,7 @@ def facts_of(
 
 
 def stopped(out: Path, kept: int, way_on: str) -> MinillmError:
-    """Make the error of a study that a signal ended: what is kept, and how it is continued."""
+    """Return the error for a study ended by a signal: what is kept, and how to resume."""
     if not kept:
         return Interrupted("ended by a signal; no run was finished")
     return Stopped(
@@ -196,14 +196,14 @@ def stopped(out: Path, kept: int, way_on: str) -> MinillmError:
 
 
 def identity_of(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Identify a run: its plan, and the facts that two runs must share to be compared."""
+    """Return a run's identity: its plan, and the facts that must be equal for runs to be comparable."""
     shared = {key: about[key] for key in ("data", "device", "dtype", "versions")}
     bound = plan.config.train.model_dump(include={"compile", "checkpointing"})
     return {"plan_hash": plan.hash, **shared, **bound, "kernels": plan.config.kernels}
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """Read a JSON document of a study; None where there is none or it was cut short."""
+    """Read a JSON document of a study; return None where it is missing or truncated."""
     try:
         return read_json(path)
     except Refusal:
@@ -211,7 +211,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON document whole or not at all; its folder is made."""
+    """Write a JSON document atomically, creating its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
     replace_file(path, text.encode() + b"\n")

@@ -1,4 +1,4 @@
-"""A page that needs nothing else: no script, nothing loaded, light and dark, readable on a phone."""
+"""A self-contained HTML page: no scripts or external files, light and dark mode, readable on a phone."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from minillm_lab.figure import NARROW, WIDE, Size, colour
 from minillm_lab.markup import Markup, joined, tag
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-"""The policy for browsers: load and run nothing, whatever should be in the page."""
+"""Content security policy: load and run nothing, whatever the page contains."""
 
 
 def document(title: str, *body: object) -> str:
-    """Make a whole page.
+    """Build a complete page.
 
     Args:
-        title: also its heading.
-        body: what follows the heading.
+        title: also the heading.
+        body: content below the heading.
     """
     style = resources.files("minillm_lab").joinpath("page.css").read_text(encoding="utf-8")
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -40,12 +40,12 @@ def document(title: str, *body: object) -> str:
 
 
 def section(heading: str, *body: object) -> Markup:
-    """Make a section with its heading."""
+    """Build a section with a heading."""
     return tag("section", tag("h2", heading), *body)
 
 
 def chart(heading: str, draw: Callable[[Size], Markup]) -> Markup:
-    """Draw a figure twice: its letters keep their size on a phone."""
+    """Draw a figure at two sizes, so that its text stays readable on a phone."""
     return tag(
         "figure",
         tag("h3", heading),
@@ -55,12 +55,12 @@ def chart(heading: str, draw: Callable[[Size], Markup]) -> Markup:
 
 
 def small(heading: str, drawn: Markup) -> Markup:
-    """Frame a figure that is narrow anyway."""
+    """Frame a figure that is narrow enough for a phone."""
     return tag("figure", tag("h3", heading), drawn)
 
 
 def legend(names: Iterable[tuple[str, int]]) -> Markup:
-    """List names beside their colours."""
+    """Build a legend of names and colours."""
     return tag(
         "ul",
         *(
@@ -82,9 +82,9 @@ def legend(names: Iterable[tuple[str, int]]) -> Markup:
 
 
 def table(head: Sequence[str], rows: Iterable[Iterable[object]]) -> Markup:
-    """Make a table: the first cell of a row is its name; a heading with ``>`` is of numbers.
+    """Build a table: the first cell of a row is its name; a heading with ``>`` marks a numeric column.
 
-    On a phone it is moved sideways, and the names stay.
+    On a phone the table scrolls sideways while the names stay in place.
     """
     kinds = ["number" if heading.startswith(">") else None for heading in head]
     cells = [
@@ -103,7 +103,7 @@ def sentence(*parts: str, joint: str = ", ") -> str:
 
 
 def facts(entries: Mapping[str, object]) -> Markup:
-    """List facts, a line each; empty ones are left out."""
+    """List facts, one per line, skipping empty ones."""
     lines = [
         joined(tag("dt", name), tag("dd", value))
         for name, value in entries.items()
@@ -113,7 +113,7 @@ def facts(entries: Mapping[str, object]) -> Markup:
 
 
 def pairs(table: Mapping[str, Any]) -> str:
-    """Write settings in a line; those that are None are left out."""
+    """Format settings on one line, skipping None."""
     return ", ".join(f"{key} {_value(key, v)}" for key, v in table.items() if v is not None)
 
 
@@ -131,7 +131,7 @@ def _value(key: str, value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Write a setting's value, nearly as it is typed."""
+    """Format a setting's value, close to its command-line form."""
     if isinstance(value, bool | list | dict | float):
         return rounded(json.dumps(value, ensure_ascii=False))
     return f"{value:,}" if isinstance(value, int) else str(value)

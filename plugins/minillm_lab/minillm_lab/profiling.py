@@ -1,4 +1,4 @@
-"""Profiling of a step's time and memory: what frameworks can tell, behind one interface."""
+"""Profiling of a step's time and memory: one interface for all frameworks."""
 
 from __future__ import annotations
 
@@ -11,64 +11,64 @@ from minillm_core.studies import Batch, Trainer
 
 
 class Profiler(Protocol):
-    """A look into the steps of one trainer."""
+    """A profiler of one trainer's steps."""
 
     notes: tuple[str, ...]
-    """Sentences about figures that the framework does not have."""
+    """Notes on measurements that the framework does not support."""
 
     def check(self, *, layers: bool, trace: bool) -> None:
-        """Refuse figures that the framework does not have, before anything is timed.
+        """Check that the framework supports the requested measurements, before timing.
 
         Raises:
-            BackendError: it cannot.
+            BackendError: it does not.
         """
 
     def parts(
         self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int
     ) -> dict[str, float]:
-        """Time the parts of one step: part -> seconds, as far as the framework tells them apart. Waits.
+        """Time the parts of one step: part -> seconds, as far as the framework separates them. Synchronises.
 
-        The arguments are those of :meth:`~minillm_core.studies.Trainer.step`.
+        Takes the arguments of :meth:`~minillm_core.studies.Trainer.step`.
         """
 
     def layers(
         self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int
     ) -> dict[str, tuple[float, float]]:
-        """Time the layers of one eager step: layer -> seconds of its forward and backward pass. Waits.
+        """Time the layers of one eager step: layer -> seconds of its forward and backward pass. Synchronises.
 
         Raises:
-            BackendError: the framework cannot tell.
+            BackendError: the framework does not support it.
         """
 
     def trace(self, path: Path, step: Callable[[], object]) -> None:
-        """Write a trace of ``step``, as Chrome's trace format, which Perfetto opens.
+        """Write a trace of ``step`` in Chrome's trace format, which Perfetto opens.
 
         Args:
             path: the file.
-            step: runs some steps of the trainer and reads them. Where the trainer is not compiled,
-                there is a range for every module, under its path in the plan.
+            step: runs some steps of the trainer and reads their results. Where the trainer is not compiled,
+                the trace has a range for every module, named by its path in the plan.
 
         Raises:
-            BackendError: the framework cannot.
+            BackendError: the framework does not support it.
         """
 
     def memory_bytes(self) -> int:
-        """Count the bytes that the device has, or that this process may use of them."""
+        """Return the bytes of device memory, or the part that this process may use."""
         ...
 
     def held_bytes(self) -> int | None:
-        """Count the bytes allocated on the device now; None where the framework does not count."""
+        """Return the bytes currently allocated on the device; None where the framework does not count them."""
 
     def trim(self) -> None:
-        """Free cached memory that is not in use: another trainer may need it."""
+        """Free unused cached memory, which another trainer may need."""
 
     def forget_peak(self) -> None:
-        """Begin a new peak."""
+        """Reset the peak memory statistics."""
 
     def peak_bytes(self) -> int | None:
-        """Count the most bytes allocated on the device since; None where the framework does not count.
+        """Return the peak bytes allocated on the device since the reset; None where they are not counted.
 
-        Where ``held_bytes`` is None it is the whole process's, if anything, since that started.
+        Where ``held_bytes`` is None, a peak is the whole process's since its start.
         """
 
 
@@ -79,6 +79,6 @@ _MADE = {
 
 
 def profiler_of(trainer: Trainer) -> Profiler:
-    """Make the profiler for a trainer's framework."""
+    """Return the profiler for a trainer's framework."""
     module, _, name = _MADE[trainer.binding.backend].partition(":")
     return getattr(import_module(module), name)(trainer)

@@ -1,4 +1,4 @@
-"""A step's time on MLX: gradients and update, run as two graphs; MLX offers no more."""
+"""A step's time on MLX: gradients and update, evaluated as two graphs; MLX offers no finer timing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minillm_core.studies import Batch, Trainer
 
 
 class MLXProfiler:
-    """A look into the steps of one trainer."""
+    """A profiler of one trainer's steps."""
 
     notes = (
         "mlx makes forward and backward pass one graph: 'gradients' is both, and gradients and "
@@ -26,7 +26,7 @@ class MLXProfiler:
         self.trainer = trainer
 
     def check(self, *, layers: bool, trace: bool) -> None:
-        """Refuse both."""
+        """Raise for layers and for traces: MLX supports neither."""
         if layers:
             raise _no_layers()
         if trace:
@@ -35,7 +35,7 @@ class MLXProfiler:
     def parts(
         self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int
     ) -> dict[str, float]:
-        """Time the gradients and the update; the trainer keeps nothing of the steps."""
+        """Time the gradients and the update; the trainer's state is unchanged afterwards."""
         trainer, before = self.trainer, self.trainer.arrays()
         moments: list[tuple[str, float]] = []
 
@@ -59,15 +59,15 @@ class MLXProfiler:
     def layers(
         self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int
     ) -> dict[str, tuple[float, float]]:
-        """Refuse: MLX has no times of layers."""
+        """Raise: MLX has no layer timings."""
         raise _no_layers()
 
     def trace(self, path: Path, step: Callable[[], object]) -> None:
-        """Refuse: MLX has no trace that Perfetto opens."""
+        """Raise: MLX has no trace format that Perfetto opens."""
         raise _no_trace()
 
     def memory_bytes(self) -> int:
-        """Count what Metal recommends at most, or a card's bytes; on a CPU the container's or the machine's."""
+        """Return Metal's recommended maximum, or a GPU's bytes; on a CPU the container's or the machine's."""
         if mx.default_device() == mx.Device(mx.cpu):
             return memory()
         about = mx.device_info()
@@ -75,7 +75,7 @@ class MLXProfiler:
         return int(found) if found else memory()
 
     def held_bytes(self) -> int | None:
-        """Count the bytes that arrays hold."""
+        """Return the bytes currently allocated by arrays."""
         return mx.get_active_memory()
 
     def trim(self) -> None:
@@ -83,11 +83,11 @@ class MLXProfiler:
         mx.clear_cache()
 
     def forget_peak(self) -> None:
-        """Begin a new peak."""
+        """Reset the peak memory statistics."""
         mx.reset_peak_memory()
 
     def peak_bytes(self) -> int | None:
-        """Count the most bytes that arrays held."""
+        """Return the peak bytes allocated by arrays."""
         return mx.get_peak_memory()
 
 

@@ -1,4 +1,4 @@
-"""A step's time on torch: moments between its parts, hooks on eager modules, torch's profiler."""
+"""A step's time on torch: timestamps between its parts, hooks on eager modules, torch's profiler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYERS = "layers"
 
 
 class TorchProfiler:
-    """A look into the steps of one trainer; outside of its methods nothing is timed."""
+    """A profiler of one trainer's steps; it costs nothing outside its methods."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
@@ -34,12 +34,12 @@ class TorchProfiler:
         )
 
     def check(self, *, layers: bool, trace: bool) -> None:
-        """Accept both: torch has them."""
+        """Accept both: torch supports layer timings and traces."""
 
     def parts(
         self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int
     ) -> dict[str, float]:
-        """Time forward, backward and optimizer: by CUDA's events, or by the clock."""
+        """Time forward, backward and optimizer by CUDA events, or by the CPU's clock."""
         moments = Moments(self.device)
         self._busy(micro, values, supervised)
         with self._timed(moments):
@@ -49,9 +49,9 @@ class TorchProfiler:
     def layers(
         self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int
     ) -> dict[str, tuple[float, float]]:
-        """Time each block's passes, and the parts before and behind the blocks.
+        """Time each block's passes, and the parts before and after the blocks.
 
-        A block's backward pass is the time between the gradients of its result and of its input.
+        A block's backward time is the time between the gradients of its output and of its input.
         """
         self._refuse_compiled()
         moments = Moments(self.device)
@@ -69,7 +69,7 @@ class TorchProfiler:
         }
 
     def trace(self, path: Path, step: Callable[[], object]) -> None:
-        """Write forward, backward and optimizer as ranges, and every module's where it is eager."""
+        """Write a trace with ranges for forward, backward and optimizer, and for modules of an eager trainer."""
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
         ranges = _Ranges(cuda=self.cuda)
         with profile(activities=kinds, acc_events=True) as recorded, ExitStack() as hooks:
@@ -84,7 +84,7 @@ class TorchProfiler:
         recorded.export_chrome_trace(str(path))
 
     def memory_bytes(self) -> int:
-        """Count the card's bytes; on a CPU the container's or the machine's."""
+        """Return the GPU's bytes; on a CPU the container's or the machine's."""
         if self.cuda:
             return torch.cuda.get_device_properties(self.device).total_memory
         if self.device.type == "mps":
@@ -92,7 +92,7 @@ class TorchProfiler:
         return memory()
 
     def held_bytes(self) -> int | None:
-        """Count the bytes that tensors hold on CUDA."""
+        """Return the bytes currently allocated by tensors on CUDA."""
         return torch.cuda.memory_allocated(self.device) if self.cuda else None
 
     def trim(self) -> None:
@@ -101,18 +101,18 @@ class TorchProfiler:
             torch.cuda.empty_cache()
 
     def forget_peak(self) -> None:
-        """Begin a new peak."""
+        """Reset the peak memory statistics."""
         if self.cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def peak_bytes(self) -> int | None:
-        """Count the most bytes that tensors held on CUDA; on a CPU, that the whole process did."""
+        """Return the peak bytes allocated by tensors on CUDA; on a CPU, the process's peak."""
         return self.trainer.peak_bytes()
 
     def _busy(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> None:
-        """Queue a step on CUDA: behind it kernels follow each other, as they do while training.
+        """Enqueue a step on CUDA, so that the kernels of the timed step follow without gaps, as in training.
 
-        From an idle device the time would be that of Python, which launches them.
+        On an idle device the timing would measure Python's kernel launches.
         """
         self.trainer.synchronize()
         if self.cuda:
@@ -120,7 +120,7 @@ class TorchProfiler:
 
     def _step(self, micro: Sequence[Batch], values: Mapping[str, float], supervised: int) -> None:
         handle = self.trainer.step(micro, values, supervised)
-        assert handle is not None  # or it would have been cancelled
+        assert handle is not None  # otherwise already cancelled
         self.trainer.read(handle)
 
     @contextmanager
@@ -143,7 +143,7 @@ class TorchProfiler:
 
 
 class Moments:
-    """Moments with a name each; the time from one to the next has the name of the first."""
+    """Named timestamps; the interval between two has the name of the first."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._cuda = device, device.type == "cuda"
@@ -151,14 +151,14 @@ class Moments:
         self.part = ""
 
     def __call__(self, part: str) -> None:
-        """Note that a part of the step begins; "" when all is queued."""
+        """Record the start of a part of the step; "" when everything is enqueued."""
         self.part = part
-        # before the blocks is the embedding; behind them, and so first backward, the head
+        # the embedding precedes the blocks; the head follows them, and so is first in the backward pass
         place = {"forward": " embedding", "backward": " head and loss"}.get(part, "")
         self.note(part + place)
 
     def note(self, name: str) -> None:
-        """Note that something begins."""
+        """Record the start of an interval."""
         moment: Any = time.perf_counter()
         if self._cuda:
             moment = torch.cuda.Event(enable_timing=True)
@@ -166,7 +166,7 @@ class Moments:
         self._at.append((name, moment))
 
     def seconds(self) -> dict[str, float]:
-        """Add up the seconds by name, over all micro-batches; waits on CUDA."""
+        """Sum the seconds by name over all micro-batches; synchronises CUDA."""
         if self._cuda:
             torch.cuda.synchronize(self._device)
         found: dict[str, float] = {}
@@ -178,7 +178,7 @@ class Moments:
 
 
 def _hooks(block: nn.Module, name: str, moments: Moments) -> tuple[Any, Any]:
-    """Note when a block's passes begin and end; what is recomputed belongs to the backward pass."""
+    """Record the start and end of a block's passes; recomputation counts as backward pass."""
 
     def before(module: nn.Module, given: tuple[Any, ...]) -> None:
         if moments.part == "forward":
@@ -201,20 +201,20 @@ def _previous(name: str) -> str:
 
 
 class _Ranges:
-    """Ranges of torch's profiler, and NVTX's on CUDA, one inside the other."""
+    """Nested ranges of torch's profiler, and of NVTX on CUDA."""
 
     def __init__(self, *, cuda: bool) -> None:
         self._cuda = cuda
         self._part: Any = None
 
     def __call__(self, part: str) -> None:
-        """Close the range of the last part, and open that of the next."""
+        """Close the current part's range and open the next one."""
         if self._part is not None:
             self._close(self._part)
         self._part = self._open(part) if part else None
 
     def around(self, module: nn.Module, name: str) -> tuple[Any, Any]:
-        """Hook a module, so that each of its calls is a range."""
+        """Return hooks that record each call of a module as a range."""
         opened: list[Any] = []
         return (
             module.register_forward_pre_hook(lambda *_: opened.append(self._open(name))),

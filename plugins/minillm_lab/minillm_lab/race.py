@@ -1,20 +1,20 @@
-"""The race of a search: recipes against the incumbent, in rounds of rungs that grow.
+"""Successive halving for a search: recipes compete with the incumbent in rounds of ever longer runs.
 
-A rung is a length of runs. All candidates of a round run at the shortest one, with one seed; the best
-third of them runs three times as long, and so on; at the longest, which is the length that the recipe
-is for, several seeds make an interval. A candidate is a difference from the incumbent: its gain is the
+A rung is a run length. All candidates of a round run at the shortest rung with one seed; the best
+third run three times as long, and so on. The longest rung is the target length of the recipe: there
+several seeds give a confidence interval. A candidate is a difference from the incumbent: its gain is the
 mean over pairs of its loss minus the incumbent's, with the same seed and the same data in the same
-order. Between two rungs candidates are ranked by their gain and by what it lost or won since the
-rung before, so that what helps early and hurts late is seen by its trend. Where a third of the length
-is too few steps to say anything, one pair of the whole length comes first. Before the last rung those
-that help are put together, the best ones first, as far as planning allows: that is a candidate too.
+order. Between two rungs candidates are ranked by their gain plus part of its change since the previous
+rung, so that the trend exposes moves that help early and hurt late. Where a third of the length
+has too few steps to be informative, the first rung is one pair at full length. Before the last rung
+helpful moves are combined, the best first, as far as planning allows; the combination is a candidate.
 
-The best candidate whose interval leaves 0 out is the next incumbent. In the end, with seeds that have
-chosen nothing, the recipe is compared with the settings it began with, and with itself without each
-of its parts: a part that makes no difference and saves nothing is left out.
+The best candidate whose interval excludes 0 is the next incumbent. At the end, with fresh seeds that
+played no part in selection, the recipe is compared with the baseline settings, and with itself without
+each of its parts: a part without a measurable effect or saving is dropped.
 
-All decisions follow from the files of the members, the time that they took included: a search that was
-killed does the same again, and trains only what is missing.
+All decisions are functions of the run files, including their times: a search that was killed repeats
+the same decisions on resume, and trains only the missing runs.
 """
 
 from __future__ import annotations
@@ -30,45 +30,45 @@ from minillm_lab.space import Move, Recipe, Space, parts_of, present, together
 from minillm_lab.study import graph_of
 
 INCUMBENT = "the incumbent"
-"""The label of its runs."""
+"""The label of the incumbent's runs."""
 
 ETA = 3
-"""Times that a rung is longer than the one before; of the candidates one in so many goes on."""
+"""Length ratio of consecutive rungs; one in ``ETA`` candidates is promoted to the next rung."""
 
 RUNGS = 3
 
 PAIRS, MORE = 3, 2
-"""Seeds at the longest rung, and further ones for the best where they do not decide."""
+"""Seeds at the longest rung, and additional seeds for the best candidate where these do not decide."""
 
 LEAST = 10
-"""Steps of the shortest run: fewer say nothing but how fast the rate is."""
+"""Steps of the shortest run: fewer only measure the effect of the learning rate."""
 
 UNIONS = 3
-"""Candidates that are several moves at once, in a round."""
+"""Candidates of a round that combine several moves."""
 
 LAST = 0.45
-"""Share of the budget that the last comparison may take."""
+"""Maximum fraction of the budget for the final comparison."""
 
 
 class Race:
-    """A race in a folder.
+    """The rounds of a search.
 
     Args:
-        heats: makes the runs.
-        plan: makes a recipe's plan.
-        space: what may be tried.
-        base: the recipe to begin with.
+        heats: trains the runs.
+        plan: maps a recipe to its plan.
+        space: the search space.
+        base: the baseline recipe.
         budget: seconds for all runs.
-        note: is called after each stage.
+        note: called after each stage.
 
     Attributes:
         incumbent: the recipe so far.
         plan: its plan.
-        rounds: all that was tried, as in search.json.
-        steps: what was taken, likewise.
-        last: the last comparison, likewise; empty before it.
+        rounds: all rounds with their candidates, as in search.json.
+        steps: the accepted moves, likewise.
+        last: the final comparison, likewise; empty before it.
         refused: move -> why it cannot be planned.
-        untried: moves that the budget did not hold.
+        untried: moves that did not fit into the budget.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class Race:
         self.refused: dict[str, str] = {}
         self.untried: list[str] = []
         self.last: dict[str, Any] = {}
-        self._out: set[str] = set()  # moves that are not tried again
-        self._expected: dict[str, float] = {}  # of moves that may help another incumbent
+        self._out: set[str] = set()  # moves not to try again
+        self._expected: dict[str, float] = {}  # gain of moves that may help another incumbent
         tokens = self.length.seconds(heats.speed) * heats.speed
         factors = [ETA**power for power in reversed(range(1, RUNGS))]
         shorter = [
@@ -105,20 +105,20 @@ class Race:
 
     @property
     def lengths(self) -> list[Length]:
-        """List the lengths of runs, the shortest one first."""
+        """List the run lengths of the rungs, shortest first."""
         return list(dict.fromkeys(one.length for one in self._rungs))
 
     def run(self) -> None:
-        """Race until the budget is spent or nothing is left to try, then compare.
+        """Run rounds until the budget is spent or nothing is left to try, then make the final comparison.
 
         Raises:
             Interrupted: a signal; finished runs are kept.
-            MinillmError: the settings that the search began with cannot be trained.
+            MinillmError: the baseline settings cannot be trained.
         """
         self.heats.members.start()
         first = self._rungs[0].length
         self.heats.begin(f"the settings as they are, {first.words}", 1, [])
-        self.heats.runs_of({INCUMBENT: self.base_plan}, first, [self.seed])  # how long one takes
+        self.heats.runs_of({INCUMBENT: self.base_plan}, first, [self.seed])  # times one run
         number = 1
         while candidates := self.candidates():
             share = self._share(number)
@@ -131,7 +131,7 @@ class Race:
             self._confirm()
 
     def _confirm(self) -> None:
-        """Compare the recipe by fresh seeds, and leave idle parts out."""
+        """Make the final comparison with fresh seeds, and drop parts without effect."""
         found = Confirmation(
             *(self.heats, self._plan, self.base, self.incumbent), pairs=PAIRS, budget=self.budget
         )
@@ -139,11 +139,11 @@ class Race:
         self.incumbent, self.plan, self.last = found.recipe, found.plan, found.result
 
     def least_cost(self) -> float:
-        """Estimate the seconds of the smallest search: a candidate and the base, compared twice."""
+        """Estimate the seconds of the smallest search: a candidate and the baseline, compared twice."""
         return 4 * PAIRS * self.heats.cost(self.length)
 
     def candidates(self) -> list[Candidate]:
-        """Plan the moves from the incumbent, those that are expected to help first."""
+        """Plan the moves from the incumbent, most promising first."""
         moves = [
             one
             for one in self.space.moves(self.incumbent, self.plan, self.base)
@@ -180,7 +180,7 @@ class Race:
         return Candidate(move, recipe, plan)
 
     def _share(self, number: int) -> float | None:
-        """Choose the seconds of a round; None: there is no time for another."""
+        """Choose the seconds for a round; None: no time is left for one."""
         left = self.budget - self.heats.members.spent - self._reserved()
         least = 2 * PAIRS * self.heats.cost(self.length)
         if left < (least if number == 1 else 1.25 * least):
@@ -188,18 +188,18 @@ class Race:
         return max(left / 2, least)
 
     def _reserved(self) -> float:
-        """Estimate the seconds of the last comparison: base, recipe, recipe without each part."""
+        """Estimate the seconds of the final comparison: baseline, recipe, recipe without each part."""
         parts = max(len(parts_of(self.incumbent, self.base)), 1)
         sets = 2 + (parts if parts > 1 else 0)
         return min(LAST * self.budget, sets * PAIRS * self.heats.cost(self.length))
 
     @property
     def _most_parts(self) -> int:
-        """Count the parts that the last comparison has time for."""
+        """Count the parts that fit into the time of the final comparison."""
         return max(1, int(LAST * self.budget / (PAIRS * self.heats.cost(self.length))) - 2)
 
     def _sizes(self, queued: int, share: float) -> list[int]:
-        """Choose how many candidates run at each rung; the shortest one gets what the others leave."""
+        """Choose the number of candidates per rung; the shortest rung gets the remaining time."""
         costs = [self.heats.cost(one.length) for one in self._rungs]
         for last in (4, 3, 2, 1):
             sizes, left = [last], share - (last + 1) * PAIRS * costs[-1]
@@ -254,14 +254,14 @@ class Race:
         note()
 
     def _best(self, alive: Sequence[Candidate], size: int) -> list[Candidate]:
-        """Choose those that go on to a rung; before the first one all do."""
+        """Choose the candidates promoted to a rung; all of them at the first one."""
         if not all(one.rungs for one in alive):
             return list(alive[:size])
         helping = [one for one in alive if one.expected < 0]
         return sorted(helping, key=lambda one: one.expected)[:size]
 
     def _unions(self, alive: Sequence[Candidate]) -> list[Candidate]:
-        """Put moves together, the best first, as far as they can be planned together."""
+        """Combine moves, the best first, as far as the combination can be planned."""
         ranked = self._best(alive, len(alive))
         most = self._most_parts - len(parts_of(self.incumbent, self.base))
         joined: list[Move] = []
@@ -279,7 +279,7 @@ class Race:
         return [unions[size] for size in sorted(sizes) if size > 1 and size in unions]
 
     def _raced(self, number: int, rung: Rung, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Run candidates at a rung against the incumbent; those that did not fail."""
+        """Run candidates against the incumbent at a rung; return the successful ones."""
         graph, length = graph_of(self.plan), rung.length
         ordered = sorted(candidates, key=lambda one: graph_of(one.plan) != graph)
         self.heats.begin(
@@ -295,7 +295,7 @@ class Race:
         return [one for one in ordered if not one.failed]
 
     def _accepted(self, alive: Sequence[Candidate]) -> Candidate | None:
-        """Choose the next incumbent: better by more than the interval, or cheaper and no worse."""
+        """Choose the next incumbent: its interval excludes 0, or it is cheaper and not worse."""
         ranked = sorted((one for one in alive if not one.failed), key=lambda one: one.gain)
         if not ranked or ranked[0].rungs[-1]["pairs"] < PAIRS:
             return None
@@ -307,7 +307,7 @@ class Race:
         return next(iter([*clear, *cheaper]), None)
 
     def _more_pairs(self, one: Candidate) -> None:
-        """Train what is near once more, with further seeds, where the budget holds it."""
+        """Train an undecided candidate with additional seeds, where the budget allows."""
         if (
             self.heats.members.spent + self._reserved() + 2 * MORE * self.heats.cost(self.length)
             > self.budget
@@ -320,7 +320,7 @@ class Race:
         self.heats.compare(one, self.length, runs[INCUMBENT], runs[one.move.name])
 
     def _judged(self, one: Candidate, accepted: Candidate | None) -> str:
-        """Put into words what became of a candidate."""
+        """Describe the outcome of a candidate."""
         if one.failed:
             return f"failed: {one.failed}"
         if one is accepted:
@@ -352,7 +352,7 @@ class Race:
         self.heats.say(f"round {number}: {one.move.name}, {in_words(final)} at {self.length.words}")
         self._out |= {part.name for part in one.move.parts or (one.move,)}
         moves = self.space.moves(one.recipe, one.plan, self.base)
-        for key in one.move.settings:  # there is no way back to the value that was given up
+        for key in one.move.settings:  # never return to the replaced value
             before = {key: present(self.plan, key)}
             self._out |= {move.name for move in moves if dict(move.settings) == before}
         self.incumbent, self.plan = one.recipe, one.plan

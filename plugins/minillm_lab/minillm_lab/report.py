@@ -1,4 +1,4 @@
-"""The whole job of ``minillm report``: read a folder and write its page into it."""
+"""``minillm report``: read a folder and write its HTML page into it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minillm_lab.run_page import run_page
 REPORT, COMPARISON = "report.html", "comparison.html"
 
 CHEAP = 50_000_000
-"""Parameters up to which a CPU writes a sample in seconds."""
+"""Largest model, in parameters, that generates a sample on a CPU within seconds."""
 
 TOKENS = 64
 
@@ -27,21 +27,21 @@ Say = Callable[[str], None]
 
 
 def report(out: Path, *, plugins: str | None = None, sample: bool = True, say: Say) -> Path:
-    """Write the page of a run or of an ablation into its folder.
+    """Write the HTML page of a run or an ablation into its folder.
 
     The run may be unfinished, or killed.
 
     Args:
         out: the folder.
-        plugins: those that must be named again for a sample, as ``--plugins`` takes them.
-        sample: let the newest checkpoint write a few words.
+        plugins: plugins needed again for a sample, in the form of ``--plugins``.
+        sample: generate a short sample from the newest checkpoint.
         say: prints a line.
 
     Returns:
-        The page.
+        The path of the page.
 
     Raises:
-        Refusal: the folder holds neither, or something else by their names.
+        Refusal: the folder holds neither, or files of another format under their names.
     """
     if os.path.lexists(out / RUN):
         path, page = out / REPORT, _of_run
@@ -57,7 +57,7 @@ def report(out: Path, *, plugins: str | None = None, sample: bool = True, say: S
 
 
 def compare(outs: Sequence[Path]) -> Path:
-    """Write a page of several runs into the folder of the first.
+    """Write a page comparing several runs into the folder of the first.
 
     Raises:
         Refusal: a folder holds no run.
@@ -66,7 +66,7 @@ def compare(outs: Sequence[Path]) -> Path:
 
 
 def _written(path: Path, make: Callable[[], str]) -> Path:
-    """Make a page and put it there whole."""
+    """Render a page and write it atomically."""
     out = path.parent
     try:
         text = make()
@@ -92,7 +92,7 @@ def _of_run(out: Path, plugins: str | None, sample: bool, say: Say) -> str:
     written, why = None, "it was not asked for"
     if not sample:
         history.samples.clear()
-    elif history.samples:  # the run wrote them itself
+    elif history.samples:  # recorded during the run
         why = None
     else:
         written, why = _sample(history, plugins, say)
@@ -102,7 +102,7 @@ def _of_run(out: Path, plugins: str | None, sample: bool, say: Say) -> str:
 
 
 def _sample(history: History, plugins: str | None, say: Say) -> tuple[str | None, str | None]:
-    """Let the newest checkpoint write on the CPU: a running one keeps its device."""
+    """Generate a sample from the newest checkpoint on the CPU, so that a running run keeps its device."""
     parameters = sum(
         math.prod(one["shape"]) for one in history.record["plan"]["model"]["parameters"].values()
     )
@@ -114,5 +114,5 @@ def _sample(history: History, plugins: str | None, say: Say) -> tuple[str | None
         run = Run.open(history.out, device="cpu", plugins=plugins, say=say)
         seed = run.plan.config.seed
         return run.generate(max_tokens=TOKENS, seed=seed, cached=False), None
-    except (MinillmError, OSError) as error:  # a running one may take a checkpoint away
+    except (MinillmError, OSError) as error:  # a running run may delete a checkpoint
         return None, plain(error.what if isinstance(error, MinillmError) else str(error), 200)

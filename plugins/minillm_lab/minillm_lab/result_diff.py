@@ -1,4 +1,4 @@
-"""Differences between two ablations: the settings that keep a finished run from being reused."""
+"""Differences between two ablations: settings that prevent the reuse of a finished run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from minillm_core.commands import plain
 Json = Mapping[str, Any]
 
 SHOWN = 3
-"""Settings that are named."""
+"""Maximum number of differing settings to list."""
 
 ELSEWHERE = {"steps", "minutes", "compile", "checkpointing", "dtype"}
-"""Settings of ``train`` that differ in the file's name or in an entry of their own, or in no plan."""
+"""Settings of ``train`` to skip: they are in the file's name or an entry of their own, or in no plan."""
 
 
 def difference(kept: Json, now: Json) -> str:
-    """Describe the first entry in which two identities differ; in a table, its first difference."""
+    """Describe the first entry that differs between two identities; of a table, its first difference."""
     key = next(key for key in (*now, *kept) if kept.get(key) != now.get(key))
     was, here = kept.get(key), now.get(key)
     if isinstance(was, Mapping) and isinstance(here, Mapping):
@@ -32,17 +32,17 @@ def difference(kept: Json, now: Json) -> str:
 
 
 def settings(kept: Json, now: Json, variant: str) -> str | None:
-    """Describe the settings in which a plugin set differs: plugins, options, versions, model, training.
+    """Describe the settings that differ for a plugin set: plugins, options, versions, model, training.
 
     Args:
-        kept: the ablation.json that lies beside its runs.
+        kept: the ablation.json in the folder of the finished runs.
         now: the result of the requested ablation.
         variant: the set's name.
 
     Returns:
-        The first few; None where none of what ablation.json holds differs.
+        The first few differences; None where nothing in ablation.json differs.
     """
-    read = json.loads(json.dumps(now))  # lists, where what was not written has tuples
+    read = json.loads(json.dumps(now))  # turns tuples into lists, as in the file
     was, here = (dict(_entries(result, variant)) for result in (kept, read))
     found = [
         f"its {key} is {_shown(was[key])}, this one's {_shown(here[key])}"
@@ -54,7 +54,7 @@ def settings(kept: Json, now: Json, variant: str) -> str | None:
 
 
 def _entries(result: Json, variant: str) -> Iterator[tuple[str, Any]]:
-    """List (setting, value), by the names that a user types."""
+    """Yield (setting, value), with the settings' command-line names."""
     one = _table(_table(result.get("variants")).get(variant))
     if "plugins" in one:
         yield "set of plugins", one["plugins"]
@@ -70,7 +70,7 @@ def _entries(result: Json, variant: str) -> Iterator[tuple[str, Any]]:
 
 
 def _table(value: Any) -> Json:
-    """Take a file's value as a table; anything else is an empty one."""
+    """Return a value from a file if it is a table, else an empty table."""
     return value if isinstance(value, Mapping) else {}
 
 

@@ -1,4 +1,4 @@
-"""A run as a page: its curves, samples, events, plugins and plan."""
+"""The HTML page of a run: its curves, samples, events, plugins and plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Json = Mapping[str, Any]
 STEPS = Axis("steps", COUNT)
 LOSS = Axis("loss, nats a token")
 TRAINED, HELD_OUT = 1, 2  # colours
-LATER = 0.5  # share of a run from which on it is shown closer
+LATER = 0.5  # fraction of a run after which a zoomed plot begins
 
 ENDS = {
     2: "It was refused.",
@@ -34,12 +34,12 @@ ENDS = {
 
 
 def run_page(history: History, sample: str | None, why_none: str | None) -> str:
-    """Make the page of a run.
+    """Render the page of a run.
 
     Args:
         history: of its folder.
-        sample: text written by the newest checkpoint; where the run recorded samples, those are shown.
-        why_none: why there is no such text.
+        sample: text generated from the newest checkpoint; samples recorded by the run take precedence.
+        why_none: the reason for a missing sample.
     """
     return page.document(
         f"The run {history.out.resolve().name}",
@@ -99,7 +99,7 @@ def _curves(history: History) -> Markup:
 
 
 def _how(history: History) -> str:
-    """Explain the lines, and how much text the evaluations took."""
+    """Explain the curves, and the amount of text per evaluation."""
     how = "Faint is each step of training, the line a mean of several; a dot is an evaluation"
     counts = [one.event.get("tokens") for one in history.evaluations]
     known = [count for count in counts if isinstance(count, int) and count]
@@ -176,7 +176,7 @@ def _event(event: Json) -> tuple[object, ...]:
 
 
 def _samples(history: History) -> Markup | None:
-    """Show samples of the run: those of its newest step, the rest folded away."""
+    """Show samples of the run: the newest step's, with older ones collapsed."""
     if not history.samples:
         return None
     newest = history.samples[-1].get("step")
@@ -195,7 +195,7 @@ def _samples(history: History) -> Markup | None:
 
 
 def _judged(history: History) -> Markup | None:
-    """Show what `minillm eval --chats` and `--tasks` found, the newest of each."""
+    """Show the newest results of `minillm eval --chats` and `--tasks`."""
     found: dict[tuple[str, str], tuple[object, ...]] = {}
     for event in history.judged:
         judge = str(event.get("judge"))
@@ -208,7 +208,7 @@ def _judged(history: History) -> Markup | None:
 
 
 def _figures(found: Json, above: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each figure with its name, those of tables of figures with the names above them."""
+    """Yield (name, value) of each result; nested tables give qualified names."""
     for name, figure in found.items():
         if isinstance(figure, Mapping):
             yield from _figures(figure, f"{above}{name}, ")
@@ -282,7 +282,7 @@ def _backend(bound: Json) -> str:
 
 
 def _peak(history: History, bound: Json) -> str:
-    """Give the largest peak of the steps, and whose it is; or that it was not measured."""
+    """Format the peak memory over all steps and its scope (device or process), if measured."""
     if measured := [bytes_ for _, bytes_ in history.series("peak_bytes", "step")]:
         if (bound.get("backend"), bound.get("device")) == ("torch", "cpu"):
             return f"{sized(max(measured))}, of the whole process"
@@ -293,14 +293,14 @@ def _peak(history: History, bound: Json) -> str:
 
 
 def _command(given: Any) -> Markup | None:
-    """Show the command as it was typed."""
+    """Show the command line of the run."""
     if not isinstance(given, list) or not given:
         return None
     return tag("code", shlex.join(map(str, given)))
 
 
 def _moment(given: Any) -> str | None:
-    """Write an ISO time to the second, in UTC."""
+    """Format an ISO time to the second, in UTC."""
     if not isinstance(given, str):
         return None
     try:
@@ -315,7 +315,7 @@ def _seconds(given: Any) -> str | None:
 
 
 def _git(given: Any) -> str | None:
-    """Give the commit of the folder that the run was started in."""
+    """Format the git commit of the folder in which the run was started."""
     if not isinstance(given, Mapping) or not isinstance(given.get("commit"), str):
         return None
     return f"{given['commit'][:12]}{', with uncommitted changes' if given.get('dirty') else ''}"
@@ -335,7 +335,7 @@ def _duration(seconds: float) -> str:
 
 
 def _plugins_section(record: Json) -> Markup | None:
-    """Show the plugins with the evidence that each took part."""
+    """Show the plugins, each with the evidence that it was active."""
     rows = [_plugin(one) for one in record.get("plugins") or ()]
     if not rows:
         return None

@@ -1,4 +1,4 @@
-"""The whole job of ``minillm search``, in order: check, lock, measure, race, write the recipe."""
+"""``minillm search``: check the request, lock the folder, measure speed, search, write the recipe."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ from minillm_lab.study import Study, bind, open_corpus
 RESULT, BEST, PAGE, TEXT = "search.json", "best.toml", "search.html", "search.md"
 
 FIRST = 20
-"""Steps of the first run that looks for a target; each further one is longer by this factor:"""
+"""Steps of the first run towards a target loss; each further run is longer by the factor ``LONGER``."""
 
 LONGER = 1.5
 
 REACH = 0.4
-"""Share of the budget that may be spent until the settings as they are have reached the target."""
+"""Maximum fraction of the budget for reaching the target with the baseline settings."""
 
 SHORTER = 0.8
-"""Factor on the length, by which the recipe's way to a target is shortened until it misses it."""
+"""Factor by which a recipe's run is shortened repeatedly until it misses the target."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +68,13 @@ class Request:
     """A requested search, and its surroundings."""
 
     asked: RunRequest  # the settings to begin with, without the plugins to try
-    runs: Path  # where folders without a name are made
-    cache: Path  # where tokens are kept
+    runs: Path  # parent of folders that are not named
+    cache: Path  # the token cache
     say: Callable[[str], None]  # prints a line
     budget: float  # seconds
-    minutes: float | None = None  # of training, of the run that the recipe is for
+    minutes: float | None = None  # of training, of the run for which the recipe is optimised
     tokens: float | None = None  # or its tokens
-    target: float | None = None  # or the held-out loss that it is to reach soonest
+    target: float | None = None  # or the held-out loss to reach in the shortest time
     plugins: str | None = None  # that may be added, and -NAME; None: all installed ones
     space: Path | None = None
     out: Path | None = None
@@ -83,10 +83,10 @@ class Request:
 
 
 def seconds_of(text: str) -> float:
-    """Read a time: ``0.5`` hours, ``20m``, ``1h30m``, ``90s``.
+    """Parse a duration into seconds: ``0.5`` hours, ``20m``, ``1h30m``, ``90s``.
 
     Raises:
-        Refusal: it is none, or not above 0.
+        Refusal: not a duration, or not above 0.
     """
     found = re.fullmatch(r"(?:(?P<h>[\d.]+)h)?(?:(?P<m>[\d.]+)m)?(?:(?P<s>[\d.]+)s)?", text)
     try:
@@ -107,12 +107,12 @@ def seconds_of(text: str) -> float:
 
 
 class Plans:
-    """The plans of recipes: each is what ``minillm train`` would make of it.
+    """A map from recipes to plans, resolved as by ``minillm train``.
 
     Args:
-        asked: the settings to begin with.
+        asked: the baseline settings.
         prepared: the same, resolved.
-        specs: plugins that may be added -> what to load, where that is a file.
+        specs: plugin that may be added -> the file to load it from, where it is not installed.
         removed: plugins that the preset names and the search begins without.
     """
 
@@ -175,23 +175,23 @@ class Plans:
 
 
 def search(request: Request) -> tuple[dict[str, Any], Path]:
-    """Find a recipe for a text, a machine and a length.
+    """Find a recipe for a corpus, a machine and a training length.
 
     Args:
-        request: what, how long, and where.
+        request: settings, length, budget and folders.
 
     Returns:
-        The result as in search.json, and the folder, which has ``best.toml``.
+        The result as in search.json, and the folder, which contains ``best.toml``.
 
     Raises:
-        Refusal: nothing was started.
+        Refusal: the request is invalid; no run was started.
         Stopped: a signal; finished runs are kept, and the same command with --resume continues.
-        MinillmError: the settings to begin with cannot be trained, or miss the target.
+        MinillmError: the baseline settings cannot be trained, or miss the target.
     """
     _check(request)
     prepared = prepare(request.asked, to_run=True)
     _refuse_length(request, prepared)
-    assert prepared.detected is not None  # or it would have been refused
+    assert prepared.detected is not None  # otherwise already refused
     removed = taken_away(request.plugins)
     named = dict(added(request.plugins))
     for spec in named.values():
@@ -246,7 +246,7 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
 
 
 class Job:
-    """A search whose folder is locked and whose text is open."""
+    """A search whose folder is locked and whose corpus is open."""
 
     def __init__(
         self,
@@ -268,7 +268,7 @@ class Job:
         self.reached: dict[str, Any] = {}
 
     def run(self) -> dict[str, Any]:
-        """Measure, race, write; raises as :func:`search`."""
+        """Measure the speed, run the rounds and write the result; raises as :func:`search`."""
         self._refuse_other()
         request, base = self.request, self.plans(self.plans.base)
         speed = self._speed(base)
@@ -304,7 +304,7 @@ class Job:
         return self._write(finished=True)
 
     def _refuse_other(self) -> None:
-        """Refuse to continue a search with other settings than it was begun with."""
+        """Check that a resumed search has the settings with which it began."""
         kept, now = self.earlier.get("asked"), json.loads(json.dumps(self.about["asked"]))
         if kept is None:
             return
@@ -317,14 +317,14 @@ class Job:
                 )
 
     def _speed(self, base: Plan) -> float:
-        """Measure the tokens a second of the settings to begin with; once for all starts."""
+        """Measure the baseline's tokens per second; a resumed search reuses the stored value."""
         if (found := self.earlier.get("measured")) is not None:
             return float(found["tokens_per_second"])
         self.say("measuring how long a step takes")
         short = with_evaluation(base, base.config.train.seq_len)
         seconds = self.study.step_seconds(short, base.config.seed)
         speed = base.tokens_per_step / seconds
-        # at once: what is run depends on it
+        # written at once: later decisions depend on it
         write(
             self.out / RESULT,
             {"measured": {"tokens_per_second": speed}, "finished": False, **self.about},
@@ -344,10 +344,10 @@ class Job:
         )
 
     def _reaching(self, base: Plan, speed: float, target: float) -> Length:
-        """Find a length at which the settings to begin with reach the target.
+        """Find a length at which the baseline settings reach the target.
 
         Raises:
-            MinillmError: they do not within their share of the budget.
+            MinillmError: they miss it within their share of the budget.
         """
         length = Length(minutes=FIRST * base.tokens_per_step / speed / 60)
         while True:
@@ -397,7 +397,7 @@ class Job:
         self.say(f"data    {self.about['data']['description']}")
 
     def result(self, *, finished: bool) -> dict[str, Any]:
-        """Give what is known so far as JSON."""
+        """Return the results so far as JSON."""
         race = self.race
         assert race is not None
         return {
@@ -422,7 +422,7 @@ class Job:
         }
 
     def _note(self) -> None:
-        """Write what is known so far."""
+        """Write the results so far."""
         self._write(finished=False)
 
     def _write(self, *, finished: bool) -> dict[str, Any]:
@@ -435,7 +435,7 @@ class Job:
         return result
 
     def _best(self, result: Mapping[str, Any]) -> str:
-        """Write the recipe with its length as a settings file."""
+        """Render the recipe with its length as the text of a settings file."""
         race = self.race
         assert race is not None
         minutes = self.reached.get("minutes")
@@ -484,7 +484,7 @@ def _check(request: Request) -> None:
 
 
 def _refuse_length(request: Request, prepared: Prepared) -> None:
-    """Refuse a length of the command line's beside that of the search."""
+    """Check that the command line sets no run length besides that of the search."""
     origins = prepared.loaded.origins
     for key in ("train.steps", "train.minutes"):
         if origins[key] in ("command line", "--steps"):

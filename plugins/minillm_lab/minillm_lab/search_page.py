@@ -1,4 +1,4 @@
-"""A search as a page, in HTML and in Markdown: the recipe's lineage, and what became of the rest."""
+"""The page of a search, in HTML and Markdown: the recipe's lineage, and the other candidates' outcomes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Row = Sequence[str]
 
 GAIN = Axis("nats a token, with minus without (← better)")
 TRENDS = 7
-"""Candidates whose course over the rungs is drawn."""
+"""Maximum number of candidates in the plot over rungs."""
 
 
 def search_page(result: Json) -> str:
-    """Make the page of a search.json, finished or not."""
+    """Render the page of a search.json, finished or not."""
     return page.document(
         f"A recipe for {_length(result)} of {result['preset']}",
         tag("p", headline(result), class_="lead"),
@@ -36,7 +36,7 @@ def search_page(result: Json) -> str:
 
 
 def markdown(result: Json) -> str:
-    """Write the same as Markdown, without the figures."""
+    """Render the page as Markdown, without figures."""
     lines = [f"# A recipe for {_length(result)} of {result['preset']}", "", headline(result), ""]
     lines += [*_md("Lineage", _LINEAGE_WORDS, _LINEAGE_HEAD, [*_lineage_rows(result)])]
     if result["last"]:
@@ -49,7 +49,7 @@ def markdown(result: Json) -> str:
 
 
 def headline(result: Json) -> str:
-    """Say in a sentence or two what was found."""
+    """Summarise the result in one or two sentences."""
     tried = {
         one["name"]
         for some in result["rounds"]
@@ -205,7 +205,7 @@ def _last(result: Json) -> Markup | None:
 
 
 def _trends(result: Json) -> Markup | None:
-    """Draw how the gains of the first round change with the length of the runs."""
+    """Plot the gains of the first round against the length of the runs."""
     found = [
         one
         for some in result["rounds"][:1]
@@ -237,7 +237,7 @@ def _trends(result: Json) -> Markup | None:
 
 
 def _tables(result: Json) -> Iterator[tuple[str, str, Row, Sequence[Row]]]:
-    """Yield heading, explanation, head and rows of the tables about all that was tried."""
+    """Yield heading, explanation, head and rows of each table of candidates."""
     for some in result["rounds"]:
         accepted = some["accepted"] or "nothing"
         head = ("change", *(f">{length}" for length in result["rungs"]), "what became of it")
@@ -283,7 +283,7 @@ def _section(heading: str, words: str, head: Row, rows: Sequence[Row]) -> Markup
 
 
 def _wrapped(rows: Sequence[Row] | Iterator[Row]) -> Iterator[list[object]]:
-    """Let long cells be broken: names of several changes, and reasons."""
+    """Allow line breaks in long cells: names of combined moves, and reasons."""
     for row in rows:
         yield [tag("span", cell, class_="wrap") if len(cell) > 36 else cell for cell in row]
 
@@ -306,7 +306,7 @@ def _facts(result: Json) -> Iterator[tuple[str, str]]:
 
 
 def _effect(effect: Json) -> str:
-    """Write an effect with its interval, if it has one; a minus is as wide as a plus."""
+    """Format an effect with its interval, if any, using a typographic minus as wide as a plus."""
     mean, low, high = effect["effect"], effect["low"], effect["high"]
     words = f"{mean:+.4f}" if low is None else interval(signed, mean, low, high)
     return words.replace("-", "−")

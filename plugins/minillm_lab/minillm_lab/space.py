@@ -1,8 +1,8 @@
-"""The space of a search: recipes, the moves from one to the next, and the values that a setting may take.
+"""The search space: recipes, the moves between them, and the candidate values of each setting.
 
-A recipe is a difference from the settings that the search began with: plugins, and settings by key.
-A move changes it in one place: a plugin more or less, a setting, a shape of the model. Which recipes
-can be is what planning says, and nothing here.
+A recipe is a difference from the baseline settings of the search: plugins, and settings by key. A move
+changes one place of it: adds or removes a plugin, changes a setting, or the shape of the model. Only
+planning decides which recipes are valid; this module does not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minillm_core.inspection import Config, find_plugin, installed_plugins
 from minillm_core.studies import plugins_of, recipe_names
 
 SECTIONS = ("model", "train")
-"""Tables of settings that may be searched: the others say what is measured, and on what."""
+"""Tables of settings that may be searched; the others define the data and the measurement."""
 
 FIXED = {
     "model.vocab": "another tokenizer has another loss a token",
@@ -32,16 +32,16 @@ FIXED = {
     "train.seq_len": "the loss of a longer context is another",
     "train.stages": "the plugins batch_schedule and seq_schedule change the sizes of batches",
 }
-"""Settings that make losses incomparable -> why."""
+"""Settings that cannot be searched, as they make losses incomparable or set the length -> the reason."""
 
 SHAPE = ("layers", "dim", "heads", "kv_heads", "hidden")
-"""Settings of the model that a move of the shape changes together."""
+"""Settings of the model that a shape move changes together."""
 
 SHAPES = ((0.5, 1.0), (2.0, 1.0), (1.0, 0.5), (1.0, 0.75), (1.0, 1.5), (0.5, 0.5), (2.0, 0.75))
 """Factors on layers and on width."""
 
 HIDDEN = (0.5, 1.5, 2.0)
-"""Factors on the width inside the MLP, by itself."""
+"""Factors on the MLP's hidden width alone."""
 
 USUAL: Mapping[str, tuple[Any, ...]] = {
     "train.warmup": (0.0, 0.02, 0.05, 0.1, 0.2),
@@ -51,34 +51,34 @@ USUAL: Mapping[str, tuple[Any, ...]] = {
     "train.clip": (0.0, 0.5, 1.0),
     "train.betas": ((0.8, 0.95), (0.9, 0.95), (0.9, 0.99)),
 }
-"""Settings -> values that are tried where no file says others."""
+"""Settings -> values to try, unless a space file sets others."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A difference from the settings that a search begins with."""
+    """A difference from a search's baseline settings."""
 
-    plugins: frozenset[str] = frozenset()  # all of the run
+    plugins: frozenset[str] = frozenset()  # all plugins of the run
     settings: Mapping[str, Any] = field(default_factory=dict)  # "train.lr", "muon.lr" -> value
 
     @property
     def key(self) -> str:
-        """What tells it from others."""
+        """A key that identifies the recipe."""
         return repr((sorted(self.plugins), sorted(self.settings.items())))
 
 
 @dataclass(frozen=True)
 class Move:
-    """A change of a recipe in one place, or several of them at once."""
+    """A change of a recipe in one place, or a combination of such changes."""
 
     name: str  # "+muon", "train.lr=0.006", "2 layers of 128"
     adds: frozenset[str] = frozenset()
     drops: frozenset[str] = frozenset()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    parts: tuple[Move, ...] = ()  # empty: one place
+    parts: tuple[Move, ...] = ()  # the combined moves; empty: a single change
 
     def applied(self, recipe: Recipe) -> Recipe:
-        """Change a recipe; a plugin that goes takes its options along."""
+        """Return the changed recipe; removing a plugin also removes its options."""
         settings = {
             key: value
             for key, value in {**recipe.settings, **self.settings}.items()
@@ -87,7 +87,7 @@ class Move:
         return Recipe((recipe.plugins | self.adds) - self.drops, settings)
 
     def crosses(self, other: Move) -> bool:
-        """Tell whether both change the same place."""
+        """Return whether both moves change the same place."""
         return bool(
             self.settings.keys() & other.settings.keys()
             or (self.adds | self.drops) & (other.adds | other.drops)
@@ -95,7 +95,7 @@ class Move:
 
 
 def together(moves: Sequence[Move]) -> Move:
-    """Make one move of several that change different places."""
+    """Combine moves that change different places into one."""
     return Move(
         " ".join(one.name for one in moves),
         frozenset().union(*(one.adds for one in moves)),
@@ -106,7 +106,7 @@ def together(moves: Sequence[Move]) -> Move:
 
 
 def parts_of(recipe: Recipe, base: Recipe) -> list[Move]:
-    """List what a recipe changes, each as the move that takes it back."""
+    """List the changes of a recipe, each as the move that reverts it."""
     moves = [
         Move(f"+{name}", drops=frozenset({name})) for name in sorted(recipe.plugins - base.plugins)
     ]
@@ -125,7 +125,7 @@ def parts_of(recipe: Recipe, base: Recipe) -> list[Move]:
 
 
 def without(recipe: Recipe, part: Move) -> Recipe:
-    """Take a part back: a setting to take back has the value None."""
+    """Revert a part of a recipe; in a reverting move a setting has the value None."""
     changed = part.applied(recipe)
     return replace(
         changed, settings={key: one for key, one in changed.settings.items() if one is not None}
@@ -134,16 +134,16 @@ def without(recipe: Recipe, part: Move) -> Recipe:
 
 @dataclass(frozen=True)
 class Space:
-    """What a search may try."""
+    """A search space."""
 
-    plugins: tuple[str, ...]  # that may be added, in the order in which they are tried, or dropped
+    plugins: tuple[str, ...]  # that may be added or dropped, in the order of trial
     values: Mapping[str, tuple[Any, ...]]  # a setting or a plugin's option -> its values
-    parameters: int  # of a model, at most
-    shapes: bool = True  # move layers, widths and heads together
+    parameters: int  # maximum, of a model
+    shapes: bool = True  # include moves that change layers, widths and heads together
     options: bool = True  # try the values that plugins declare for their options
 
     def data(self) -> dict[str, Any]:
-        """Give it as JSON."""
+        """Return the space as JSON."""
         return {
             "plugins": list(self.plugins),
             "values": {key: list(some) for key, some in self.values.items()},
@@ -153,12 +153,12 @@ class Space:
         }
 
     def moves(self, recipe: Recipe, plan: Plan, base: Recipe) -> list[Move]:
-        """List the moves from a recipe: settings and shapes, and plugins, in turns.
+        """List the moves from a recipe: settings and shapes alternate with plugins.
 
         Args:
-            recipe: where they begin.
-            plan: its plan, which has the present values.
-            base: the recipe that the search began with: what it names may be dropped.
+            recipe: the starting point.
+            plan: its plan, which holds the current values.
+            base: the baseline recipe, whose plugins may be dropped.
         """
         found = [*self._settings(plan), *(self._shapes(plan) if self.shapes else ())]
         found += [
@@ -167,11 +167,11 @@ class Space:
         ]
         names = [one for one in self.plugins if one not in recipe.plugins | base.plugins]
         plugins = [Move(f"+{name}", adds=frozenset({name})) for name in names]
-        both = zip_longest(found, plugins)  # so that a small budget tries some of each
+        both = zip_longest(found, plugins)  # alternate, so that a small budget tries both kinds
         return [one for pair in both for one in pair if one is not None]
 
     def ways_in(self, move: Move) -> list[Move]:
-        """List the ways to add a plugin that does nothing by itself: each value that an option declares."""
+        """List the ways to add a plugin without effect at its defaults: one per declared option value."""
         if len(move.adds) != 1 or move.settings or not self.options:
             return []
         (name,) = move.adds
@@ -199,11 +199,11 @@ class Space:
 
 
 ABSENT = object()
-"""The value of an option whose plugin is not there."""
+"""The value of an option whose plugin is not in the plan."""
 
 
 def present(plan: Plan, key: str) -> Any:
-    """Find the value that a setting or a plugin's option has in a plan."""
+    """Return the value of a setting or a plugin's option in a plan."""
     owner, _, name = key.partition(".")
     if owner in SECTIONS:
         return getattr(getattr(plan.config, owner), name)
@@ -212,7 +212,7 @@ def present(plan: Plan, key: str) -> Any:
 
 
 def shapes(plan: Plan) -> Iterator[dict[str, int]]:
-    """Yield shapes near that of a plan: the width of a head and the share of key heads stay."""
+    """Yield model shapes near a plan's, keeping head_dim and the ratio of key-value heads."""
     model = plan.config.model
     width, shared = model.head_width, model.heads // model.kv_heads
     now = {f"model.{key}": getattr(model, key) for key in SHAPE}
@@ -235,12 +235,12 @@ def shapes(plan: Plan) -> Iterator[dict[str, int]]:
 
 
 def usual_space(plan: Plan, plugins: Sequence[str], parameters: int) -> Space:
-    """Make the space where no file says another.
+    """Return the default space, for a search without a space file.
 
     Args:
-        plan: of the settings that the search begins with.
+        plan: of the baseline settings.
         plugins: that may be added or dropped.
-        parameters: of a model, at most.
+        parameters: maximum, of a model.
     """
     train = plan.config.train
     values = {
@@ -252,9 +252,9 @@ def usual_space(plan: Plan, plugins: Sequence[str], parameters: int) -> Space:
 
 
 def installed(named: Collection[str], seed: int) -> list[str]:
-    """List the installed plugins, without those of ``named``.
+    """List the installed plugins except those in ``named``.
 
-    Those that recipes of minillm name come first, the others in an order that the seed decides.
+    Plugins that minillm's recipes name are first; the others follow in an order set by the seed.
     """
     recipes = [plugins_of(name) for name in recipe_names()]
     known = {one: sum(one in recipe for recipe in recipes) for recipe in recipes for one in recipe}
@@ -264,11 +264,11 @@ def installed(named: Collection[str], seed: int) -> list[str]:
 
 
 KEYS = ("plugins", "parameters", "shapes", "options")
-"""Keys of a space file beside the tables of settings and of plugins' options."""
+"""Top-level keys of a space file besides the tables of settings and plugin options."""
 
 
 def read_space(path: Path, usual: Space, names: Sequence[str]) -> Space:
-    """Read the space of a file: what it does not name stays as it is.
+    """Read a space file; entries that it lacks keep their value in ``usual``.
 
     ::
 
@@ -286,11 +286,11 @@ def read_space(path: Path, usual: Space, names: Sequence[str]) -> Space:
 
     Args:
         path: a TOML file.
-        usual: the space without a file.
+        usual: the default space.
         names: of all installed plugins.
 
     Raises:
-        Refusal: it cannot be read, or a key or value cannot be used.
+        Refusal: the file cannot be read, or has an invalid key or value.
     """
     try:
         document = tomllib.loads(path.read_text("utf-8"))
@@ -346,7 +346,7 @@ def _values(
 
 
 def _expanded(path: Path, key: str, given: Any) -> tuple[Any, ...]:
-    """Write a range out: doublings from above 0 on where it spans them, else five steps."""
+    """Expand a range: geometric by about 2 where it starts above 0 and spans a doubling, else five even steps."""
     if isinstance(given, list) and given:
         return tuple(tuple(one) if isinstance(one, list) else one for one in given)
     ends = given if isinstance(given, Mapping) and set(given) == {"from", "to"} else {}
@@ -370,7 +370,7 @@ def _expanded(path: Path, key: str, given: Any) -> tuple[Any, ...]:
 
 
 def _declared(plugin: str, cls: type[Plugin]) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield the options of a plugin that declare values to search, with these."""
+    """Yield (option, values) of a plugin's options that declare values to search."""
     for name, info in cls.model_fields.items():
         extra = info.json_schema_extra
         if isinstance(extra, dict) and isinstance(some := extra.get("search"), list) and some:
@@ -378,7 +378,7 @@ def _declared(plugin: str, cls: type[Plugin]) -> Iterator[tuple[str, tuple[Any, 
 
 
 def _neighbours(now: Any, values: Sequence[Any]) -> list[Any]:
-    """List the values next to the present one, on both sides; all others where they have no order."""
+    """List the values adjacent to the current one on both sides; all others where they have no order."""
     others = [one for one in values if one != now]
     if not _is_number(now) or not all(map(_is_number, others)):
         return others
@@ -397,7 +397,7 @@ def _of_shape(key: str) -> bool:
 
 
 def _typed(settings: Mapping[str, Any]) -> str:
-    """Write settings nearly as they are typed."""
+    """Format settings, close to their command-line form."""
     return " ".join(f"{key}={_shown(value)}" for key, value in settings.items())
 
 

@@ -1,8 +1,8 @@
-"""Speeds measured on this machine, kept in the cache folder: ``minillm plan`` estimates time from them.
+"""Throughput measured on this machine, cached for the time estimates of ``minillm plan``.
 
 ``speeds.json`` holds the newest measurements of finished runs and of ``minillm bench``, one for each
-model and machine, and how many tokens the data of earlier runs came to. It is a cache: nothing depends
-on it, and where it cannot be read or written, times are unknown.
+model and machine, and the number of training tokens of earlier runs' data. It is a cache: where it
+cannot be read or written, times are unknown and nothing fails.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from minillm_lab.card import BadCard, card_sources, read_cards
 
 FILE = "speeds.json"
 MOST = 64
-"""Measurements that are kept, and corpora."""
+"""Maximum number of measurements, and of corpora, in the file."""
 FEWEST = 5
-"""Steps of a measurement that is kept."""
+"""Minimum steps of a stored measurement."""
 _MOST_BYTES = 1 << 20
 _FAR = 30.0
-"""A measurement is not used for a model with so many times its FLOPs per token, or so few."""
+"""Largest ratio of FLOPs per token, either way, between a measured model and a model it is used for."""
 
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 Ratio = Callable[[str, str], float | None]
@@ -44,9 +44,9 @@ class Measured:
     """One measurement."""
 
     machine: str  # host, backend, device, dtype
-    hardware: str  # as technique cards name it
-    run: str  # digest of all that a step's time depends on
-    model: str  # ... of that without plugins
+    hardware: str  # as named in technique cards
+    run: str  # digest of everything that affects a step's time
+    model: str  # the same digest without plugins
     plugins: tuple[str, ...]
     flops_per_token: Positive
     tokens_per_second: Positive
@@ -59,10 +59,10 @@ _MEASURED = TypeAdapter(Measured)
 
 @dataclass(frozen=True)
 class Expected:
-    """A speed that a plan may be expected to reach here."""
+    """The expected throughput of a plan on this machine."""
 
     tokens_per_second: float
-    basis: str  # in words
+    basis: str  # a description of the source
 
 
 def remember(
@@ -75,16 +75,16 @@ def remember(
     steps: int,
     by: Literal["run", "bench"] = "run",
 ) -> None:
-    """Keep the speed of a run and the size of its data; a few steps are too few to tell.
+    """Store the throughput of a run and the size of its data; runs of too few steps are skipped.
 
     Args:
-        cache: the folder; where it cannot be written, nothing is kept.
+        cache: the folder; where it cannot be written, nothing is stored.
         plan: of the run.
-        bound: of the plan to this machine.
-        tokens: of the text to train on.
-        tokens_per_second: the speed without the first step.
-        steps: how many steps it was measured over.
-        by: what measured it.
+        bound: the plan's binding to this machine.
+        tokens: of the training corpus.
+        tokens_per_second: the throughput without the first step.
+        steps: number of measured steps.
+        by: the source, "run" or "bench".
     """
     if steps < FEWEST or not tokens_per_second > 0:
         return
@@ -118,18 +118,18 @@ def remember(
 def expected(
     cache: Path, plan: Plan, backend: str, device: str, dtype: str, ratio: Ratio
 ) -> Expected | None:
-    """Estimate the speed of a plan here; None: nothing like it was measured.
+    """Estimate the throughput of a plan on this machine; None: no similar model was measured.
 
-    That of the same model and plugins; else of the same model, times what each other plugin costs by
-    its card, made on this hardware; else by the FLOP/s of the model whose FLOPs are nearest.
+    Uses, in this order: the same model and plugins; the same model, times each differing plugin's speed
+    ratio from its card on this hardware; the FLOP/s of the model with the nearest FLOPs per token.
 
     Args:
         cache: the folder.
-        plan: what is to be trained.
-        backend: as in a binding, like the next two.
-        device: of them.
-        dtype: of them.
-        ratio: plugin and hardware -> tokens a second with the plugin over those without; None: unknown.
+        plan: the plan to train.
+        backend: as in a binding.
+        device: likewise.
+        dtype: likewise.
+        ratio: (plugin, hardware) -> tokens per second with the plugin over those without; None: unknown.
     """
     machine = _machine(backend, device, dtype)
     here = [one for one in _speeds(cache) if one.machine == machine]
@@ -153,11 +153,11 @@ def expected(
 
 
 def expected_here(cache: Path, plan: Plan, detected: Detected, dtype: str) -> Expected | None:
-    """Estimate the speed of a plan on a machine, by :func:`expected` and the plugins' cards."""
+    """Estimate the throughput of a plan on a machine, by :func:`expected` and the plugins' cards."""
     files = {one.name: one.origin.file for one in plan.active}
 
     def ratio(plugin: str, hardware: str) -> float | None:
-        """Look up what a plugin does to the speed on some hardware, in its card from there."""
+        """Look up a plugin's speed ratio on some hardware, in a card measured there."""
         if plugin not in files:
             return None
         try:
@@ -171,13 +171,13 @@ def expected_here(cache: Path, plan: Plan, detected: Detected, dtype: str) -> Ex
 
 
 def known_tokens(cache: Path, plan: Plan) -> int | None:
-    """Find the number of tokens to train on, where an earlier run had the same files; nothing is read but their dates."""
+    """Look up the number of training tokens of an earlier run on the same files; reads only file metadata."""
     key = _corpus(plan)
     return None if key is None else _tokens(cache).get(key)
 
 
 def _times(one: Measured, names: set[str], ratio: Ratio) -> float | None:
-    """Multiply what the plugins that one of the two lacks do to the speed."""
+    """Multiply the speed ratios of the plugins that are in only one of the two sets."""
     times = 1.0
     for name in names ^ set(one.plugins):
         known = ratio(name, one.hardware)
@@ -188,7 +188,7 @@ def _times(one: Measured, names: set[str], ratio: Ratio) -> float | None:
 
 
 def _hardware(bound: Binding) -> str:
-    """Describe the hardware as the cards made here do."""
+    """Describe the hardware as cards written on this machine do."""
     about = hardware(bound.device_name)
     cores = f", {about['cores']} cores" if about["device"] == about["machine"] else ""
     return f"{bound.device_name}{cores}, {bound.backend} in {bound.dtype}"
@@ -211,7 +211,7 @@ def _run(plan: Plan) -> str:
 
 
 def _corpus(plan: Plan) -> str | None:
-    """Make a key of the data by names, sizes and dates; None: they cannot be found."""
+    """Build a key of the data files from names, sizes and dates; None where a file is missing."""
     data, asked, vocab = plan.config.data, plan.sourcing, plan.config.model.vocab
     try:
         sources = find(data.files, lambda text: None) if asked.files else []
@@ -240,7 +240,7 @@ def _tokens(cache: Path) -> dict[str, int]:
 
 
 def _document(cache: Path) -> Mapping[str, Any]:
-    """Read the file; an empty document where it is none of ours."""
+    """Read the file; return an empty document where the format is not ours."""
     path = cache / FILE
     try:
         about = path.stat()

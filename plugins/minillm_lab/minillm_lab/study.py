@@ -1,7 +1,7 @@
-"""Many runs of one text on one machine, trained whole or stepped by hand.
+"""Many runs on one corpus and one machine, trained whole or stepped by hand.
 
-Each is a :class:`minillm_core.Run`, so that a study measures what a user gets. They share what is
-expensive: the prepared text, and the compiled step of plans that differ in numbers alone.
+Each is a :class:`minillm_core.Run`, so that a study measures what a user gets. The runs share the
+expensive parts: the tokenized corpus, and the compiled step of plans that differ only in its inputs.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from minillm_core.studies import (
 from minillm_lab.speeds import remember
 
 WARM = 2
-"""Steps before the clock starts: the first compiles, the second has all memory."""
+"""Warm-up steps before timing: the first compiles, the second has allocated all memory."""
 
 MIDDLE = 0.5
-"""Progress of a run at which a stepper takes the values of its schedules."""
+"""Training progress at which a stepper evaluates the schedules."""
 
 Say = Callable[[str], None]
 Create = Callable[[Detected, Plan], Backend]
@@ -52,9 +52,9 @@ class Point:
     """An evaluation during a run."""
 
     step: int
-    tokens: int  # real ones, so far
-    seconds: float  # of training and of waiting for data, so far
-    val_loss: float  # nats a token
+    tokens: int  # real tokens so far
+    seconds: float  # of training and waiting for data so far
+    val_loss: float  # nats per token
     bits_per_byte: float | None
     verdicts: Mapping[str, float] = field(
         default_factory=dict
@@ -63,37 +63,37 @@ class Point:
 
 @dataclass(frozen=True)
 class Trained:
-    """A run's figures."""
+    """The results of a run."""
 
     seed: int
     steps: int
     tokens: int
     seconds: float
-    tokens_per_second: float  # real ones
-    peak_bytes: int | None  # None: the framework does not count this run's memory alone
+    tokens_per_second: float  # real tokens
+    peak_bytes: int | None  # None: the framework cannot attribute memory to this run
     curve: tuple[Point, ...]
 
     @property
     def val_loss(self) -> float:
-        """The held-out loss at the end, in nats a token."""
+        """The final held-out loss, in nats per token."""
         return self.curve[-1].val_loss
 
     def data(self) -> dict[str, Any]:
-        """Give the figures as JSON."""
+        """Return the results as JSON."""
         return asdict(self)
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Trained:
-        """Read them: the inverse of :meth:`data`."""
+        """Parse results from JSON: the inverse of :meth:`data`."""
         return cls(**{**data, "curve": tuple(Point(**point) for point in data["curve"])})
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Some steps together, timed."""
+    """The timing of some consecutive steps."""
 
     seconds: float
-    waited: float  # seconds of those, for data
+    waited: float  # seconds of these spent waiting for data
     real: int  # tokens that are not padding
     supervised: int  # labels >= 0
 
@@ -102,9 +102,9 @@ def bind(plan: Plan, detected: Detected) -> Binding:
     """Bind a plan to a machine without building its model; imports the framework.
 
     Raises:
-        PluginError: a plugin does not run there, or lacks a package.
-        BackendError: a kernel cannot serve the plan, or the device is not there.
-        ConfigError: settings ask for several processes; a study is of one.
+        PluginError: a plugin does not support the machine, or lacks a package.
+        BackendError: a kernel does not support the plan, or the device is missing.
+        ConfigError: the settings require several processes; a study runs in one.
     """
     check_support(plan.active, detected.backend, detected.device)
     divides(plan.config.mesh.shard, ALONE)
@@ -120,18 +120,18 @@ def open_corpus(
     note: Say | None = None,
     plans: Sequence[Plan] = (),
 ) -> Corpus:
-    """Read and tokenize the text of a plan's ``config``: once, for any number of runs.
+    """Read and tokenize the corpus of a plan's ``config``, once for any number of runs.
 
     Args:
-        config: names the data, the vocabulary's size and the rows' length.
-        cache: the folder of tokens; default: minillm's own.
+        config: sets the data, the vocabulary size and the row length.
+        cache: the token cache; default: minillm's own.
         say: prints progress; default: silence.
-        note: takes remarks about the text; default: ``say``.
-        plans: those that are trained on it; its tokenizer has the special tokens of all of them.
+        note: called with remarks on the text; default: ``say``.
+        plans: the plans to train on it; its tokenizer has the special tokens of all of them.
 
     Raises:
         DataError: the text, its tokenizer or the cache folder cannot be used.
-        PlanError: plugins of the plans read other documents than those of another.
+        PlanError: plugins make the plans read different documents.
     """
     more: dict[str, Any] = {"asked": plans[0].sourcing} if plans else {}
     for plan in plans[1:]:
@@ -142,10 +142,10 @@ def open_corpus(
 
 
 def _joined(asked: Sourcing, plan: Plan) -> Sourcing:
-    """Add what a plan asks of the documents.
+    """Merge a plan's requirements on the documents.
 
     Raises:
-        PlanError: it is trained on other documents, or with another special token of one name.
+        PlanError: it reads other documents, or has a conflicting special token of the same name.
     """
     if (both := asked.joined(plan.sourcing)) is None:
         raise PlanError(
@@ -157,19 +157,19 @@ def _joined(asked: Sourcing, plan: Plan) -> Sourcing:
 
 
 class Study:
-    """One machine and one text: trains plans one after another, as ``minillm train`` would.
+    """A trainer of plans, one after another, on one machine and one corpus, as by ``minillm train``.
 
-    Plans with the same compiled step (:func:`graph_of`) share a trainer. Compilation and warm-up,
-    which are undone, and evaluations are outside of the clock; waiting for data is inside.
+    Plans with the same compiled step (:func:`graph_of`) share a trainer. The time excludes compilation,
+    warm-up (whose updates are undone) and evaluations; it includes waiting for data.
 
     Args:
-        corpus: the text that every run is trained and evaluated on, in the same order.
-        detected: backend and device; default: those that ``--backend auto`` chooses here.
+        corpus: training and evaluation text of every run, in the same order.
+        detected: backend and device; default: the choice of ``--backend auto``.
         say: prints a line; default: silence.
         stop: ends a run early.
-        create: makes the backend; default: the one of ``detected``.
-        turn: entered once a run is compiled and has its initial values, and left when it is over:
-            processes that share a device wait for each other in it.
+        create: the backend factory; default: the one of ``detected``.
+        turn: a context entered once a run is compiled and initialised, and left at its end: a lock
+            for processes that share a device.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class Study:
             corpus, detected or choose(probe()), stop=stop or StopRequest(), warn=say
         )
         self._create = create or create_backend
-        self._kept: tuple[str, Trainer] | None = None  # a compiled trainer, by its graph
+        self._kept: tuple[str, Trainer] | None = None  # (graph, its compiled trainer)
 
     def train(
         self,
@@ -202,12 +202,12 @@ class Study:
         Args:
             plan: made of loaded settings; ``train.steps`` or ``train.minutes`` of training.
             seed: of the initial weights and of all other randomness but the data's order.
-            evaluations: points of the curve, the last one included; by the clock there is that one.
-            watch: takes the progress, 0..1, after every step.
+            evaluations: number of evaluations, including the final one; a run limited by time has only that.
+            watch: called with the progress, 0..1, after every step.
 
         Raises:
-            PlanError: the plan has no settings, or the text was not read for it.
-            ConfigError: it says neither how many steps nor how many minutes a run has.
+            PlanError: the plan has no settings, or the corpus was not read for it.
+            ConfigError: the settings have neither steps nor minutes.
             MinillmError: the run ended early; the next one starts with a trainer of its own.
         """
         plan = _member(plan, seed, evaluations)
@@ -231,12 +231,12 @@ class Study:
         )
 
     def step_seconds(self, plan: Plan, seed: int) -> float:
-        """Measure the seconds of a step, in a run of twelve."""
+        """Measure the seconds per step, in a run of twelve steps."""
         trained = self.train(plan.with_train(steps=12, minutes=None), seed, evaluations=1)
         return trained.seconds / trained.steps
 
     def stepper(self, plan: Plan) -> Stepper:
-        """Build a trainer of its own for a plan, to be stepped by hand.
+        """Build a separate trainer for a plan, to be stepped by hand.
 
         Raises:
             PlanError: the plan has no settings.
@@ -249,7 +249,7 @@ class Study:
         return stepper
 
     def _run(self, plan: Plan, create: Create) -> Run:
-        """Bind a plan to text and machine; refuses one that the text was not read for."""
+        """Bind a plan to corpus and machine; raise PlanError where the corpus was not read for it."""
         asked = self._shared.corpus.asked
         if _joined(asked, plan) != asked:
             names = ", ".join(one.text for one in plan.sourcing.specials)
@@ -258,7 +258,7 @@ class Study:
         return Run(plan, shared=self._shared, create=create)
 
     def _warm(self, plan: Plan) -> Trainer:
-        """Give a trainer that is compiled."""
+        """Return a compiled trainer for the plan."""
         graph = graph_of(plan)
         if self._kept is None or self._kept[0] != graph:
             self._drop()
@@ -268,13 +268,13 @@ class Study:
         return self._kept[1]
 
     def _drop(self) -> None:
-        """Give the compiled trainer's memory back before the next one takes its own."""
+        """Free the compiled trainer's memory before the next trainer allocates its own."""
         self._kept = None
         gc.collect()
 
 
 class Stepper:
-    """A trainer with its text, stepped as the loop steps it; a context manager that closes the text.
+    """A trainer with its dataloader, stepped as in the training loop; a context manager that closes it.
 
     Made by :meth:`Study.stepper`.
 
@@ -288,12 +288,12 @@ class Stepper:
         self._values, self._batches = run.plan.values(MIDDLE), run.batches(middle)
 
     def warm(self) -> None:
-        """Compile steps and evaluation, and take all memory."""
+        """Compile steps and evaluation, and allocate all memory."""
         self.run(WARM)
         self._run.validate(self._run.plan.config.train.seq_len)
 
     def arguments(self) -> tuple[Sequence[Batch], Mapping[str, float], int]:
-        """Take the next step's batch: the arguments of ``trainer.step``.
+        """Load the next step's batch: the arguments of ``trainer.step``.
 
         Returns:
             Micro-batches of int32 (rows, T), the schedules' values in the middle of the run, and
@@ -304,10 +304,10 @@ class Stepper:
         return batch.micro, self._values, batch.supervised
 
     def run(self, steps: int) -> Timed:
-        """Run some steps, each one read while the next is queued, and wait for the last.
+        """Run steps, reading each result while the next step is enqueued; synchronise after the last.
 
         Raises:
-            PluginCodeError: a plugin's own code raised.
+            PluginCodeError: a plugin's code raised.
         """
         trainer = self.trainer
         trainer.synchronize()
@@ -332,7 +332,7 @@ class Stepper:
     def keep_speed(
         self, cache: Path, tokens_per_second: float, steps: int, by: Literal["run", "bench"]
     ) -> None:
-        """Keep a speed measured over some steps, for the estimates of ``minillm plan``."""
+        """Store a throughput measured over some steps, for the estimates of ``minillm plan``."""
         plan, tokens = self._run.plan, self._corpus.train.tokens
         speed = {"steps": steps, "by": by}
         remember(cache, plan, self.trainer.binding, tokens, tokens_per_second, **speed)
@@ -345,25 +345,25 @@ class Stepper:
 
 
 class _Kept(Backend):
-    """A backend whose trainer was compiled before, for a plan of the same graph."""
+    """A backend that reuses a compiled trainer for a plan of the same graph."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self.binding = trainer, trainer.binding
         self.name = trainer.binding.backend
 
     def model(self, plan: Plan, seed: int, **more: Any) -> Trainer:
-        """Give the trainer."""
+        """Return the trainer."""
         return self.trainer(plan, seed)
 
     def trainer(self, plan: Plan, seed: int, **more: Any) -> Trainer:
-        """Give the trainer, with the initial values of a seed."""
+        """Return the trainer, reinitialised with a seed."""
         self._trainer.restart(seed)
         return self._trainer
 
 
 @dataclass(eq=False)
 class _Figures:
-    """The clock of a run, added up, and its curve."""
+    """The accumulated time of a run, and its loss curve."""
 
     watch: Callable[[float], None]
     plan: Plan
@@ -372,7 +372,7 @@ class _Figures:
     curve: list[Point] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
-        """Take the next event."""
+        """Record an event."""
         if isinstance(event, Stepped):
             self.seconds += event.step_seconds
             self.tokens = event.tokens
@@ -386,7 +386,7 @@ class _Figures:
 
 
 def _member(plan: Plan, seed: int, evaluations: int) -> Plan:
-    """Plan a run of a study: evaluated evenly on whole windows, without samples and checkpoints."""
+    """Return the plan of a study's run: evenly spaced evaluations, no samples and no checkpoints."""
     config = plan.config
     every = max(1, round(config.train.steps / evaluations)) if config.train.steps else 0
     of_eval = config.eval.model_copy(update={"every": every, "share": 1.0, "samples": 0})
@@ -396,18 +396,18 @@ def _member(plan: Plan, seed: int, evaluations: int) -> Plan:
 
 
 def _own_peak(trainer: Trainer) -> int | None:
-    """Give the run's peak on its device; None for torch on a CPU, which knows its process's alone.
+    """Return the run's peak memory on its device; None for torch on a CPU, which has the process's only.
 
-    That one never falls, so a later run of this process would seem to need what an earlier one did.
+    A process's peak never falls, so an earlier run of this process would count for later ones.
     """
     bound = trainer.binding
     return None if (bound.backend, bound.device) == ("torch", "cpu") else trainer.peak_bytes()
 
 
 def graph_of(plan: Plan) -> str:
-    """Describe all that a plan's compiled step depends on: plans that agree in it can share one.
+    """Return a key of everything that a plan's compiled step depends on: equal keys can share a step.
 
-    Learning rates, schedules and the number of steps are its inputs; staged values are not.
+    Learning rates, schedules and the number of steps are inputs of the step; staged values are not.
     """
     data, train = plan.data(), plan.config.train
     options = {one.name: one.options for one in plan.plugins}
@@ -429,7 +429,7 @@ def graph_of(plan: Plan) -> str:
 
 @contextmanager
 def without_gc() -> Iterator[None]:
-    """Keep Python's garbage collector, which walks every object of a plan and a model, off a clock."""
+    """Disable Python's garbage collector, which walks every object of a plan and a model, during timing."""
     gc.collect()
     gc.disable()
     try:

@@ -1,18 +1,18 @@
-"""The whole job of ``minillm tune``: how a step is divided and computed so that it is the fastest here.
+"""``minillm tune``: find the micro-batch size, checkpointing and kernels of the fastest step on a machine.
 
-A step's tokens stay as the settings have them, so every candidate trains the same model:
+The tokens per step are unchanged, so every candidate trains the same model. Tried in this order:
 
-1. rows of a micro-batch: the splits of ``train.rows x train.accumulate`` rows whose bytes, as the plan
-   estimates them, are in memory. From the largest one on each has at most half the rows of the one
-   before, until one is clearly slower than the fastest
+1. rows of a micro-batch: the splits of ``train.rows x train.accumulate`` rows that fit into memory by
+   the plan's estimate. Starting at the largest, each candidate has at most half the rows of the previous
+   one, until one is clearly slower than the fastest
 2. ``train.checkpointing``: it computes a third more, so it is only tried where it allows more rows
-3. kernels: for the fastest so far, each op's other kernels, one at a time
+3. kernels: for the fastest candidate, each op's other kernels, one at a time
 
 One candidate is in memory at a time. It is clearly slower than another where each of its turns is at
-least 1 % slower than the other's median. Of those that are not clearly slower than the fastest the one that needs
-the fewest bytes is preferred. It and the settings as they were are then built and timed twice more each,
-in the order A B B A, so that what drifts on the machine meets both; the settings stay as they were where
-they are not clearly slower.
+least 1 % slower than the other's median. Among candidates not clearly slower than the fastest, the one with the
+lowest memory is preferred. It and the original settings are then built and timed twice more each, in the
+order A B B A, so that drift of the machine affects both alike; the original settings are kept unless they
+are clearly slower.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from minillm_lab.study import Study, bind, open_corpus, without_gc
 __all__ = ["Candidate", "Request", "tune"]
 
 CROWDED = 0.92
-"""Share of the memory that an estimate may come to: it does not count what a framework itself takes."""
+"""Maximum fraction of memory for an estimate, which excludes the framework's own memory."""
 
 Say = Callable[[str], None]
 
@@ -43,36 +43,36 @@ Say = Callable[[str], None]
 class Request:
     """The lengths of a tuning."""
 
-    steps: int = 3  # timed together, a turn
+    steps: int = 3  # timed together in one turn
     repeats: int = 3  # turns of each candidate
     memory: float | None = None  # bytes; None: the device's
 
 
 @dataclass
 class Candidate:
-    """A way to compute the step, and what was measured of it."""
+    """A configuration of the step, and its measurements."""
 
     plan: Plan
-    predicted: int  # bytes, as the plan estimates them
-    reason: str = ""  # why it was not run, or not to its end
-    kernel: str = ""  # the one that is tried, as in --kernels
-    speeds: list[float] = field(default_factory=list)  # real tokens a second, turn by turn
+    predicted: int  # bytes, by the plan's estimate
+    reason: str = ""  # for not running it, or not to its end
+    kernel: str = ""  # the kernel under trial, as in --kernels
+    speeds: list[float] = field(default_factory=list)  # real tokens per second, one entry per turn
     first: float = 0.0  # seconds of the first step, compilation included
     peak: int | None = None  # bytes; None: the framework does not count
     mfu: float | None = None
 
     @property
     def speed(self) -> float:
-        """Tokens a second, the median of the turns; 0: it was not run."""
+        """Tokens per second, the median of the turns; 0: not run."""
         return median(self.speeds) if self.speeds else 0.0
 
     def clearly_slower(self, other: Candidate) -> bool:
-        """Say whether each turn is at least 1 % slower than the other's median."""
+        """Return whether each turn is at least 1 % slower than the other's median."""
         return max(self.speeds, default=0.0) < 0.99 * other.speed
 
     @property
     def named(self) -> str:
-        """Name it for people: ``8 x 2 rows, recomputed, attention=flex``."""
+        """Format the configuration: ``8 x 2 rows, recomputed, attention=flex``."""
         train = self.plan.config.train
         return (
             f"{train.rows} x {train.accumulate} rows"
@@ -81,7 +81,7 @@ class Candidate:
         )
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that tell it from others, by key."""
+        """Return the settings that define the candidate, by key."""
         train = self.plan.config.train
         names = ("rows", "accumulate", "checkpointing")
         return {
@@ -90,7 +90,7 @@ class Candidate:
         }
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the candidate as JSON."""
         return {
             **self.settings(),
             "kernel": self.kernel or None,
@@ -117,21 +117,21 @@ def tune(
     """Time the candidates of a plan on this machine, and choose one.
 
     Args:
-        request: how long, and how much memory.
-        plan: the run; its tokens a step are kept.
+        request: lengths, and the memory limit.
+        plan: of the run; its tokens per step are kept.
         detected: backend and device.
-        cache: where tokens are kept.
+        cache: the token cache.
         say: prints a line.
-        create: makes the backend; default: the one of ``detected``.
-        profile: makes a trainer's profiler.
+        create: the backend factory; default: the one of ``detected``.
+        profile: the profiler factory, called with a trainer.
 
     Returns:
-        The document that ``--json`` prints: ``candidates`` in the order that they were tried, and
+        The JSON document printed by ``--json``: ``candidates`` in the order of trial, and
         ``best``, the settings of the chosen one by key; and its plan.
 
     Raises:
-        Refusal: a step of this plan cannot be divided otherwise, or nothing fits.
-        MinillmError: a plugin's own code raised.
+        Refusal: the micro-batches of this plan are fixed, or nothing fits into memory.
+        MinillmError: a plugin's code raised.
     """
     refuse_no_time(request.steps, request.repeats)
     _refuse_fixed(plan)
@@ -165,10 +165,10 @@ def tune(
 
 
 def _refuse_fixed(plan: Plan) -> None:
-    """Refuse a plan whose micro-batches are a part of what it trains.
+    """Check that the split into micro-batches does not affect what the plan trains.
 
     Raises:
-        Refusal: their sizes change in the run, or a plugin chooses or weighs within each.
+        Refusal: their sizes change during the run, or a plugin selects or weights within each.
     """
     loss, shaping = plan.spec.loss, plan.shaping
     choices = {
@@ -207,10 +207,10 @@ class Tuning:
 
     @property
     def fastest(self) -> Candidate:
-        """The candidate with the most tokens a second.
+        """The candidate with the most tokens per second.
 
         Raises:
-            Refusal: none was run.
+            Refusal: no candidate ran.
         """
         found = max(self.candidates, key=lambda one: one.speed)
         if not found.speeds:
@@ -222,13 +222,13 @@ class Tuning:
         return found
 
     def best(self) -> Candidate:
-        """Return what needs the fewest bytes among those that are not clearly slower than the fastest."""
+        """Return the candidate of lowest memory among those not clearly slower than the fastest."""
         fastest = self.fastest
         near = [one for one in self.candidates if one.speeds and not one.clearly_slower(fastest)]
-        return min(near, key=lambda one: one.predicted)  # the first of several
+        return min(near, key=lambda one: one.predicted)  # the first of equal ones
 
     def batches(self) -> None:
-        """Try divisions of the step, the largest micro-batch that fits first."""
+        """Try splits of the step into micro-batches, the largest that fits first."""
         train = self.plan.config.train
         total = train.rows * train.accumulate
         splits = [rows for rows in range(total, 0, -1) if total % rows == 0]
@@ -242,7 +242,7 @@ class Tuning:
                 one.reason = f"needs about {sized(one.predicted)}"
                 self.candidates.append(one)
                 if self._fits(again) and not any(each.speeds for each in self.candidates):
-                    self._run(again)  # with fewer rows it would compute more for nothing
+                    self._run(again)  # with fewer rows recomputation would gain nothing
             elif 2 * rows <= tried:
                 tried = rows
                 self._run(one)
@@ -271,11 +271,11 @@ class Tuning:
             self._run(Candidate(plan, now.predicted, kernel=f"{op}={name}"))
 
     def confirmed(self) -> tuple[Candidate, float | None]:
-        """Time the best and the settings as they were against each other; what to take, and its gain.
+        """Time the best candidate against the original settings; return the choice and its speed-up.
 
         Returns:
-            The candidate, and how many times the speed of the settings as they were it has; None:
-            those do not fit.
+            The candidate, and its speed relative to the original settings; None: the latter do
+            not fit.
         """
         best, given = self.best(), self.given
         if best.settings() == given.settings():
@@ -301,24 +301,24 @@ class Tuning:
         return one.predicted <= CROWDED * self.memory
 
     def _measured(self, smallest: Candidate) -> int:
-        """Ask the device for its memory, with the smallest model that is to be tried on it."""
+        """Query the device's memory, through a trainer of the smallest candidate."""
         with self._study.stepper(smallest.plan) as stepper:
             found = self._profile(stepper.trainer).memory_bytes()
         gc.collect()
         return found
 
     def _run(self, one: Candidate, *, listed: bool = True) -> None:
-        """Time a candidate alone in memory; where that does not suffice its reason says so."""
+        """Time a candidate alone in memory; record running out of memory as its reason."""
         if listed:
             self.candidates.append(one)
         try:
             self._time(one)
         except OutOfMemory as error:
             one.speeds.clear()
-            one.reason = f"out of memory: {error.where or error.what}"  # in the framework's words
-        except Refusal as refusal:  # a plugin's kernel, without which the plugin would do nothing
+            one.reason = f"out of memory: {error.where or error.what}"  # the framework's message
+        except Refusal as refusal:  # the kernel of a plugin that has no effect without it
             one.reason = f"refused: {refusal.what}"
-        gc.collect()  # compiled steps are garbage in cycles
+        gc.collect()  # compiled steps are in reference cycles
         speed = f"{one.speed:,.0f} tokens/s" if one.speeds else one.reason
         self._say(f"{one.named}: {speed}")
 
@@ -333,7 +333,7 @@ class Tuning:
                 with without_gc():
                     timed = stepper.run(self.request.steps)
                 one.speeds.append(timed.real / timed.seconds)
-            if profiler.held_bytes() is not None:  # or the peak is the whole process's
+            if profiler.held_bytes() is not None:  # otherwise the peak is the whole process's
                 one.peak = profiler.peak_bytes()
             peak_flops = stepper.trainer.binding.peak_flops
             flops = one.plan.estimate().flops_per_token

@@ -1,4 +1,4 @@
-"""Designs of an ablation: sets of plugins, and the pairs of sets that show a plugin's effect."""
+"""Designs of an ablation: plugin sets, and the pairs of sets that measure a plugin's effect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A plugin's effect: a figure of ``having`` it minus the same figure ``without``."""
+    """A comparison of two variants: ``having`` a plugin minus ``without`` it."""
 
     plugin: str
     having: str  # a variant's name
@@ -30,16 +30,16 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Design:
-    """The sets that are run, and those that are compared."""
+    """The variants to run, and the pairs to compare."""
 
     kind: str  # "one at a time", "leave one out", "side by side"
-    variants: tuple[Variant, ...]  # in the order in which they are run
+    variants: tuple[Variant, ...]  # in the order of their runs
     comparisons: tuple[Comparison, ...]
     unplanned: Mapping[str, str]  # plugin -> why its effect cannot be measured
 
 
 def one_at_a_time(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Sequence[str]) -> Design:
-    """Compare each judged plugin beside the company with the company alone.
+    """Compare the company plus one judged plugin with the company alone, for each judged plugin.
 
     Args:
         loaded: settings that name all plugins.
@@ -47,7 +47,7 @@ def one_at_a_time(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
         judged: names, in the order of their runs.
 
     Raises:
-        Refusal: one of them cannot be planned so.
+        Refusal: one of these sets cannot be planned.
     """
     company = [one.name for one in plugins if one.name not in judged]
     variants = [variant(BASELINE, loaded, plugins, company)]
@@ -73,7 +73,7 @@ def one_at_a_time(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
 def leave_one_out(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Sequence[str]) -> Design:
     """Compare all plugins with all but each judged one.
 
-    A plugin that others build on cannot be left out: it is listed as not judged.
+    A plugin that others build on cannot be left out; it is listed in ``unplanned``.
 
     Args:
         loaded: settings that name all plugins.
@@ -81,8 +81,8 @@ def leave_one_out(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
         judged: names, in the order of their runs.
 
     Raises:
-        Refusal: not one of them can be left out.
-        PlanError: all together cannot be planned.
+        Refusal: no judged plugin can be left out.
+        PlanError: all plugins together cannot be planned.
     """
     names = [one.name for one in plugins]
     variants, comparisons = [variant(ALL, loaded, plugins, names)], []
@@ -111,13 +111,13 @@ def side_by_side(
     beside: Mapping[str, Sequence[str]],
     reference: Sequence[str],
 ) -> Design:
-    """Compare each judged plugin in a company of its own, so that many share the runs of one set.
+    """Compare each judged plugin beside its own company; equal sets share their runs.
 
     Args:
         loaded: settings that name all plugins.
         plugins: all of them: the judged and their company.
         beside: judged plugin -> its company.
-        reference: the set that is trained for several lengths.
+        reference: the set trained for several lengths.
 
     Raises:
         PlanError: one of the sets cannot be planned.
@@ -137,7 +137,7 @@ def side_by_side(
 
 
 def _together(loaded: Loaded, plugins: Sequence[LoadedPlugin]) -> bool:
-    """Tell whether all of them can be planned, so that --leave-one-out is advice."""
+    """Return whether all plugins can be planned together, so that --leave-one-out can be suggested."""
     try:
         variant(ALL, loaded, plugins, [one.name for one in plugins])
     except PlanError:
@@ -148,17 +148,17 @@ def _together(loaded: Loaded, plugins: Sequence[LoadedPlugin]) -> bool:
 def variant(
     name: str, loaded: Loaded, plugins: Sequence[LoadedPlugin], active: Sequence[str]
 ) -> Variant:
-    """Plan a run with some of its plugins: the options of the others are left out too.
+    """Plan a run with some of its plugins, dropping the options of the others.
 
     Args:
         name: of the set.
         loaded: settings that name all plugins.
         plugins: all of them, imported.
-        active: the names of those that are in the set.
+        active: names of the plugins in the set.
 
     Raises:
         PlanError: the plan cannot be resolved.
-        PluginCodeError: a plugin's own code raised.
+        PluginCodeError: a plugin's code raised.
     """
     options = {one: table for one, table in loaded.config.plugins.items() if one in active}
     config = loaded.config.model_copy(update={"plugins": options})

@@ -1,12 +1,12 @@
-"""The worth of a plugin, from paired runs: loss at equal tokens and at equal seconds, speed, memory.
+"""A plugin's measured effect, from paired runs: loss at equal tokens and equal seconds, speed, memory.
 
 - Pairs (same seed, same data, with and without the plugin): Student's t on their differences gives a
-  95 % interval. The luck of a seed, which both runs of a pair share, drops out.
-- Lengths: the set that all others are compared with is trained for a few more lengths. Each is the
-  number of steps that it makes in the time of another set, which makes its loss there a measurement.
-  Between two lengths that lie close, the loss is a straight line in the logarithm of the steps.
-- At equal seconds the times of the pairs are part of the finding: where they differ from pair to
-  pair, as on a machine that does other things too, the interval is the wider for it.
+  95 % confidence interval. Seed variance, which both runs of a pair share, cancels.
+- Lengths: the reference set is trained for a few more lengths. Each is the number of steps that it
+  makes in the time of another set, so that its loss there is measured. Between two close lengths, the
+  loss is interpolated linearly in the logarithm of the steps.
+- At equal seconds each pair has its own time ratio: where these vary, as on a machine with other load,
+  the interval is wider.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minillm_lab.study import Trained
 # Pairs
 
 MOST_PAIRS = 1000
-"""More than these are not worth naming."""
+"""Larger numbers of needed pairs are not reported."""
 
 _EXACT = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
@@ -34,28 +34,28 @@ _EXACT = (
 
 @dataclass(frozen=True)
 class Effect:
-    """The effect of a change on a figure: variant minus baseline, over pairs."""
+    """The effect of a change on a measurement: variant minus baseline, over pairs."""
 
     effect: float  # the mean difference
-    low: float | None  # of the 95 % interval; None: one pair has none
+    low: float | None  # of the 95 % interval; None for a single pair
     high: float | None
     pairs: int
-    distinguishable: bool  # the interval leaves 0 out
-    pairs_needed: int | None  # to tell it from 0; None: these do, or more than MOST_PAIRS
+    distinguishable: bool  # the interval excludes 0
+    pairs_needed: int | None  # to distinguish it from 0; None: it is already, or > MOST_PAIRS
 
     def data(self) -> dict[str, Any]:
-        """Give the effect as JSON."""
+        """Return the effect as JSON."""
         return asdict(self)
 
 
 def effect_of(differences: Sequence[float]) -> Effect:
-    """Estimate the effect behind the differences of pairs.
+    """Estimate the mean effect and its interval from paired differences.
 
     Args:
-        differences: variant minus baseline, one a pair; at least one.
+        differences: variant minus baseline, one per pair; at least one.
 
     Raises:
-        ValueError: there is none, or one is not finite.
+        ValueError: the sequence is empty, or a value is not finite.
     """
     n = len(differences)
     if not n or not all(map(math.isfinite, differences)):
@@ -70,7 +70,7 @@ def effect_of(differences: Sequence[float]) -> Effect:
 
 
 def needed(mean: float, spread: float) -> int | None:
-    """Count the fewest pairs whose interval would leave 0 out, with this mean and spread."""
+    """Compute the fewest pairs whose interval would exclude 0, with this mean and standard deviation."""
     for n in range(2, MOST_PAIRS + 1):
         if quantile(n - 1) * spread / math.sqrt(n) < abs(mean):
             return n
@@ -80,8 +80,8 @@ def needed(mean: float, spread: float) -> int | None:
 def quantile(freedom: int) -> float:
     """Compute the 97.5 % quantile of Student's t.
 
-    From a table up to 20 degrees of freedom; beyond them by Cornish and Fisher's expansion around
-    the normal's, which is off by less than 1e-5 there.
+    Uses a table up to 20 degrees of freedom; beyond them the Cornish-Fisher expansion around the normal
+    quantile, whose error is below 1e-5 there.
     """
     if freedom <= len(_EXACT):
         return _EXACT[freedom - 1]
@@ -95,26 +95,26 @@ def quantile(freedom: int) -> float:
 # Lengths
 
 GAP = 1.25
-"""Trained lengths that a loss is read between differ by this factor at most.
+"""Maximum ratio of two trained lengths between which a loss is interpolated.
 
-With loss = a steps^-b the line is too high by at most (b log GAP)^2 / 8 of the part that still falls:
+With loss = a steps^-b the line is too high by at most (b log GAP)^2 / 8 of the reducible part:
 0.2 % of it at b = 0.5.
 """
 
 BEYOND = 1.02
-"""A line through two trained lengths is prolonged by this factor at most."""
+"""Maximum factor of extrapolation beyond two trained lengths."""
 
 
 def extra_lengths(steps: int, wanted: Iterable[int]) -> list[int]:
-    """Choose few of the wanted lengths to train, so that all others can be interpolated.
+    """Choose a few of the wanted lengths to train, so that all others can be interpolated.
 
     Args:
         steps: the length that is trained anyway.
-        wanted: lengths at which the loss is to be known.
+        wanted: lengths at which the loss is needed.
 
     Returns:
-        Lengths to train beside ``steps``, shortest first. One or two are all of the wanted ones,
-        unless they lie on the same side.
+        Lengths to train besides ``steps``, shortest first. One or two wanted lengths are all trained,
+        unless both are on the same side of ``steps``.
     """
     chosen: list[int] = []
     for side in (
@@ -133,10 +133,10 @@ def extra_lengths(steps: int, wanted: Iterable[int]) -> list[int]:
 
 
 def neighbours(steps: int, trained: Collection[int]) -> tuple[int, int] | None:
-    """Find two trained lengths to interpolate another one from: those around it, or the next two.
+    """Find two trained lengths to interpolate ``steps`` from: the two around it, or the nearest two.
 
     Returns:
-        The same twice where it was trained itself. None where there are none that are close.
+        ``steps`` twice where it was trained itself. None where no trained lengths are close enough.
     """
     if steps in trained:
         return steps, steps
@@ -165,7 +165,7 @@ def _near(one: int, other: int) -> bool:
 # Both
 
 ALIKE = 0.01
-"""Speeds that differ by no more than this share: the run at equal tokens is the one at equal seconds."""
+"""Relative difference of speeds up to which the runs at equal tokens serve as those at equal seconds."""
 
 UNIT = "nats a token of held-out text, at equal tokens; below 0 is better"
 
@@ -176,17 +176,17 @@ Lengths = Mapping[int, Runs]  # by steps
 def worth(
     having: Lengths, without: Lengths, steps: int, *, reference: bool, pairs: int
 ) -> dict[str, Any]:
-    """Measure a plugin's effects: differences, with minus without, and ratios, with over without.
+    """Compute a plugin's effects: differences, with minus without, and ratios, with over without.
 
     Args:
-        having: runs with it.
-        without: those without it.
+        having: runs with the plugin.
+        without: runs without it.
         steps: of the runs at equal tokens.
-        reference: the runs with it are of several lengths; else those without it.
-        pairs: how many there should be.
+        reference: True: the runs with it have several lengths; False: the runs without it.
+        pairs: the expected number of pairs.
 
     Returns:
-        As in ablation.json; the loss at equal tokens comes first.
+        The effects as in ablation.json, the loss at equal tokens first.
     """
     ours, others = having.get(steps, {}), without.get(steps, {})
     seeds = sorted(ours.keys() & others.keys())
@@ -211,17 +211,17 @@ def worth(
 
 
 def _times(ratios: Sequence[float]) -> dict[str, Any]:
-    """Estimate the effect behind the ratios of pairs, as a ratio: 1 is none."""
+    """Estimate a ratio and its interval from paired ratios; 1 is no effect."""
     found = effect_of([math.log(ratio) for ratio in ratios]).data()
     times = {key: found[key] for key in ("effect", "low", "high")}
     return found | {key: None if log is None else math.exp(log) for key, log in times.items()}
 
 
 def steps_in_time(runs: Runs, reference: Runs, steps: int) -> int | None:
-    """Count the steps that the reference makes in the time in which others make ``steps``.
+    """Compute the steps that the reference makes while the other runs make ``steps``.
 
     Returns:
-        ``steps`` where they are equally fast; None while one of them has no run.
+        ``steps`` where they are equally fast; None while either has no run.
     """
     if not runs or not reference:
         return None
@@ -231,13 +231,13 @@ def steps_in_time(runs: Runs, reference: Runs, steps: int) -> int | None:
 
 
 def _in_equal_time(runs: Runs, reference: Lengths, steps: int, sign: int) -> dict[str, Any] | None:
-    """Compare the runs' loss with the reference's in as many seconds: the difference, times a sign.
+    """Compare the runs' loss with the reference's at equal seconds: the difference, times a sign.
 
-    Each pair is held to its own time, so that what the speeds vary by is in the interval.
+    Each pair uses its own time, so that the interval includes the variance of the speeds.
 
     Returns:
-        The effect; ``steps``, which the reference makes in that time; ``between``, the trained
-        lengths that its loss is interpolated from, the same twice where it was measured. None where the
+        The effect; ``steps``, the number that the reference makes in that time; ``between``, the trained
+        lengths between which its loss is interpolated, equal where it was measured. None where the
         reference was not trained for such lengths.
     """
     at = steps_in_time(runs, reference[steps], steps)
@@ -257,7 +257,7 @@ def _in_equal_time(runs: Runs, reference: Lengths, steps: int, sign: int) -> dic
             {between[0]: below[seed].val_loss, between[1]: above[seed].val_loss},
             between,
         )
-        - slope * (time - usual)  # a pair's own time is as many steps more of the reference
+        - slope * (time - usual)  # corrects for the pair's own time, in reference steps
         for seed, time in zip(seeds, times, strict=True)
     ]
     found = effect_of([sign * difference for difference in differences])
@@ -267,8 +267,8 @@ def _in_equal_time(runs: Runs, reference: Lengths, steps: int, sign: int) -> dic
 def _slope(reference: Lengths, steps: int) -> float:
     """Estimate the slope of the reference's loss over the logarithm of its steps.
 
-    By least squares through the trained lengths. Of a single one by the second half of its runs, which
-    a falling learning rate makes steeper: the interval is then too wide rather than too narrow.
+    Least squares through the trained lengths. For a single length, through the second half of its runs,
+    where learning-rate decay makes it steeper: the interval is then too wide rather than too narrow.
     """
     shared = set[int].intersection(*({*runs} for runs in reference.values()))
     if len(reference) > 1 and shared:
@@ -289,11 +289,11 @@ def _largest(runs: Iterable[Trained]) -> int | None:
 
 
 FINEST = 9
-"""Decimals of a ratio at most: of 80 GB a thousandth of a millionth is 80 bytes."""
+"""Maximum decimals of a ratio: 1e-9 of 80 GB is 80 bytes."""
 
 
 def times(value: float) -> str:
-    """Format a ratio: three decimals, and more where those would make 1 of what is not 1."""
+    """Format a ratio with three decimals, or more where a value other than 1 would round to 1."""
     apart = abs(value - 1)
     decimals = math.ceil(-math.log10(apart) - 1e-9) if apart else 0
     return f"{value:.{min(max(3, decimals), FINEST)}f}"

@@ -1,23 +1,23 @@
-"""Training in several processes: who communicates, by what, and how they are started.
+"""Distributed training: sharding of updates and weights, context, tensor and pipeline parallelism, launcher.
 
-layout          which rank updates what, of a plan: pure
-torch_share     updates divided so: gradients to their owners, new weights to all
+layout          which rank updates which parameters of a plan: pure
+torch_share     sharded updates: reduce-scatter of gradients, all-gather of weights
 torch_ranks     collectives by torch.distributed (NCCL on GPUs, gloo on CPUs)
-collectives     torch's under names that every version has, and their errors
+collectives     torch's, under names common to all versions, and their errors
 axes            each way of dividing a run, and why a plan is refused there: pure
-by_columns      plans whose rows cannot be shared, refused: pure
-context         columns of rows that several ranks share: cut and attended
-heads           the spec of a model of 1 / N of the heads and hidden units: pure
-tensor          that model on torch, whose parameters are slices of the whole one's
-proof           one row through both models, which finds nodes that mix heads
-exchange        keys gathered or heads exchanged for columns: the cheaper of a plan; pure
-stages          which layers each rank of a pipeline computes, and what crosses: pure
-pipeline        a stage run by torch.distributed.pipelining
+by_columns      check that a plan supports context parallelism: pure
+context         context parallelism: rows cut by columns, and their attention
+heads           tensor parallelism: the spec of a model of 1 / N of the heads and hidden units: pure
+tensor          that model on torch, with slices of the whole model's parameters
+proof           one row through both models, to find nodes that mix heads
+exchange        all-gather of keys or all-to-all of heads in context parallelism: the cheaper; pure
+stages          which layers each pipeline stage computes, and the arrays sent between stages: pure
+pipeline        pipeline parallelism: a stage run by torch.distributed.pipelining
 launcher        the processes of ``minillm train --gpus``: started together, ended together
 mlx_ranks       collectives by mx.distributed
 cost            the cost model: bytes, FLOPs and bandwidths -> seconds
-forecast        minillm plan --gpus N: a plan's estimate, divided, and what the cost model makes of it
-alive           a watch on the other processes: one that is stopped or hangs is named, and ends the run
+forecast        minillm plan --gpus N: memory, traffic and step time on N cards
+alive           heartbeats: a stopped or hanging process is named, and the run ends
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A watch on the other processes of a run, beside the collectives.
+"""Heartbeats between the processes of a run, independent of the collectives.
 
-A collective that waits for a process which never comes says nothing. So each process counts up once a
-second in the store where they met, and reads the others' counts: one that stands still is named, and
-ends the run.
+A collective that waits for a missing process reports no error. So each process increments a counter once
+a second in the rendezvous store and reads the others' counters: a process whose counter stops is named,
+and the run ends.
 """
 
 from __future__ import annotations
@@ -17,40 +17,40 @@ from typing import Protocol
 from minillm_core import MinillmError
 
 PATIENCE = 25.0
-"""Seconds of looking, without a sign of a process, after which it counts as lost.
+"""Seconds of polling without a heartbeat after which a process counts as lost.
 
-A launcher gives a stopped process another thirty, and all is to be over within a minute.
+A launcher gives a stopped process another thirty, and the run must end within a minute.
 """
 
 EVERY = 1.0
-"""Seconds between two signs."""
+"""Seconds between two heartbeats."""
 
 JOINING = 600.0
-"""Seconds in which all processes have to come; each imports a framework first, maybe over a network."""
+"""Rendezvous timeout in seconds; each process first imports a framework, possibly over a network."""
 
 
 class Store(Protocol):
-    """A map that all processes share."""
+    """A key-value store shared by all processes."""
 
     def add(self, key: str, value: int, /) -> int:
-        """Add to a number, 0 where there was none, and return it."""
+        """Add to a counter, initially 0, and return its value."""
         ...
 
 
 def meet(
     store: Store, rank: int, size: int, *, patience: float = JOINING, every: float = 0.05
 ) -> None:
-    """Wait until all processes are there, in Python: torch's own wait hears no signal of a launcher.
+    """Wait for all processes, polling in Python: torch's own wait does not react to a launcher's signals.
 
     Args:
-        store: that all share.
+        store: shared by all.
         rank: of this process.
-        size: how many there are.
-        patience: seconds.
-        every: seconds between two looks.
+        size: number of processes.
+        patience: timeout in seconds.
+        every: seconds between two polls.
 
     Raises:
-        MinillmError: some have not come; it names them.
+        MinillmError: the timeout passed; names the missing processes.
     """
     store.add(f"here/{rank}", 1)
     end = time.monotonic() + patience
@@ -64,14 +64,14 @@ def meet(
 
 
 class Watch:
-    """A thread that shows that this process lives, and ends it where another one does not.
+    """A thread that sends this process's heartbeats, and ends the process where another one is lost.
 
     Args:
-        store: a connection of its own: one that waits would hold the watch up.
+        store: a separate connection: a waiting call on a shared one would block the thread.
         rank: of this process.
-        size: how many there are.
-        patience: seconds of looking without a sign.
-        every: seconds between two signs.
+        size: number of processes.
+        patience: seconds of polling without a heartbeat.
+        every: seconds between two heartbeats.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop looking; the others hear that this process has ended as it should."""
+        """Stop the thread, and tell the others that this process ended normally."""
         self._end.set()
         self._thread.join()
 
@@ -107,7 +107,7 @@ class Watch:
                         counts[rank], quiet[rank] = count, 0.0
             except Exception:  # the launcher has closed the store: it ends the processes itself
                 return
-            # after a long look nothing is known of the others: the whole machine may have stood still, or the store
+            # a slow poll proves nothing about the others: the whole machine or the store may have been suspended
             now = time.monotonic()
             looked, before = min(now - before, 2 * self._every), now
             quiet = {rank: seconds + looked for rank, seconds in quiet.items()}
@@ -124,5 +124,5 @@ class Watch:
 
 
 def _ranks(numbers: Sequence[int]) -> str:
-    """Name ranks."""
+    """Format a list of ranks."""
     return " and ".join(f"rank {number}" for number in numbers)

@@ -1,4 +1,4 @@
-"""The ways in which two processes divide a run, and why a plan is refused there: ``minillm plugins info``."""
+"""The parallelism axes of two processes, and why a plan is refused on each: ``minillm plugins info``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minillm_mesh import by_columns, by_rows, by_steps, heads, stages
 
 
 def _steps(rows: int, accumulate: int) -> Callable[[Plan], None]:
-    """Make the check of steps of so many rows and micro-batches."""
+    """Return a check for steps of ``rows`` rows and ``accumulate`` micro-batches."""
     return lambda plan: by_steps.check(plan.with_train(rows=rows, accumulate=accumulate), 2)
 
 
@@ -27,7 +27,7 @@ AXES: Mapping[str, tuple[Callable[[Plan], None], ...]] = {
 
 
 def axes_of(plan: Plan) -> dict[str, str | None]:
-    """Map each way of dividing a run to why a plan is refused there; None: it is not before training."""
+    """Map each parallelism axis to the reason why a plan is refused; None: accepted before training."""
     found: dict[str, str | None] = dict.fromkeys(AXES)
     for axis, checks in AXES.items():
         try:

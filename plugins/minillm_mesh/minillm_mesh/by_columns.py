@@ -1,4 +1,4 @@
-"""What of a plan refuses that processes share rows: a part that cannot be computed by some columns of them."""
+"""Checks for context parallelism: every part of a plan must be computable on some columns of a row."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from minillm_core.inspection import decoder, named_modules
 
 
 def check(plan: Any, size: int) -> None:
-    """Refuse a plan whose model cannot be computed by some columns of its rows.
+    """Check that a plan's model can be computed on some columns of its rows.
 
     Args:
         plan: the plan.
         size: N.
 
     Raises:
-        PlanError: with the plugin and the reason.
-        ConfigError: rows cannot be cut.
+        PlanError: a part cannot; names the plugin and the reason.
+        ConfigError: the rows cannot be cut into so many columns.
     """
     loss = plan.spec.loss
     choices = {

@@ -1,4 +1,4 @@
-"""What of a plan refuses that each process has some rows of every parameter alone: ``mesh.shard=weights``."""
+"""Checks for sharded weights (``mesh.shard=weights``): each process holds some rows of every parameter."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ BESIDE: Mapping[str, str] = {
     "tensor": "a process computes with slices of layers, and FSDP gathers them whole",
     "pipeline": "a process computes some layers, and FSDP gathers each on all at once",
 }
-"""Settings of ``mesh`` that weights cannot be divided beside, and why."""
+"""Settings of ``mesh`` that conflict with sharded weights -> the reason."""
 
 
 def check(plan: Plan) -> None:
-    """Refuse a plan whose weights cannot be divided.
+    """Check that a plan's weights can be sharded.
 
     Raises:
-        ConfigError: layers are shared, too.
-        PlanError: a parameter has no rows.
+        ConfigError: a conflicting setting also divides the layers.
+        PlanError: a parameter is a scalar, which has no rows.
     """
     mesh, where = plan.config.mesh, "mesh.shard=weights"
     for setting, why in BESIDE.items():

@@ -1,4 +1,4 @@
-"""What of a plan's steps several processes cannot divide, and what only one can do."""
+"""Checks for data parallelism: steps that divide evenly, and no part that needs a single process."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from minillm_core import ConfigError, Plan, PlanError
 
 
 def check(plan: Plan, ranks: int) -> None:
-    """Refuse steps that several processes cannot divide, and what only one can do.
+    """Check that ``ranks`` processes can divide a plan's steps.
 
     Raises:
-        ConfigError: with what to set.
+        ConfigError: they cannot; names the settings to change.
         PlanError: a plugin's part needs the whole step in one process.
     """
     if ranks > 1 and plan.by_rows:
@@ -45,7 +45,7 @@ def check(plan: Plan, ranks: int) -> None:
 
 
 def _fitting(plan: Plan, ranks: int) -> str:
-    """Name the numbers of processes next to one that can divide every step of a run."""
+    """Suggest the nearest numbers of processes that divide every step of a run."""
     sizes = [(shape.accumulate, shape.rows) for shape in plan.course]
     most = max(max(size) for size in sizes)
     fit = [n for n in range(1, most + 1) if all(a % n == 0 or r % n == 0 for a, r in sizes)]

@@ -1,4 +1,4 @@
-"""Collectives of torch under names that every version has, and what their errors nearly always are."""
+"""Collectives of torch under names common to all versions, and the usual cause of their errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from minillm_core import MinillmError
 
-# torch 2.13 has new names for both, and warns of the old ones
+# torch 2.13 renames both and warns about the old names
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -20,7 +20,7 @@ class Ended(MinillmError):
 
 @contextmanager
 def met() -> Iterator[None]:
-    """Say of an error of a collective what it nearly always is: another process has ended."""
+    """Convert an error of a collective into its usual cause: another process has ended."""
     try:
         yield
     except RuntimeError as error:  # torch's own, or gloo's, which has no class

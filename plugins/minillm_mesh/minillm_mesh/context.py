@@ -1,17 +1,17 @@
-"""Context parallel on torch: N neighbours share each row, and every one computes some of its columns.
+"""Context parallelism on torch: N neighbouring ranks share each row, each computing some of its columns.
 
 A row of T columns is cut into 2 N chunks of c. Rank r of the neighbours has chunks r and 2 N - 1 - r:
 
     rank 0: 0 7    rank 1: 1 6    rank 2: 2 5    rank 3: 3 4        (N = 4)
 
-A query of chunk j sees j + 1/2 chunks of keys in the mean, so each rank multiplies c^2 (r + 1/2) + c^2 (2 N - 1 - r
-+ 1/2) = 2 N c^2 pairs: all alike. Contiguous columns would give the last rank (2 N - 1) / N of the mean: 1.5
-times for two ranks, 1.75 for four. The op of attention takes queries that are the last T of S columns, so it is
-called exactly as in decoding, once a chunk: queries of chunk j, keys and values of chunks 0 .. j, gathered.
-Or heads are exchanged for columns around it (exchange.py chooses), and it is called as in one process.
+A query of chunk j attends to j + 1/2 chunks of keys on average, so each rank computes c^2 (r + 1/2) +
+c^2 (2 N - 1 - r + 1/2) = 2 N c^2 pairs: an even load. Contiguous columns would give the last rank (2 N - 1) / N
+of the mean: 1.5 times for two ranks, 1.75 for four. The attention op takes queries that are the last T of S
+columns, so it is called as in decoding, once per chunk: queries of chunk j, gathered keys and values of chunks
+0 .. j. Alternatively an all-to-all exchanges heads for columns (exchange.py chooses), as in Ulysses.
 
-What is computed column by column knows nothing of this. Nodes that look back n columns are called once a chunk
-too, behind the n columns before it. What needs more is refused by name before training.
+Nodes that compute column by column need no change. Nodes that look back n columns are also called once per
+chunk, with the n preceding columns prepended. Nodes that need more are refused by name before training.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Batch = Mapping[str, np.ndarray]
 
 
 class _Gathered(Function):
-    """(N x n, ...) of every rank's (n, ...), in the order of ranks; gradients are added up and scattered."""
+    """All-gather: (N x n, ...) from every rank's (n, ...), in rank order; backward is a reduce-scatter."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
@@ -51,7 +51,7 @@ class _Gathered(Function):
 
 
 class _Exchanged(Function):
-    """(N, ...): part r goes to rank r, and part s comes from rank s; gradients go the way back."""
+    """All-to-all of (N, ...): part r is sent to rank r, part s received from rank s; backward reverses it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -69,12 +69,12 @@ class _Exchanged(Function):
 
 
 class Columns:
-    """The columns of rows that each of some neighbours has.
+    """The assignment of row columns to neighbouring ranks.
 
     Args:
-        rank: of this process among them.
+        rank: of this process among its neighbours.
         size: N.
-        group: theirs.
+        group: the neighbours' process group.
     """
 
     def __init__(self, rank: int, size: int, group: dist.ProcessGroup | None = None) -> None:
@@ -92,11 +92,11 @@ class Columns:
         )
 
     def cut(self, batch: Batch, offsets: Sequence[int]) -> Batch:
-        """Take this rank's columns of a batch, and the labels further on, (B, T / N) each.
+        """Select this rank's columns of a batch, and shifted labels for further targets, (B, T / N) each.
 
         Args:
             batch: fields (B, T, ...).
-            offsets: of further targets: the label ``offset`` - 1 columns on.
+            offsets: of further targets: their label is ``offset`` - 1 columns later.
         """
         labels = batch["labels"]
         rows, length = labels.shape
@@ -109,16 +109,16 @@ class Columns:
         return {name: np.ascontiguousarray(field[:, mine]) for name, field in whole.items()}
 
     def chunked(self, x: Tensor) -> list[Tensor]:
-        """Gather two chunks (2, ...) of every rank: 2 N of (...), in the order of the row."""
+        """All-gather two chunks (2, ...) of every rank: 2 N arrays (...), in row order."""
         return self.ordered(_Gathered.apply(x, self.group, self.size))
 
     def row(self, x: Tensor) -> Tensor:
-        """Gather the columns (B, S / N, ...) of every rank: (B, S, ...), in the order of the row."""
+        """All-gather the columns (B, S / N, ...) of every rank: (B, S, ...), in row order."""
         return torch.cat(self.chunked(torch.stack(x.chunk(2, 1))), 1)
 
     def ordered(self, x: Tensor) -> list[Tensor]:
-        """Put chunks (2 N, ...), two of every rank, into the order of the row."""
-        # unbound, since its gradient is one stack, and that of each index an array as large as all
+        """Reorder chunks (2 N, ...), two per rank, into row order."""
+        # unbind's gradient is one stack; indexing would allocate a full-size gradient per index
         every = x.unbind(0)
         return [every[at] for at in self.order]
 
@@ -139,11 +139,11 @@ class Columns:
 
 
 class ContextScope(Scope):
-    """A scope of a rank's columns of whole rows.
+    """A scope that holds one rank's columns of each row.
 
     Args:
-        reads: (B, T / N, ...) each, and schedule values.
-        columns: which they are.
+        reads: arrays (B, T / N, ...), and schedule values.
+        columns: this rank's columns.
         shape: (B, T / N).
     """
 
@@ -153,7 +153,7 @@ class ContextScope(Scope):
         self.chunk = shape[1] // 2  # c
 
     def positions(self, ops: Any) -> Any:
-        """Return the columns' places in their rows, int32 (T / N,)."""
+        """Return the columns' positions in their rows, int32 (T / N,)."""
         row = ops.arange(2 * self.columns.size * self.chunk)
         return torch.cat(
             [row[at * self.chunk : (at + 1) * self.chunk] for at in self.columns.chunks]
@@ -162,18 +162,18 @@ class ContextScope(Scope):
     def run_block(
         self, block: Any, x: Any, *, checkpointing: bool, turn: int = 0
     ) -> tuple[Any, ...]:
-        """Run a block on a scope of the same columns; recomputed, it gathers again."""
+        """Run a block on a scope of the same columns; recomputation repeats its collectives."""
         scope_of = partial(type(self), columns=self.columns, shape=self.shape)
         run = partial(block, scope_of=scope_of)
         reads = [self.reads[name] for name in block.inputs]
         return block.framework.checkpoint(run, x, *reads) if checkpointing else run(x, *reads)
 
     def of_columns(self, value: Any) -> bool:
-        """Say whether it has a column a token: (B, T / N, ...)."""
+        """Return whether a value has one column per token: (B, T / N, ...)."""
         return tuple(getattr(value, "shape", ()))[:2] == self.shape
 
     def apply(self, node: Any, own: dict[str, Any], like: tuple[str, ...] = ()) -> Any:
-        """Run ``node.forward``; one that looks back once a chunk, behind the columns before it."""
+        """Run ``node.forward``; with lookback once per chunk, with the preceding columns prepended."""
         if not node.lookback:
             return super().apply(node, own, like)
         names = self.reads | own
@@ -194,9 +194,9 @@ class ContextScope(Scope):
         return joined if isinstance(result, (tuple, list)) else joined[0]
 
     def before(self, x: Tensor, count: int) -> list[Tensor]:
-        """Bring the ``count`` columns before each of this rank's two chunks of x (B, T / N, ...).
+        """Fetch the ``count`` columns before each of this rank's two chunks of x (B, T / N, ...).
 
-        Fewer at the row's start. No more than the ends of chunks are sent, where these suffice.
+        Fewer at the row's start. Only the ends of chunks are sent, where these suffice.
         """
         tail = min(count, self.chunk)
         ends = torch.stack([one[:, -tail:] for one in x.split(self.chunk, 1)])
@@ -208,7 +208,7 @@ class ContextScope(Scope):
         return found
 
     def attend(self, attention: Any, call: Any, x: Any) -> Any:
-        """Attend from this rank's chunks to the keys and values of all columns up to theirs."""
+        """Compute attention of this rank's chunks over the gathered keys and values of all columns up to them."""
         size = self.chunk * attention.stretch  # positions of a chunk
         k, v = self.columns.row(torch.stack([call.k, call.v], 2)).unbind(2)  # (B, S, K, D) each
         documents = None if call.documents is None else self.columns.row(call.documents)  # (B, S)
@@ -216,7 +216,7 @@ class ContextScope(Scope):
         found, queries = [], call.q.split(size, 1)
         for place, at in enumerate(self.columns.chunks):
             end, first = (at + 1) * size, 0
-            if isinstance(window, int):  # whole blocks of 128 keys, as kernels skip them
+            if isinstance(window, int):  # rounded to the blocks of 128 keys that kernels skip
                 first = max(0, at * size - window + 1) // 128 * 128
             columns = slice(place * self.chunk, (place + 1) * self.chunk)
             reads = {n: r[:, columns] if self.of_columns(r) else r for n, r in self.reads.items()}
@@ -231,10 +231,10 @@ class ContextScope(Scope):
 
 
 class HeadsScope(ContextScope):
-    """A scope whose attentions have all columns of some heads (Ulysses, arXiv:2309.14509)."""
+    """A scope whose attention runs over all columns of some heads (Ulysses, arXiv:2309.14509)."""
 
     def attend(self, attention: Any, call: Any, x: Any) -> Any:
-        """Attend from all columns of this rank's heads to all that they may see, as in one process."""
+        """Compute attention of this rank's heads over all columns, as in one process."""
         q, k, v = self.columns.to_heads([call.q, call.k, call.v])
         documents = None if call.documents is None else self.columns.row(call.documents)
         whole = call._replace(q=q, k=k, v=v, documents=documents)

@@ -3,12 +3,12 @@
     step      = computing + update + exposed + slowed + waiting + bubble
     computing = FLOPs / (peak x utilisation)
     update    = FLOPs / (peak x utilisation) + bytes / memory bandwidth
-    exposed   = what a collective takes beyond the computing beside it
-    slowed    = SLOWED x what it takes beside computing: its kernels need the same memory and cores
-    waiting   = SPREAD x E[largest of n normal numbers] x computing: all wait for the slowest
+    exposed   = time of collectives beyond the overlapping computation
+    slowed    = SLOWED x time of overlapped collectives: their kernels compete for memory and cores
+    waiting   = SPREAD x E[largest of n normal numbers] x computing: all cards wait for the slowest
     bubble    = (stages - 1) / micro-batches x computing: pipeline stages wait for each other
 
-A collective of S bytes over n cards on h hosts takes latency + bytes / bandwidth, as NCCL chooses it:
+A collective of S bytes over n cards on h hosts takes latency + bytes / bandwidth, by NCCL's choice of:
 
     ring      base + hops, each of one card to the next;  2 (n - 1) / n S bytes for an all-reduce,
               half of them for a reduce-scatter or an all-gather
@@ -16,8 +16,8 @@ A collective of S bytes over n cards on h hosts takes latency + bytes / bandwidt
     pairs     base + a hop to each other card;  (n - 1) / n S bytes; an all-to-all
     one       base + a hop;  S bytes; a send to one other card
 
-Latencies are those of NCCL's own model (``src/graph/tuning.cc``, protocol Simple). docs/scale.md sets what
-this predicts beside what was measured.
+Latencies are those of NCCL's own model (``src/graph/tuning.cc``, protocol Simple). docs/scale.md compares
+predictions with measurements.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from minillm_core import ConfigError
 from minillm_core.commands import nearest, plain
 
 MOST = 1024
-"""Cards for which the model is meant."""
+"""Maximum number of cards of the model."""
 
 BASE = {"ring": 8.4e-6, "tree": 0.0, "pairs": 8.4e-6, "one": 8.4e-6}
 NVLINK = {"ring": 3.4e-6, "tree": 28e-6, "pairs": 3.4e-6, "one": 3.4e-6}
 NETWORK = {"ring": 9.6e-6, "tree": 50e-6, "pairs": 9.6e-6, "one": 9.6e-6}
-"""Seconds before the first byte, and a hop within a host and between hosts: NCCL's own figures."""
+"""Base latency, and latency per hop within and between hosts, in seconds: NCCL's own numbers."""
 
 TREE = 0.9
-"""The share of a ring's bandwidth that a tree has: NCCL's own figure."""
+"""Bandwidth of a tree relative to a ring: NCCL's own number."""
 
 REACHED = 0.70
-"""Of a link's bandwidth: 315 of the 450 GB/s between two H200, by all-reduces of 16 to 512 MiB."""
+"""Achieved fraction of link bandwidth: 315 of 450 GB/s between two H200, in all-reduces of 16 to 512 MiB."""
 
 SLOWED = 0.5
-"""Seconds of computing that a second of a collective beside it costs: 1.31 B under FSDP2, 1 to 2 cards."""
+"""Slow-down of computation per second of an overlapped collective: 1.31 B under FSDP2, 1 to 2 cards."""
 
 SPREAD = 0.011
-"""Standard deviation of a card's step, of its time: Llama 3.1 8B under FSDP2, 8 to 128 cards."""
+"""Relative standard deviation of a card's step time: Llama 3.1 8B under FSDP2, 8 to 128 cards."""
 
 UTILISATION = 0.45
-"""Of the peak, by one card: preset gpt2-124m compiled in bfloat16 on an H100 (README, Throughput)."""
+"""Model FLOPs utilisation (MFU) of one card: preset gpt2-124m, compiled, bfloat16, H100 (README, Throughput)."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """A card and its host, by the maker's data sheets."""
+    """A card and its host, from the vendor's data sheets."""
 
     name: str
     flops: float  # dense bfloat16, FLOP/s
@@ -85,7 +85,7 @@ CARDS: Mapping[str, Card] = _cards(
     ("l40s", 362, 45, 0.864, 32, 25),  # PCIe 4 x16
     ("rtx4090", 165.2, 24, 1.008, 32, 1.25),  # PCIe 4 x16; 10 Gb/s Ethernet
 )
-"""Name -> what its maker says."""
+"""Name -> card, from the vendors' data sheets."""
 
 DEFAULT = "h200"
 
@@ -93,13 +93,13 @@ NUMBERS = tuple(one.name for one in fields(Card) if one.name != "name")
 
 
 def card_of(text: str) -> Card:
-    """Read a card: ``h100``, ``h100,utilisation=0.5``, ``flops=1e15,memory=96e9,...``.
+    """Parse a card: ``h100``, ``h100,utilisation=0.5``, ``flops=1e15,memory=96e9,...``.
 
     Args:
-        text: a name of :data:`CARDS`, numbers behind it or all of them; FLOP/s, bytes, bytes/s.
+        text: a name of :data:`CARDS` with optional overrides, or all fields; FLOP/s, bytes, bytes/s.
 
     Raises:
-        ConfigError: no such card or number, or one that is missing or no number above 0.
+        ConfigError: an unknown card or field, or a field that is missing or not above 0.
     """
     name, given = "", dict[str, float]()
     for part in filter(None, (one.strip() for one in text.split(","))):
@@ -153,23 +153,23 @@ MOVED: Mapping[str, tuple[int, str]] = {
     "all-to-all": (1, "pairs"),
     "send": (1, "one"),
 }
-"""Collective -> how often (n - 1) / n of the bytes leave a card, all of them in a send; and how."""
+"""Collective -> multiple of (n - 1) / n of the bytes that each card sends (all, in a send); algorithm."""
 
 
 def sent(kind: str, size: float, ranks: int) -> float:
-    """Count the bytes that each card sends in a collective of ``size`` bytes in all."""
+    """Compute the bytes that each card sends in a collective of ``size`` bytes in total."""
     times, how = MOVED[kind]
     return size if how == "one" else times * (ranks - 1) / ranks * size
 
 
 def seconds(kind: str, size: float, ranks: int, card: Card) -> float:
-    """Time a collective over ``size`` bytes that lie in each card, or come to lie there, with nothing beside it.
+    """Estimate the seconds of a collective without overlap; ``size`` is each card's full input or output.
 
     Args:
         kind: of :data:`MOVED`.
         size: bytes of the whole array.
-        ranks: cards that take part, host by host.
-        card: what they are.
+        ranks: participating cards, host by host.
+        card: their type.
     """
     if ranks == 1 or size == 0:
         return 0.0
@@ -198,21 +198,21 @@ def seconds(kind: str, size: float, ranks: int, card: Card) -> float:
 
 @dataclass(frozen=True)
 class Exchange:
-    """A collective of every step."""
+    """A collective in every training step."""
 
     what: str  # "gradients"
     kind: str  # of MOVED
-    size: float  # bytes of the whole array, all turns together
-    turns: int = 1  # collectives that the bytes are sent in
-    beside: float = 0.0  # share of the step's computing that runs at the same time
-    among: int | None = None  # neighbours that take part; None: all cards
+    size: float  # bytes of the whole array, over all turns
+    turns: int = 1  # number of collectives for these bytes
+    beside: float = 0.0  # fraction of the step's computation that overlaps
+    among: int | None = None  # participating neighbours; None: all cards
 
     def seconds(self, ranks: int, card: Card) -> float:
-        """Time all its turns, with nothing beside them."""
+        """Estimate the seconds of all turns without overlap."""
         return self.turns * seconds(self.kind, self.size / self.turns, self.among or ranks, card)
 
     def sent(self, ranks: int) -> float:
-        """Count the bytes that each card sends in all its turns."""
+        """Compute the bytes that each card sends over all turns."""
         return sent(self.kind, self.size, self.among or ranks)
 
 
@@ -224,38 +224,38 @@ class Work:
     update_flops: float = 0.0
     update_bytes: float = 0.0  # read and written by the update
     exchanges: tuple[Exchange, ...] = ()
-    bubble: float = 0.0  # what is waited for other pipeline stages, of the time of the FLOPs
+    bubble: float = 0.0  # waiting for other pipeline stages, relative to computation
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a step."""
+    """The time of a step in seconds, by component."""
 
     computing: float  # forward and backward
     update: float
-    exposed: float  # collectives with nothing beside them
-    slowed: float  # computing, by collectives beside it
+    exposed: float  # collectives that do not overlap
+    slowed: float  # slow-down by overlapped collectives
     waiting: float  # for the slowest
-    alone: Mapping[str, float] = field(default_factory=dict)  # exchange -> with nothing beside it
+    alone: Mapping[str, float] = field(default_factory=dict)  # exchange -> seconds without overlap
     bubble: float = 0.0  # for other pipeline stages
 
     @property
     def total(self) -> float:
-        """All together."""
+        """The step time."""
         each = self.computing, self.update, self.exposed, self.slowed, self.waiting, self.bubble
         return sum(each)
 
     @property
     def share(self) -> float:
-        """The share of the step that communication costs: exposed and slowed."""
+        """The fraction of the step spent on communication: exposed and slowed."""
         return (self.exposed + self.slowed) / self.total
 
 
 def times(work: Work, ranks: int, card: Card) -> Times:
-    """Time a step of ``ranks`` cards, each with this work.
+    """Estimate the time of a step on ``ranks`` cards, each with this work.
 
     Raises:
-        ConfigError: cards for which the model is not meant.
+        ConfigError: more cards than the model covers.
     """
     if not 1 <= ranks <= MOST:
         fix = f"1 to {MOST:,}"
@@ -277,5 +277,5 @@ def times(work: Work, ranks: int, card: Card) -> Times:
 
 
 def slowest(ranks: int) -> float:
-    """Return what the largest of n normal numbers is on the mean, in standard deviations (Blom 1958)."""
+    """Return the expected maximum of n standard normal samples (Blom 1958)."""
     return NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))

@@ -1,14 +1,14 @@
-"""How processes that share rows bring queries and keys together: keys gathered, or heads for columns; pure.
+"""The communication of context parallelism: all-gather of keys and values, or all-to-all of heads; pure.
 
-N processes have S / N columns of each row. An attention of H query heads and K key and value heads of width D
-sends, from each of them,
+Each of N processes has S / N columns of each row. In an attention of H query heads and K key-value heads of
+width D, each process sends
 
     keys     all-gather of k and v            (N - 1) / N  x  2 K D S numbers a row
     heads    all-to-all of q, k, v, then y    (N - 1) / N  x  (2 H + 2 K) D S / N
 
-and as many again in the backward pass, with a reduce-scatter and all-to-alls. So heads send less where
-H + K < N K: never on two processes, on three or more where every query head has keys of its own (H = K), on
-six or more where four share them.
+and the same amount in the backward pass, with a reduce-scatter or all-to-alls. So heads send less where
+H + K < N K: never on two processes; on three or more without grouped queries (H = K); on six or more where
+four query heads share a key-value head.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ KEYS, HEADS = "keys", "heads"
 
 @dataclass(frozen=True)
 class Choice:
-    """How a plan's attentions exchange columns."""
+    """The exchange method of a plan's attention."""
 
     way: str  # KEYS, HEADS
-    note: str = ""  # why not heads, where these would send less
+    note: str = ""  # why not heads, although these would send less
 
 
 def numbers(way: str, heads: int, kv_heads: int, size: int) -> float:
-    """Count what is laid together in an attention, a column of the whole row: numbers over head_dim."""
+    """Count the elements sent per attention and column of the whole row, divided by head_dim."""
     return 2 * kv_heads if way == KEYS else 2 * (heads + kv_heads) / size
 
 
 def chosen(plan: Plan, size: int) -> Choice:
-    """Choose between keys and heads: ``mesh.context_exchange``.
+    """Choose between keys and heads, by ``mesh.context_exchange``.
 
     Args:
-        plan: with the setting.
+        plan: the plan.
         size: N.
 
     Raises:
@@ -62,7 +62,7 @@ def chosen(plan: Plan, size: int) -> Choice:
 
 
 def _hindrance(plan: Plan, size: int) -> MinillmError | None:
-    """Say why heads cannot be exchanged; None: they can."""
+    """Return the error that prevents an exchange of heads; None: they can be exchanged."""
     model: Any = decoder(plan.spec)
     fix, where = "mesh.context_exchange=keys", "mesh.context_exchange=heads"
     if (tensor := plan.config.mesh.tensor) > 1:

@@ -1,7 +1,7 @@
-"""``minillm plan --gpus N``: how N cards would divide a run, what each holds and sends, and what that costs.
+"""``minillm plan --gpus N``: memory, communication and step time per card of a run on N cards.
 
-No GPU is needed: bytes and FLOPs are the plan's own estimate, divided as the layout divides them, and
-seconds are those of the cost model (cost.py).
+No GPU is needed: bytes and FLOPs are the plan's own estimate, divided by the layout, and seconds are
+from the cost model (cost.py).
 """
 
 from __future__ import annotations
@@ -43,31 +43,31 @@ MASTER = 4  # bytes of a number in float32
 COMPUTE = {"float32": 4, "bfloat16": 2, "float16": 2}  # dtype -> bytes of a number
 
 BACKWARD = 2 / 3
-"""Share of a micro-batch's computing that is its backward pass."""
+"""Fraction of a micro-batch's computation spent in the backward pass."""
 
 FULLY, SHARDED, REPLICATED = "fully sharded", "sharded", "replicated"
-"""Weights and updates are divided, updates alone, or neither."""
+"""Weights and updates are sharded, updates alone, or neither."""
 
 SHARD: Mapping[str, str] = {"weights": FULLY, "updates": SHARDED, "off": REPLICATED}
-"""``mesh.shard`` -> what it is."""
+"""``mesh.shard`` -> its sharding."""
 
 OTHER: Mapping[str, str] = {FULLY: SHARDED, SHARDED: REPLICATED, REPLICATED: SHARDED}
-"""What each is set beside."""
+"""Sharding -> the alternative it is compared with."""
 
 
 @dataclass(frozen=True)
 class Owned:
-    """What a rank looks after of the updates: of each figure that of the rank which has most."""
+    """A rank's share of the updates: each field is the maximum over ranks."""
 
     matrices: int  # updated whole
-    of_matrices: int  # there are
+    of_matrices: int  # in total
     parameters: int  # numbers
-    state: Mapping[str, int]  # rule -> bytes, of the rank that has most bytes
+    state: Mapping[str, int]  # rule -> bytes, of the rank with the most bytes
     flops: float  # of matrix stages
 
 
 def owned(plan: Plan, ranks: int, *, weights: bool = False) -> Owned:
-    """Look at the parts that ranks update; 1: everything is of one. ``weights``: these are divided, too."""
+    """Compute the largest share of updates among ranks. ``weights``: these are sharded too."""
     groups = {member.name: group for group in plan.groups for member in group.members}
     shares = layout(plan.groups, ranks, weights=weights)
     states = [_states(share, groups) for share in shares]
@@ -82,7 +82,7 @@ def owned(plan: Plan, ranks: int, *, weights: bool = False) -> Owned:
 
 
 def _states(parts: Iterable[Part], groups: Mapping[str, Group]) -> dict[str, int]:
-    """Count the bytes of the state that parts have, by rule."""
+    """Count the bytes of optimizer state of parts, by rule."""
     found: dict[str, float] = {}
     for part in parts:
         group = groups[part.name]
@@ -94,7 +94,7 @@ def _states(parts: Iterable[Part], groups: Mapping[str, Group]) -> dict[str, int
 
 
 def _flops(group: Group) -> float:
-    """Count those of one member's matrix stages: three products an iteration, as Newton-Schulz has."""
+    """Count the FLOPs of one member's matrix stages: three products per iteration, as in Newton-Schulz."""
     shape = group.shape
     short, long = sorted((shape[0], math.prod(shape[1:])))
     turns = sum(
@@ -107,7 +107,7 @@ def _flops(group: Group) -> float:
 
 @dataclass(frozen=True)
 class Divided:
-    """One way of dividing a run: what a card holds, does and sends."""
+    """A sharding of a run: the memory, computation and communication of a card."""
 
     updates: str  # FULLY, SHARDED, REPLICATED
     owned: Owned
@@ -117,7 +117,7 @@ class Divided:
 
     @property
     def bytes(self) -> int:
-        """Of a card's memory, all together."""
+        """A card's total memory in bytes."""
         return sum(self.memory.values())
 
     def data(self, ranks: int) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class Forecast:
 
     @property
     def refused(self) -> str | None:
-        """Why so many cards could not divide its steps, in words; None: they can."""
+        """The reason why so many cards cannot divide the plan's steps; None: they can."""
         try:
             by_steps.check(self.plan, self.ranks)
         except Refusal as refusal:
@@ -166,18 +166,18 @@ class Forecast:
 
     @property
     def tensor(self) -> int:
-        """Cards that share each layer."""
+        """The tensor-parallel size: cards that share each layer."""
         return self.plan.config.mesh.tensor
 
     @property
     def parts(self) -> int:
-        """Parts into which the rows of a step are divided: cards that share rows or layers have one together."""
+        """The data-parallel size: parts of a step's rows; cards that share rows or layers share a part."""
         mesh = self.plan.config.mesh
         return max(1, self.ranks // (mesh.context * mesh.tensor * mesh.pipeline))
 
     @cached_property
     def part(self) -> tuple[float, float, float]:
-        """Rows of a micro-batch and micro-batches of a step in one part, and a rank's tokens, on the mean."""
+        """Rows per micro-batch, micro-batches per step of one part, and a rank's tokens, on average."""
         (shape, *_) = self.plan.course
         whole = shape.accumulate % self.parts == 0
         rows = shape.rows / (1 if whole else self.parts)
@@ -186,13 +186,13 @@ class Forecast:
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The pipeline stages; one, where layers are not shared."""
+        """The pipeline stages; a single one without pipeline parallelism."""
         values, mesh = self.plan.values(1.0), self.plan.config.mesh
         return stages(self.plan, decoder(self.plan.spec), values, mesh.pipeline)
 
     @cached_property
     def shard(self) -> str:
-        """What is divided by ``mesh.shard``: with auto weights where updates alone do not fit, and these do."""
+        """The resolved ``mesh.shard``: auto is weights where sharded updates exceed the memory and weights fit."""
         if (asked := self.plan.config.mesh.shard) != "auto":
             return asked
         try:
@@ -204,20 +204,20 @@ class Forecast:
 
     @cached_property
     def start(self) -> int:
-        """Bytes of a card before its updates are divided: weights, masters and state are whole; not of divided weights."""
+        """Bytes of a card before updates are sharded: whole weights, masters, state (not with sharded weights)."""
         held = self.plan.estimate(self.dtype).memory
         state = sum(size for name, size in held.items() if name.startswith("optimizer state"))
         return held["weights"] + held["master weights"] + state
 
     @cached_property
     def layouts(self) -> dict[str, Divided]:
-        """The layout of the settings first, then another."""
+        """The sharding of the settings first, then its alternative."""
         first = SHARD[self.shard]
         return {name: self._layout(name) for name in (first, OTHER[first])}
 
     @property
     def chosen(self) -> Divided:
-        """The layout of the settings."""
+        """The sharding of the settings."""
         return next(iter(self.layouts.values()))
 
     @cached_property
@@ -228,7 +228,7 @@ class Forecast:
 
     @property
     def of_linear(self) -> float:
-        """Tokens a second, of those of one card times the number of cards."""
+        """Scaling efficiency: tokens per second over those of one card times the number of cards."""
         return self.alone.total / self.ranks / self.chosen.times.total
 
     def data(self) -> dict[str, Any]:
@@ -253,7 +253,7 @@ class Forecast:
         }
 
     def shown(self) -> Iterator[Table]:
-        """Make the tables that a person reads, 80 columns wide at least."""
+        """Yield the printed tables, at least 80 columns wide."""
         one, other = self.layouts.values()
         facts = Table.grid(padding=(0, 2, 0, 0))
         facts.add_column(style="bold", no_wrap=True)
@@ -385,7 +385,7 @@ class Forecast:
         return bubble(len(self.stages), math.ceil(self.part[1]))
 
     def _divided(self) -> dict[str, Any]:
-        """Say as JSON how rows and layers are shared, where they are."""
+        """Return the context, tensor and pipeline parallelism as JSON, where used."""
         mesh, found = self.plan.config.mesh, dict[str, Any]()
         if mesh.context > 1:
             found["context"] = {
@@ -408,7 +408,7 @@ class Forecast:
         return found
 
     def _work(self, mine: Owned, flops: float, exchanges: tuple[Exchange, ...]) -> Work:
-        """Count what a card does that owns ``mine``."""
+        """Compute the work of a card that owns ``mine``."""
         moved = mine.parameters * (3 * MASTER + COMPUTE[self.dtype]) + 2 * sum(mine.state.values())
         return Work(flops, mine.flops, moved, exchanges)
 
@@ -427,7 +427,7 @@ class Forecast:
 
     @cached_property
     def _units(self) -> dict[str, int]:
-        """Numbers of what FSDP gathers together, each layer; what is outside layers under ""."""
+        """Count elements per FSDP unit: each layer, and everything outside layers under ""."""
         found = {"": 0}
         for info in self.plan.parameters.values():
             parts = info.name.split(".")
@@ -436,7 +436,7 @@ class Forecast:
         return found
 
     def _of_weights(self) -> tuple[Exchange, ...]:
-        """List those of divided weights, as torch_weights.py and FSDP make them, beside the computing."""
+        """List the collectives of sharded weights, as torch_weights.py and FSDP make them, with their overlap."""
         if self.ranks == 1:
             return ()
         micro, itemsize, units = self.part[1], COMPUTE[self.dtype], self._units
@@ -460,7 +460,7 @@ class Forecast:
         return tuple(found)
 
     def _activations(self) -> tuple[Exchange, ...]:
-        """List what neighbours that share layers add up, forward and backward, as tensor.py does."""
+        """List the all-reduces of tensor parallelism, forward and backward, as tensor.py makes them."""
         if self.tensor == 1:
             return ()
         spec, train = self.plan.spec, self.plan.config.train
@@ -478,7 +478,7 @@ class Forecast:
         return self.plan.turns.get(int(leaf.split(".")[1]), (1, 1))[1]
 
     def _of_columns(self) -> tuple[Exchange, ...]:
-        """List those of cards that share rows, as context.py makes them."""
+        """List the collectives of context parallelism, as context.py makes them."""
         size, g = self.plan.config.mesh.context, divided(self.plan.spec, self.tensor).geometry
         if size == 1:
             return ()
@@ -496,7 +496,7 @@ class Forecast:
         )
 
     def _of_stages(self) -> tuple[Exchange, ...]:
-        """List what the stage that sends most sends, as pipeline.py does: arrays on, their gradients back."""
+        """List the sends of the pipeline stage with the most traffic, as in pipeline.py: arrays and gradients."""
         borders = [self._border(one.sent) for one in self.stages[:-1]]
         if not borders:
             return ()
@@ -507,12 +507,12 @@ class Forecast:
         return tuple(Exchange(what, "send", size * tokens, micro) for what, size in each if size)
 
     def _border(self, names: Iterable[str]) -> float:
-        """Count the bytes a token that cross a border."""
+        """Count the bytes per token sent between two stages."""
         widths = [self.plan.spec.geometry.dim, *(width(self.plan, name) for name in names)]
         return sum(widths) * COMPUTE[self.dtype]
 
     def _memory(self, updates: str) -> dict[str, int]:
-        """Divide the plan's estimate as the layout does."""
+        """Divide the plan's memory estimate by the layout."""
         mine = self._owned(updates)
         estimate = self.plan.estimate(self.dtype)
         rows = max(shape.rows for shape in self.plan.course)
@@ -543,7 +543,7 @@ class Forecast:
         return {name: size for name, size in held.items() if size}
 
     def _in_rows(self) -> dict[str, int]:
-        """Count the bytes of divided weights and their gradients: rows of all, owned ones, and layers at work."""
+        """Count the bytes of sharded weights and gradients: shards of all, and the gathered layers in use."""
         rows = {
             name: math.prod(info.shape[1:]) * rows_of(info.shape[0], 0, self.ranks)[1]
             for name, info in self.plan.parameters.items()
@@ -562,7 +562,7 @@ class Forecast:
         }
 
     def _in_flight(self, activations: float) -> dict[str, int]:
-        """Count the bytes of micro-batches that the fullest stage holds, and those that it receives into."""
+        """Count the bytes of micro-batches in flight in the fullest stage, and of its receive buffers."""
         micro, count = math.ceil(self.part[1]), len(self.stages)
         blocks = sum(len(one.blocks) for one in self.stages)
         at_once = [
@@ -598,13 +598,13 @@ def forecast(plan: Plan, gpus: int, card: str | None, dtype: str) -> Forecast:
 
     Args:
         plan: of the command.
-        gpus: how many, 1 to 1,024.
-        card: as ``--card`` names it; None: an H200.
-        dtype: of the compute.
+        gpus: number of cards, 1 to 1,024.
+        card: in the form of ``--card``; None: an H200.
+        dtype: the compute dtype.
 
     Raises:
-        ConfigError: there is no such card, the model is not meant for so many, or cards cannot share layers.
-        PlanError: a plugin's part cannot be shared.
+        ConfigError: an unknown card, too many cards, or layers that the cards cannot share.
+        PlanError: a plugin's part does not support the parallelism.
     """
     if plan.config.mesh.shard == "weights":
         by_rows.check(plan)

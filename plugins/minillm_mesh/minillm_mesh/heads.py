@@ -1,9 +1,9 @@
-"""Tensor parallel, on paper: the model of 1 / N of the heads and hidden units, and what of a plan refuses it.
+"""Tensor parallelism: the spec of a model of 1 / N of the heads and hidden units, and its checks; pure.
 
-That model is the plan's own, made of a smaller geometry: H / N heads, K / N key-value heads (one, where N is a
-multiple of K), hidden / N units inside the MLP; the width of the stream stays. Each of its parameters is the
-whole model's, or a slice along an axis that is named ``heads``, ``kv_heads`` or ``hidden``. So a node is written
-for whole geometries and knows nothing of it; what gets other shapes than slices is refused by name.
+The model is the plan's own, built from a smaller geometry: H / N heads, K / N key-value heads (one, where N is a
+multiple of K), hidden / N units inside the MLP; dim is unchanged. Each of its parameters is the whole
+model's, or a slice along an axis named ``heads``, ``kv_heads`` or ``hidden``. So nodes are written for whole
+geometries without special cases; a node whose parameters are no such slices is refused by name.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from minillm_core import ConfigError, Linear, Param, Plan, PlanError, Refusal, S
 from minillm_core.inspection import declared, decoder, named_modules
 
 AXES = ("heads", "kv_heads", "hidden")
-"""Names of the axes that are divided."""
+"""Names of the divided axes."""
 
 OF_LEAVES = ("in", "out")
-"""Those of a leaf's own, in what replaces its product (an adapter)."""
+"""Names of a leaf's own axes, in the node that replaces its product (an adapter)."""
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class Cut:
     parts: int
 
     def place(self, rank: int, size: int) -> int:
-        """Return which part a rank of ``size`` has; where there are fewer parts, several have the same."""
+        """Return the part of a rank among ``size``; where there are fewer parts, several ranks share one."""
         return rank * self.parts // size
 
 
 def divided(spec: Any, size: int) -> Any:
     """Return the spec of the model of 1 / ``size`` of the heads and hidden units.
 
-    A number that a node's constructor calls ``hidden`` is divided as the geometry's own, ``in_features`` and
-    ``out_features`` of a leaf's product as the leaf.
+    A constructor argument ``hidden`` of a node is divided like the geometry's, and ``in_features`` and
+    ``out_features`` of a leaf's product like the leaf's.
     """
     whole = spec.geometry
     own = replace(
@@ -55,7 +55,7 @@ def divided(spec: Any, size: int) -> Any:
 
 
 def _narrower(node: Any, size: int) -> Any:
-    """Return a plugin's MLP whose ``hidden`` is divided, where it has one."""
+    """Return a plugin's MLP with its ``hidden`` divided, where it has that argument."""
     given = dict(getattr(node, "arguments", ()))
     if not isinstance(given.get("hidden"), int):
         return node
@@ -63,7 +63,7 @@ def _narrower(node: Any, size: int) -> Any:
 
 
 def _fitted(node: Any, leaf: Linear) -> Any:
-    """Return the product of a leaf whose ``in_features`` and ``out_features`` are the leaf's."""
+    """Return a leaf's product with the leaf's ``in_features`` and ``out_features``."""
     sizes = {"in_features": leaf.in_features, "out_features": leaf.out_features}
     return _with(node, **{name: sizes[name] for name in sizes.keys() & dict(node.arguments).keys()})
 
@@ -73,10 +73,10 @@ def _with(node: Any, **changed: Any) -> Any:
 
 
 def cuts(whole: Any, part: Any) -> Iterator[tuple[str, Cut]]:
-    """Yield the parameters of ``part`` that are slices of those of ``whole``, and how.
+    """Yield each parameter of ``part`` that is a slice of one of ``whole``, with its cut.
 
     Raises:
-        PlanError: one is neither the whole nor such a slice.
+        PlanError: a parameter is neither whole nor such a slice.
     """
     owners = {path: getattr(module, "owner", None) for path, module in named_modules(whole)}
     named = {name: one for name, _, _, one in declared(part, Param)}
@@ -98,7 +98,7 @@ def cuts(whole: Any, part: Any) -> Iterator[tuple[str, Cut]]:
 
 
 def _owner(owners: Mapping[str, str | None], name: str) -> str | None:
-    """Return the plugin whose module holds a parameter, or the nearest above it."""
+    """Return the plugin that owns a parameter's module or its nearest ancestor."""
     path = name.rpartition(".")[0]
     while path and owners.get(path) is None:
         path = path.rpartition(".")[0]
@@ -106,11 +106,11 @@ def _owner(owners: Mapping[str, str | None], name: str) -> str | None:
 
 
 def check(plan: Plan, size: int) -> None:
-    """Refuse a plan whose model cannot be computed by 1 / ``size`` of its heads and hidden units.
+    """Check that a plan's model can be computed with 1 / ``size`` of its heads and hidden units.
 
     Raises:
-        PlanError: with the plugin and the reason.
-        ConfigError: the numbers cannot be divided.
+        PlanError: a part cannot; names the plugin and the reason.
+        ConfigError: the sizes are not divisible.
     """
     spec = plan.spec
     _check_sizes(spec, size)
@@ -137,7 +137,7 @@ def check(plan: Plan, size: int) -> None:
 
 
 def _check_sizes(spec: Any, size: int) -> None:
-    """Refuse numbers of heads and hidden units that so many processes cannot share."""
+    """Check that heads and hidden units are divisible by ``size``."""
     shape = spec.geometry
     rests = {"heads": shape.heads % size, "hidden": shape.hidden % size}
     rests["kv_heads"] = shape.kv_heads % size and size % shape.kv_heads
@@ -156,7 +156,7 @@ def _check_sizes(spec: Any, size: int) -> None:
 
 
 def _check_parts(whole: Any, part: Any) -> None:
-    """Refuse a layer of which a process would have no slice, or what makes no sense of one."""
+    """Check that every layer has a slice for each process, and that no node is wrong on a slice."""
     sliced = {name.rpartition(".")[0] for name, _ in cuts(whole, part)}
     states = {name: one.shape for name, _, _, one in declared(part, State)}
     for name, module, _, one in declared(whole, State):
@@ -178,7 +178,7 @@ def _check_parts(whole: Any, part: Any) -> None:
 
 
 def summed(whole: Any, part: Any) -> set[str]:
-    """Return the paths of leaves whose input is divided: their results are to be added up."""
+    """Return the paths of leaves whose input is divided: their outputs need an all-reduce."""
     leaves = {path for path, module in named_modules(whole) if isinstance(module, Linear)}
     found = {name.rpartition(".")[0] for name, cut in cuts(whole, part) if cut.axis == 1}
     return found & leaves

@@ -1,7 +1,7 @@
-"""The processes of a run on this machine: started together, ended together, by one exit code.
+"""The launcher of a run's processes on this machine: starts and ends them together, with one exit code.
 
-torch's multiprocessing starts them, each in a session of its own: a Ctrl-C comes to this process alone, which
-passes it on. What they print goes to the terminal as it is; each says which rank it is.
+torch's multiprocessing starts them, each in its own session: Ctrl-C reaches only this process, which
+forwards it. Their output goes to the terminal unchanged; each process prints its rank.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_pr
 from torch.distributed.elastic.multiprocessing.api import SignalException, SubprocessContext
 
 GRACE = 30
-"""Seconds that a process has for its end where another one failed, or at the second signal."""
+"""Grace period in seconds after another process failed, or after the second signal."""
 
 SAVING = 24 * 3600
-"""Seconds that it has at the first signal, which asks it to save: as long as that takes."""
+"""Grace period in seconds after the first signal, which requests a checkpoint: as long as that takes."""
 
 CAUSE = 5
-"""Seconds that others have to end by themselves where one says that it has lost another one."""
+"""Seconds for the other processes to end by themselves after one reports a lost process."""
 
 LOOK = 0.1
-"""Seconds between two looks at the processes."""
+"""Seconds between two polls of the processes."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""What torch's multiprocessing listens for: an exception where this process is."""
+"""Signals that torch's multiprocessing turns into an exception in this process."""
 
 
 def launch(processes: int, command: Sequence[str]) -> int:
     """Run a Python command in several processes on this machine until all have ended.
 
     Args:
-        processes: how many.
-        command: behind ``python``: ``-m minillm_core train ...``.
+        processes: number of processes.
+        command: arguments of ``python``: ``-m minillm_core train ...``.
 
     Returns:
-        What one process would have returned. 0 where all did. Where one failed its code, 128 and the
-        signal's number where a signal ended it; the others are ended then. After a signal to this process,
-        which is passed on to all, the code of rank 0: 75 where it has saved, 130 where nothing was.
+        The exit code of the run. 0 where all returned 0. Where one failed, its code, or 128 plus the
+        number of the signal that ended it; the others are then ended. After a signal to this process,
+        which is forwarded to all, the code of rank 0: 75 where it saved a checkpoint, else 130.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
@@ -79,7 +79,7 @@ def launch(processes: int, command: Sequence[str]) -> int:
 
 @contextmanager
 def _as_before() -> Iterator[None]:
-    """Silence torch's own words, which say less than the processes; put back what listens for signals."""
+    """Silence torch's own messages, less informative than the processes'; restore the signal handlers."""
     log = logging.getLogger("torch.distributed.elastic")
     level, handlers = log.level, {number: signal.getsignal(number) for number in SIGNALS}
     log.setLevel(logging.CRITICAL)
@@ -92,12 +92,12 @@ def _as_before() -> Iterator[None]:
 
 
 def _failed(context: SubprocessContext) -> int:
-    """Wait until all have ended, or one failed and the others were ended; the code of the one that failed."""
+    """Wait until all have ended; where one fails, end the others and return its code."""
     while not any(codes := _codes(context)) and None in codes:
         time.sleep(LOOK)
     if not any(codes):
         return 0
-    # 1 is also what a process says that has lost another one, and it may end before that one has
+    # 1 is also the code of a process that lost another one, and it may end before that one does
     until = time.monotonic() + CAUSE
     while {*codes} <= {0, 1, None} and None in codes and time.monotonic() < until:
         time.sleep(LOOK)
@@ -114,7 +114,7 @@ def _failed(context: SubprocessContext) -> int:
 
 
 def _stopped(context: SubprocessContext, first: SignalException) -> int:
-    """Pass a signal on, and a second one; the code of rank 0."""
+    """Forward a signal, and a second one; return the code of rank 0."""
     try:
         context.close(first.sigval, SAVING)
     except SignalException as second:
@@ -129,7 +129,7 @@ def _codes(context: SubprocessContext) -> list[int | None]:
 
 
 def _as_shells(code: int) -> int:
-    """Return an exit code as a shell has it: 128 and the number of a signal."""
+    """Return an exit code in the shell's convention: 128 plus a signal's number."""
     return code if code > 0 else 128 - code
 
 

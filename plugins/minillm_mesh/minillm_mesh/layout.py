@@ -1,10 +1,10 @@
-"""Who updates what: the parameters of a plan, divided among ranks; pure, and the same on every rank.
+"""The sharding of updates: which rank updates which parameters of a plan; pure, and equal on every rank.
 
-Two things are to be even. The time of an update, which is nearly all in stages that need whole matrices
-(Newton-Schulz: 30 R C min(R, C) FLOPs for five iterations); such parameters go whole, the costliest
-first, to the rank that has least to do. And bytes: of state that is kept, of gradients and weights that
-are sent. Matrices whose stages see one element at a time, or a row, are cut by rows, so that all ranks end
-with as many numbers; a vector is one row.
+It balances two things. First the time of an update, nearly all of it in stages that need whole matrices
+(Newton-Schulz: 30 R C min(R, C) FLOPs for five iterations): such parameters are assigned whole, the
+costliest first, to the rank with the least work. Second bytes: of optimizer state, and of gradients and
+weights sent. Matrices whose stages are elementwise or row-wise are cut by rows, so that all ranks have
+equally many elements; a vector is one row.
 """
 
 from __future__ import annotations
@@ -19,57 +19,57 @@ from typing import Any
 from minillm_core.inspection import Group, Member
 
 FLOPS_A_BYTE = 100
-"""FLOPs that a GPU computes while it moves a byte of its memory: an H200's 989 T/s in bfloat16 at a good
-third of that, over 4.8 TB/s. Only its order of magnitude matters to the layout."""
+"""FLOPs that a GPU computes in the time of moving one byte: a good third of an H200's 989 TFLOP/s in
+bfloat16, over 4.8 TB/s. Only its order of magnitude matters to the layout."""
 
 ITERATION = 6
-"""FLOPs a step of Newton-Schulz, over R C min(R, C): a Gram matrix, its square and a product."""
+"""FLOPs per Newton-Schulz iteration, over R C min(R, C): a Gram matrix, its square and a product."""
 
 ITERATIONS = 5
 
 BUCKET = 2**26
-"""Bytes of parameters that are sent together, where they are not all at once."""
+"""Bucket size in bytes, for parameters that are not sent all at once."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank updates of one parameter: all of it, or some rows."""
+    """The part of a parameter that one rank updates: all of it, or some rows."""
 
     name: str
     shape: tuple[int, ...]  # of the part
-    first: int | None = None  # its first row; None: it is the whole parameter
+    first: int | None = None  # its first row; None: the whole parameter
 
     @property
     def size(self) -> int:
-        """Numbers in it."""
+        """The number of elements."""
         return prod(self.shape)
 
     def of(self, whole: Any) -> Any:
-        """Take the part from an array whose first axis is the parameter's."""
+        """Select the part from an array whose first axis is the parameter's."""
         return whole if self.first is None else whole[self.first : self.first + self.shape[0]]
 
 
 Layout = tuple[tuple[Part, ...], ...]
-"""By rank, in the order of the groups."""
+"""Parts by rank, in the order of the groups."""
 
 
 def layout(groups: Iterable[Group], ranks: int, *, weights: bool = False) -> Layout:
-    """Divide the parameters of some groups among ranks.
+    """Assign the parameters of parameter groups to ranks.
 
     Args:
         groups: of a plan, without tables that are updated by rows.
-        ranks: how many there are.
-        weights: of each parameter that may be cut a rank has those rows whose weights it has.
+        ranks: number of ranks.
+        weights: weights are sharded too: a rank updates the rows of cuttable parameters that it holds.
 
     Returns:
-        What each rank updates: every row of every parameter once. Parameters that follow another have
-        the parts that it has.
+        The parts of each rank: every row of every parameter once. A parameter that follows another is
+        cut like its leader.
     """
     units = _units(groups)
     shares: list[dict[str, Part]] = [{} for _ in range(ranks)]
     time, numbers = [0.0] * ranks, [0] * ranks
     whole = [unit for unit in units if not unit.rows]
-    for unit in sorted(whole, key=lambda unit: -unit.cost):  # stable: equal ones as they come
+    for unit in sorted(whole, key=lambda unit: -unit.cost):  # stable: ties keep their order
         rank = min(range(ranks), key=lambda rank: (time[rank], numbers[rank]))
         time[rank] += unit.cost
         numbers[rank] += unit.size
@@ -82,11 +82,11 @@ def layout(groups: Iterable[Group], ranks: int, *, weights: bool = False) -> Lay
 
 @dataclass(frozen=True)
 class _Unit:
-    """Parameters that have to be divided alike: one, or one and those that follow it."""
+    """Parameters that must be divided alike: one, or one with its followers."""
 
     members: tuple[Member, ...]
     cost: float
-    rows: int  # into which it may be cut; 0: it stays whole
+    rows: int  # that can be cut; 0: it stays whole
 
     @property
     def size(self) -> int:
@@ -110,15 +110,15 @@ def _units(groups: Iterable[Group]) -> list[_Unit]:
 
 
 def uncut(groups: Iterable[Group]) -> set[str]:
-    """Name the parameters that are updated whole."""
+    """Return the names of parameters that are updated whole."""
     return {one.name for unit in _units(groups) if not unit.rows for one in unit.members}
 
 
 def cuttable(group: Group, member: Member) -> bool:
-    """Return whether rows of a parameter can be updated without the others: no stage needs more.
+    """Return whether rows of a parameter can be updated independently: no stage needs more than a row.
 
-    A view is computed of a whole parameter, scalars and shapes of a plugin's own are a whole parameter's,
-    and blocks of narrow state run over the ends of rows. Of a vector a stage may take the norm, as of a row.
+    Not with views, which are computed from a whole parameter, with state that is scalar or has its own shape,
+    or with quantized state whose blocks cross rows. Vectors stay whole: a stage may take their norm.
     """
     rule = group.rule
     alike = all(kind == "like" for _, _, stage in rule.stages for _, kind in stage.state)
@@ -126,10 +126,10 @@ def cuttable(group: Group, member: Member) -> bool:
 
 
 def cost(group: Group) -> float:
-    """Estimate the time of one member's update, in bytes of memory that could be moved in it.
+    """Estimate the time of one member's update, in bytes of memory traffic of the same duration.
 
-    Numbers and their state are read and written in float32; a stage that needs a matrix takes five
-    iterations of Newton-Schulz on each of its blocks, in its turns.
+    Elements and their state are read and written in float32; a stage that needs a matrix runs five
+    Newton-Schulz iterations on each of its blocks, on the steps on which it is due.
     """
     numbers, blocks = prod(group.shape), group.blocks
     state = sum(prod(one.shape) for kept in group.kept().values() for one in kept.values())
@@ -142,9 +142,9 @@ def cost(group: Group) -> float:
 
 
 def _cut(units: Sequence[_Unit], numbers: Sequence[int], shares: Sequence[dict[str, Part]]) -> None:
-    """Cut parameters by rows, so that ranks which have ``numbers`` of others end with as many."""
+    """Cut parameters by rows, so that ranks that already have ``numbers`` elements end with equally many."""
     ends = list(accumulate(_filled(numbers, sum(unit.size for unit in units))))
-    begun = 0  # numbers of the units before
+    begun = 0  # elements of the units before
     for unit in units:
         a_row = unit.size // unit.rows
         cuts = [0, *(min(unit.rows, max(0, round((end - begun) / a_row))) for end in ends)]
@@ -163,7 +163,7 @@ def _cut(units: Sequence[_Unit], numbers: Sequence[int], shares: Sequence[dict[s
 
 
 def rows_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
-    """Return the first row, and how many, of the weights that a rank has of a parameter: torch.chunk's."""
+    """Return the first row and the number of rows of a rank's shard of a parameter, as torch.chunk cuts."""
     most = -(-rows // ranks)
     first = min(rows, rank * most)
     return first, min(rows, first + most) - first
@@ -172,7 +172,7 @@ def rows_of(rows: int, rank: int, ranks: int) -> tuple[int, int]:
 def _cut_alike(
     units: Sequence[_Unit], numbers: Sequence[int], shares: Sequence[dict[str, Part]]
 ) -> None:
-    """Cut each parameter as its weights are, whatever else ranks have."""
+    """Cut each parameter like its sharded weights, regardless of the balance."""
     for rank, share in enumerate(shares):
         for one in (member for unit in units for member in unit.members):
             if (part := row_part(one.name, one.shape, rank, len(shares))) is not None:
@@ -180,16 +180,16 @@ def _cut_alike(
 
 
 def row_part(name: str, shape: Sequence[int], rank: int, ranks: int) -> Part | None:
-    """Return the rows of a parameter whose weights a rank has; None: there are fewer rows than ranks."""
+    """Return a rank's shard of a parameter by rows; None: the rank has no rows."""
     first, count = rows_of(shape[0], rank, ranks)
     return Part(name, (count, *shape[1:]), first if count < shape[0] else None) if count else None
 
 
 def _filled(numbers: Sequence[int], more: int) -> list[int]:
-    """Divide ``more`` so that the lowest of ``numbers`` are filled up to one level; sums to ``more``."""
+    """Distribute ``more`` to raise the lowest of ``numbers`` to a common level; sums to ``more``."""
     lowest = sorted(numbers)
     sums = [0, *accumulate(lowest)]
-    # as many of the lowest take part as lie below the level that they then reach
+    # include the lowest numbers as long as they are below the resulting level
     needs = [lowest[i] * i - sums[i] for i in range(len(lowest))]
     taking = max(1, bisect(needs, more))
     level, rest = divmod(sums[taking] + more, taking)
@@ -201,7 +201,7 @@ def _filled(numbers: Sequence[int], more: int) -> list[int]:
 
 
 def uneven(parts: Layout) -> float:
-    """Return how many times the mean of the numbers that ranks have the largest has, 1 at best."""
+    """Return the imbalance of elements per rank: maximum over mean, 1 at best."""
     sizes = [sum(part.size for part in share) for share in parts]
     return max(sizes) * len(sizes) / max(1, sum(sizes))
 

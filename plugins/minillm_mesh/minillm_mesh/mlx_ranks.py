@@ -1,4 +1,4 @@
-"""Processes that train together on MLX: mx.distributed (ring, jaccl, nccl), started by mlx.launch."""
+"""Data parallelism on MLX: mx.distributed (ring, jaccl, nccl), started by mlx.launch."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from minillm_mesh import by_steps
 
 
 class MLXRanks(Ranks):
-    """The processes of an mlx.launch.
+    """The processes started by mlx.launch.
 
     Args:
         detected: the command's backend and device.
 
     Raises:
-        BackendError: the processes do not find each other.
+        BackendError: the processes cannot connect.
     """
 
     undivided = "on MLX each process makes the whole update"
@@ -37,16 +37,16 @@ class MLXRanks(Ranks):
         self.rank, self.size, self.how = self.group.rank(), size, "mx.distributed"
 
     def divide(self, plan: Plan) -> Sequence[str]:
-        """Divide a run, if its steps can be divided by so many."""
+        """Set up the division of a run; its steps must be divisible by the number of processes."""
         by_steps.check(plan, self.size)
         return super().divide(plan)
 
     def total(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        """Add up arrays over all ranks, in one flat float32 buffer."""
+        """All-reduce arrays (sum) over all ranks, in one flat float32 buffer."""
         return self._reduced(arrays, mx.distributed.all_sum)
 
     def largest(self, arrays: Sequence[mx.array]) -> list[mx.array]:
-        """Take the largest of each number over all ranks."""
+        """All-reduce arrays (elementwise maximum) over all ranks."""
         return self._reduced(arrays, mx.distributed.all_max)
 
     def _reduced(self, arrays: Sequence[mx.array], how: Callable[..., mx.array]) -> list[mx.array]:
@@ -56,14 +56,14 @@ class MLXRanks(Ranks):
         return [part.reshape(one.shape) for part, one in zip(parts, arrays, strict=True)]
 
     def gathered(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
-        """Bring numbers of every rank together, as the bits of float64."""
+        """All-gather numbers of every rank, as the bits of float64."""
         mine = np.array(numbers, np.float64)
         bits = mx.array(mine.view(np.int32))
         each = np.array(mx.distributed.all_gather(bits, group=self.group))
         return [tuple(one.view(np.float64).tolist()) for one in each.reshape(self.size, -1)]
 
     def agreed(self, value: Any = None) -> Any:
-        """Return rank 0's value, sent as JSON."""
+        """Broadcast rank 0's value, as JSON, and return it."""
         text = json.dumps(value).encode() if self.leads else b""
         size = int(self.gathered([len(text)])[0][0])
         sent = np.frombuffer(text, np.uint8) if self.leads else np.zeros(size, np.uint8)

@@ -1,8 +1,8 @@
-"""Pipeline parallel on torch: each process computes a run of layers, by torch.distributed.pipelining.
+"""Pipeline parallelism on torch: each process computes consecutive layers, by torch.distributed.pipelining.
 
-Which layers, and what crosses a border, is stages.py's; this is what runs them. Parameters are whole in every
-process: gradients of those that a stage does not compute are 0 there, and are added up over all processes
-as gradients of other rows are. So are the sums of losses, which the last stage alone has, and statistics.
+stages.py chooses the layers and the arrays sent between stages; this module runs them. Every process holds all
+parameters: gradients of other stages' parameters are 0, and are summed over all processes like gradients
+of other rows. So are loss sums, which only the last stage computes, and statistics.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Arrays = tuple[Tensor, ...]
 
 
 class Pipeline:
-    """A process's stage, and those beside it.
+    """The pipeline of a process: its stage and its neighbours.
 
     Args:
         stage: of this process, from 0.
-        count: how many there are.
-        group: the processes that have them, in their order.
+        count: number of stages.
+        group: the processes of the stages, in order.
     """
 
     def __init__(self, stage: int, count: int, group: dist.ProcessGroup) -> None:
@@ -49,12 +49,12 @@ class Pipeline:
         staged: Mapping[str, int],
         given: Mapping[str, Tensor],
     ) -> Iterator[Loss]:
-        """Compute a step's losses, and add up the gradients of this stage: see Ranks.pipelined."""
-        if trainer.step_timer is not None:  # forward and backward passes are not apart
+        """Compute a step's losses and accumulate the gradients of this stage: see Ranks.pipelined."""
+        if trainer.step_timer is not None:  # forward and backward passes interleave
             trainer.step_timer("forward")
         if self.current is None or self.current.trainer is not trainer:
             self.current, self.runs = None, {}
-            if trainer.binding.compile:  # every variant at once, while no clock runs
+            if trainer.binding.compile:  # every variant at once, before timing
                 for those, count, host in warmed(trainer.plan, trainer.phase, micro[0]):
                     batch = self._moved(trainer, host, those, trained=False)
                     run = self._run(trainer, batch, count or len(micro), those, given)
@@ -69,7 +69,7 @@ class Pipeline:
     def _moved(
         self, trainer: Any, host: Any, staged: Mapping[str, int], *, trained: bool = True
     ) -> Mapping[str, Tensor]:
-        """Move what a stage reads to its device; models of the loss are the last one's."""
+        """Move a stage's inputs to its device; only the last stage needs the loss's reference models."""
         if self.stage + 1 == self.count:
             return trainer.fields(host, staged, trained=trained)
         return trainer.moved(host)
@@ -89,7 +89,7 @@ class Pipeline:
 
 
 class _Run:
-    """A stage for batches of one size and number, and one set of staged values."""
+    """A stage for one batch size, one number of micro-batches and one set of staged values."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class _Run:
         self.failure: Exception | None = None
 
     def _scheduled(self) -> Any:
-        """Make torch's schedule, with buffers for all that is received."""
+        """Build torch's pipeline schedule, with its receive buffers."""
         own, mesh = self.pipeline.stage, self.trainer.plan.config.mesh
         stage = _Stage(
             _Called(self._forward),
@@ -126,7 +126,7 @@ class _Run:
         )
 
     def compile(self, batch: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-        """Compile the stage, forward and backward, on arrays of zeros."""
+        """Compile the stage, forward and backward, on zeros."""
         zeros = [
             torch.zeros_like(one, device=self.trainer.device, requires_grad=True)
             for one in self.borders[self.pipeline.stage]
@@ -140,7 +140,7 @@ class _Run:
                 torch.autograd.grad(found, parameters, total, allow_unused=True)
 
     def _graph(self, batch: Mapping[str, Tensor]) -> Callable[..., Any]:
-        """Return the stage for as many gathered positions as a batch has, compiled where the binding says so."""
+        """Return the stage for a batch's number of gathered positions, compiled if the binding requires it."""
         positions = batch.get(GATHERED, batch["ids"]).numel()
         if positions not in self.graphs:
             self.graphs[positions] = self.trainer.compiled(self._compute)
@@ -149,7 +149,7 @@ class _Run:
     def _tried(
         self, batch: Mapping[str, Tensor], given: Mapping[str, Tensor]
     ) -> tuple[list[Arrays], dict[str, Tensor]]:
-        """Compute all stages here, without gradients, to see what is sent: shapes at each border, and statistics."""
+        """Run all stages locally without gradients, to find the shapes sent between stages, and the statistics."""
         borders, statistics = list[Arrays](), dict[str, Tensor]()
         outputs: Arrays = ()
         with torch.no_grad(), self.trainer.random.kept():
@@ -168,7 +168,7 @@ class _Run:
         given: Mapping[str, Tensor],
         received: Arrays,
     ) -> tuple[Tensor, Any, dict[str, Tensor]]:
-        """Run a stage: x (B, T, C) behind it, the scope, and its statistics."""
+        """Run a stage; return its output x (B, T, C), the scope, and its statistics."""
         model: Any = self.trainer.model
         scope = model.scope(batch, {**given, **self.staged})
         if part.first:
@@ -188,7 +188,7 @@ class _Run:
     def _compute(
         self, batch: Mapping[str, Tensor], given: Mapping[str, Tensor], received: Arrays
     ) -> tuple[Arrays, Loss | dict[str, Tensor]]:
-        """Compute what the stage sends; of the last one the objective (1,) and the loss, else statistics."""
+        """Compute the stage's outputs and its statistics; for the last stage the objective (1,) and the loss."""
         x, scope, statistics = self._through(self.part, batch, given, received)
         if not self.part.last:
             return _outputs(self.part, x, scope), statistics
@@ -197,11 +197,11 @@ class _Run:
         return (loss.objective.reshape(1),), loss
 
     def _forward(self, *received: Tensor) -> Arrays:
-        """Compute the next micro-batch: both schedules take them in their order."""
+        """Compute the next micro-batch: both schedules process them in order."""
         batch = self.batches[len(self.found)]
         try:
             outputs, found = self._graph(batch)(batch, self.given, _handed(received))
-        except Exception as error:  # torch hands on a RuntimeError of its own
+        except Exception as error:  # torch would replace it by a RuntimeError
             self.failure = error
             raise
         self.found.append(found)
@@ -210,7 +210,7 @@ class _Run:
     def step(
         self, batches: Sequence[Mapping[str, Tensor]], given: Mapping[str, Tensor]
     ) -> Iterator[Loss]:
-        """Run a step's micro-batches through the stage."""
+        """Run a step's micro-batches through the pipeline."""
         self.batches, self.given, self.found = batches, given, []
         trainer = self.trainer
         trained = trainer.weights.trained.values()
@@ -233,7 +233,7 @@ class _Run:
         self.found = []
 
     def _loss(self, found: Loss | dict[str, Tensor]) -> Loss:
-        """Make the loss of a micro-batch: of other stages than the last its sums are 0."""
+        """Build the loss of a micro-batch: in all stages but the last its sums are 0."""
         trainer = self.trainer
         if isinstance(found, Loss):
             own, loss = found.statistics, found._replace(objective=found.objective.detach())
@@ -253,12 +253,12 @@ class _Run:
 
     @torch.no_grad()
     def _collect(self) -> None:
-        """Add a micro-batch's gradients, which torch leaves in the parameters, to the step's in float32."""
+        """Accumulate a micro-batch's gradients, which torch leaves in the parameters, in float32."""
         trainer = self.trainer
         parameters = [*trainer.weights.trained.values()]
         if (share := trainer.share) is None:
             held = [*zip(trainer.gradients, (one.grad for one in parameters), strict=True)]
-        else:  # the sums are of parts, rank by rank
+        else:  # the sums are per part, rank by rank
             found = zip(share.sums, share.pieces, strict=True)
             held = [(one, _part(part, parameters[at].grad)) for one, (at, part) in found]
         pairs = [(one, fresh) for one, fresh in held if fresh is not None]
@@ -269,30 +269,30 @@ class _Run:
 
 
 class _Called(nn.Module):
-    """A function as torch's stages take one."""
+    """A function wrapped as a module for torch's stages."""
 
     def __init__(self, function: Callable[..., Arrays]) -> None:
         super().__init__()
         self.function = function
 
     def forward(self, *received: Tensor) -> Arrays:
-        """Call it."""
+        """Call the function."""
         return self.function(*received)
 
 
 class _Stage(PipelineStage):
-    """torch's stage, which says when it has computed the gradients of a micro-batch."""
+    """torch's pipeline stage, with a callback after each micro-batch's backward pass."""
 
     after: Callable[[], None]
 
     def backward_one_chunk(self, *arguments: Any, **named: Any) -> None:
-        """Compute them."""
+        """Run the backward pass of a micro-batch, then the callback."""
         super().backward_one_chunk(*arguments, **named)
         self.after()
 
 
 class _Received(Function):
-    """Arrays as they are; the gradient of one that is not read is 0, which torch's stages do not send."""
+    """Identity; the gradient of an unused input is 0 instead of None, which torch's stages cannot send."""
 
     @staticmethod
     def forward(ctx: Any, *x: Tensor) -> Arrays:
@@ -308,23 +308,23 @@ def _part(part: Part, gradient: Tensor | None) -> Tensor | None:
 
 
 def _handed(received: Sequence[Tensor]) -> Arrays:
-    """Hand arrays on to a stage; the first one receives none."""
+    """Return the received arrays as a stage's inputs; the first stage receives none."""
     return _Received.apply(*received) if received else ()
 
 
 def _outputs(part: Stage, x: Tensor, scope: Any) -> Arrays:
-    """List what a stage sends: x, and the arrays that later ones read."""
+    """List the arrays that a stage sends: x, and those that later stages read."""
     held = {**scope.reads, **scope.emitted}
     return tuple(one.contiguous() for one in (x, *(held[name] for name in part.sent)))
 
 
 def _described(x: Tensor) -> Tensor:
-    """Return an array of its shape and dtype without numbers, which gradients come back for."""
+    """Return an empty array of the same shape and dtype that requires gradients."""
     return torch.empty_like(x, device="meta", requires_grad=True)
 
 
 def _ended(x: Tensor) -> Tensor:
-    """Return an array of which no parameter has a gradient as one that takes the next stage's."""
+    """Return an array that no trainable parameter affects such that it accepts the next stage's gradient."""
     return x.detach().requires_grad_()
 
 

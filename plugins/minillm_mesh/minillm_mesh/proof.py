@@ -1,8 +1,8 @@
-"""Tensor parallel is tried before training: on one row, does each node find of its heads what it finds of all?
+"""Validation of tensor parallelism before training: nodes on some heads must match the whole model on one row.
 
-A node says nowhere that it treats heads apart. So one short row goes through the whole model in each process,
-and once through the models of its heads, with weights moved where they are all alike (a gate that starts closed
-hides what is behind it). What a node gives there is what it gives here, or a slice; else it is refused by name.
+Nodes do not declare that they treat heads independently. So each process runs one short row through the whole
+model and through the model of its heads, with constant parameters perturbed (a gate that starts closed hides
+later nodes). The output of each node must be the whole model's or a slice of it; else it is refused by name.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from minillm_core import PlanError, PluginCodeError
 from minillm_core.inspection import named_modules
 
 COLUMNS_TRIED = 64
-"""Of the row, at most."""
+"""Maximum length of the row."""
 
 APART: Mapping[torch.dtype, float] = {
     torch.float32: 1e-3,
     torch.bfloat16: 0.1,
     torch.float16: 0.03,
 }
-"""How far two arrays may be apart, of the norm of one: rounding, through all layers below."""
+"""Tolerance between two arrays, relative to the norm of one: rounding accumulated over layers."""
 
 MOVED = 0.05
-"""Standard deviation of what is added to parameters whose numbers are all alike."""
+"""Standard deviation of the perturbation of constant parameters."""
 
 
 def prove(trainer: Any, part: Any, rank: int, size: int, group: Any) -> None:
-    """Refuse the first node that finds something else of some heads than of all.
+    """Check that every node computes the same on some heads as on all.
 
-    Every neighbour calls it at the same moment, and all refuse the same. Waits.
+    Collective: every neighbour must call it, and all raise the same error. Synchronises.
 
     Args:
-        trainer: with the whole model, filled.
+        trainer: with the whole, initialised model.
         part: the model of this process's heads.
         rank: of this process among its neighbours.
         size: N.
-        group: theirs.
+        group: the neighbours' process group.
 
     Raises:
-        PlanError: with the plugin and the reason.
+        PlanError: the first node that differs; names the plugin and the reason.
     """
     whole, seen = trainer.model, trainer.framework.seen.copy()
     with trainer.inferring(), _moved(whole):
@@ -54,7 +54,7 @@ def prove(trainer: Any, part: Any, rank: int, size: int, group: Any) -> None:
         every, _ = _recorded(whole, batch, given)
         own, failed = _recorded(part, batch, given)
     trainer.framework.seen.clear()
-    trainer.framework.seen.update(seen)  # it was no evidence of training
+    trainer.framework.seen.update(seen)  # this is no evidence of training
     order = [path for path in every if not path.endswith(".product")]  # before it is added up
     wrong = [
         place
@@ -71,7 +71,7 @@ def prove(trainer: Any, part: Any, rank: int, size: int, group: Any) -> None:
 
 
 def _row(plan: Any) -> dict[str, np.ndarray]:
-    """Make one row of random tokens, two documents long, and ones in every further field."""
+    """Build one row of random tokens in two documents, with ones in every further field."""
     columns = min(COLUMNS_TRIED, plan.config.train.seq_len)
     at, shape = np.arange(columns, dtype=np.int32)[None], (1, columns)
     ids = np.random.default_rng(0).integers(0, plan.spec.geometry.vocab, shape, np.int32)
@@ -84,7 +84,7 @@ def _row(plan: Any) -> dict[str, np.ndarray]:
 
 @contextmanager
 def _moved(model: Any) -> Iterator[None]:
-    """Move the parameters whose numbers are all alike, in every process to the same."""
+    """Perturb constant parameters, equally in every process."""
     held: list[tuple[Tensor, Tensor]] = []
     drawn = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
@@ -102,7 +102,7 @@ def _moved(model: Any) -> Iterator[None]:
 def _recorded(
     model: Any, batch: dict[str, Tensor], given: dict[str, Any]
 ) -> tuple[dict[str, list[Tensor]], tuple[str, Exception] | None]:
-    """Return what each module gave, by path in the order of the calls, and the call that failed."""
+    """Record each module's outputs, by path in call order, and the call that failed."""
     found, begun, hooks = dict[str, list[Tensor]](), list[str](), list[Any]()
     for path, module in named_modules(model):
         if path:
@@ -135,7 +135,7 @@ def _gives(found: dict[str, list[Tensor]], begun: list[str], path: str) -> Calla
 
 
 def _alike(every: list[Tensor], own: list[Tensor], rank: int, size: int) -> bool:
-    """Say whether arrays are those of the whole model, or this rank's slices of them along one axis."""
+    """Return whether arrays equal the whole model's, or this rank's slices of them along one axis."""
     if [one.ndim for one in every] != [mine.ndim for mine in own]:
         return False
     for one, mine in zip(every, own, strict=True):
@@ -153,7 +153,7 @@ def _alike(every: list[Tensor], own: list[Tensor], rank: int, size: int) -> bool
 
 
 def _refused(model: Any, path: str, why: str) -> PlanError:
-    """Name the plugin of a module, of the nearest above it, or those of the modules in it."""
+    """Return the error, naming the plugin of a module, of its nearest ancestor, or of its submodules."""
     owners = {name: getattr(one, "owner", None) for name, one in named_modules(model)}
     above = path
     while above and owners.get(above) is None:

@@ -1,9 +1,9 @@
-"""Pipeline stages: which blocks of a plan each process computes, and what one hands to the next; pure.
+"""Pipeline stages: which blocks of a plan each process computes, and the arrays sent to the next one; pure.
 
-Stages are cut where the FLOPs of the costliest are fewest; the head counts as a part of the last block. What
-crosses a border is the residual stream and, of all that blocks, streams and terms made before it, what is
-read behind it. Batch fields and schedule values are in every process, and so are streams that read nothing
-else and emit nothing (tables that are looked up by ids): each stage computes those that it reads.
+The cuts minimise the FLOPs of the costliest stage; the head counts as part of the last block. A stage sends
+the residual stream and those outputs of earlier blocks, streams and terms that later stages read. Every
+process has batch fields and schedule values, and computes the streams it needs that read nothing else and
+emit nothing (tables that are looked up by ids).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ GPIPE, ONE_F_ONE_B = "gpipe", "1f1b"
 
 @dataclass(frozen=True)
 class Stage:
-    """What one process computes of a model."""
+    """The part of a model that one process computes."""
 
     blocks: tuple[tuple[int, int], ...]  # (layer, turn), in the order in which they run
     streams: tuple[str, ...]  # in the model's order
-    received: tuple[str, ...]  # arrays of the stages before, beside the residual stream
+    received: tuple[str, ...]  # arrays of earlier stages, beside the residual stream
     sent: tuple[str, ...]
-    flops: float  # a token, forward and backward
+    flops: float  # per token, forward and backward
     first: bool
     last: bool
 
@@ -39,14 +39,14 @@ def stages(plan: Plan, model: Any, values: Mapping[str, Any], count: int) -> tup
     Args:
         plan: the plan.
         model: its decoder, of a framework or an outline.
-        values: staged ones, by which blocks may run several times.
-        count: stages; no more than there are blocks.
+        values: staged values, which may make blocks run several times.
+        count: number of stages, at most the number of blocks.
     """
     order, ends = model.order(values), _Ends(plan, model)
     loads = [ends.flops[layer] for layer, _ in order]
     loads[-1] += plan.estimate().part("head").flops
     bounds = cut(loads, count)
-    live = [ends.read]  # before each block and at the end: what is read from there on
+    live = [ends.read]  # live arrays before each block and at the end
     for layer, _ in reversed(order):
         block = model.layers[layer]
         live.append((live[-1] - ends.made[layer]) | {*block.inputs})
@@ -60,7 +60,7 @@ def stages(plan: Plan, model: Any, values: Mapping[str, Any], count: int) -> tup
     reads[-1] |= ends.read
     needed = [ends.local(names) for names in reads]
     alone = ends.early | ends.local(set[str]().union(*(ends.inputs[name] for name in ends.early)))
-    needed[0] |= alone | (model.streams.keys() - set[str]().union(*needed))  # or read by nothing
+    needed[0] |= alone | (model.streams.keys() - set[str]().union(*needed))  # or never read
     return tuple(
         Stage(
             tuple(order[first:last]),
@@ -76,16 +76,16 @@ def stages(plan: Plan, model: Any, values: Mapping[str, Any], count: int) -> tup
 
 
 class _Ends:
-    """What the parts of a model make and read, by name.
+    """The arrays that the parts of a model write and read, by name.
 
     Attributes:
-        flops: by layer, a token.
-        made: by layer.
-        read: by what follows the last block.
-        crossing: all that is made in one stage alone.
+        flops: per layer and token.
+        made: arrays written, by layer.
+        read: arrays read after the last block.
+        crossing: all arrays computed in one stage only.
         inputs: by stream.
-        early: streams that the first stage alone computes.
-        anywhere: all others.
+        early: streams that only the first stage computes.
+        anywhere: all other streams.
     """
 
     def __init__(self, plan: Plan, model: Any) -> None:
@@ -101,7 +101,7 @@ class _Ends:
         self.read = inputs_of((spec.final, spec.final_norm, spec.loss)) | sources
         self.inputs = {name: {*node.bound} for name, node in model.streams.items()}
         self.early = set[str]()
-        for name, node in model.streams.items():  # each behind those that it reads
+        for name, node in model.streams.items():  # in dependency order
             emits = bool(node.terms or node.statistics)
             if emits or self.inputs[name] & {"x0", *self.early}:
                 self.early.add(name)
@@ -109,7 +109,7 @@ class _Ends:
         self.crossing = {"x0", *self.early, *sources}.union(*self.made.values())
 
     def local(self, names: set[str]) -> set[str]:
-        """Return the streams among names that any stage can compute, and those that they read."""
+        """Return the streams among ``names`` that any stage can compute, and their inputs."""
         found, left = set[str](), names & self.anywhere
         while left:
             found |= left
@@ -118,7 +118,7 @@ class _Ends:
 
 
 def _flops(plan: Plan, model: Any) -> list[float]:
-    """Count FLOPs a token of each block, once, as the plan's estimate does."""
+    """Count the FLOPs per token of one run of each block, as in the plan's estimate."""
     scores, modules = plan.estimate().scores, dict(named_modules(model))
     found = [
         scores.get(layer, 0) / plan.turns.get(layer, (1, 1))[0]
@@ -133,14 +133,14 @@ def _flops(plan: Plan, model: Any) -> list[float]:
 
 
 def cut(loads: Sequence[float], count: int) -> list[int]:
-    """Cut loads into runs of one or more, so that the largest sum is as small as it can be.
+    """Cut loads into non-empty runs that minimise the largest sum.
 
     Args:
         loads: of each block; at least ``count``.
-        count: runs.
+        count: number of runs.
 
     Returns:
-        Where each begins, and the end: count + 1 numbers.
+        The start of each run, and the end: count + 1 indices.
     """
     sums, size = [0.0, *accumulate(loads)], len(loads)
     best, where = [*sums[1:]], [[0] * size]  # of one run up to each block
@@ -160,7 +160,7 @@ def cut(loads: Sequence[float], count: int) -> list[int]:
 
 
 def width(plan: Plan, name: str) -> int:
-    """Count the numbers a token of an array that crosses a border; those of a plugin's own stream are taken for dim."""
+    """Count the elements per token of an array sent between stages; assumes dim for a plugin's own stream."""
     g = plan.spec.geometry
     of_heads = {"k": g.kv_heads, "v": g.kv_heads, "q": g.heads, "y": g.heads}
     place, _, last = dict(plan.spec.taps).get(name, name).rpartition(".")
@@ -170,21 +170,21 @@ def width(plan: Plan, name: str) -> int:
 
 
 def bubble(count: int, micro: int) -> float:
-    """Return the share of a step in which a stage waits for the others: the same under both schedules."""
+    """Return the pipeline bubble, the fraction of a step that a stage waits: equal for both schedules."""
     return (count - 1) / (micro + count - 1)
 
 
 def check(plan: Plan, count: int, parts: int) -> None:
-    """Refuse a plan whose model cannot be computed in stages.
+    """Check that a plan's model can be computed in pipeline stages.
 
     Args:
         plan: the plan.
-        count: stages.
-        parts: into which rows of a step are divided beside that.
+        count: number of stages.
+        parts: the data-parallel size.
 
     Raises:
-        PlanError: with the plugin and the reason.
-        ConfigError: there are too few blocks, or micro-batches.
+        PlanError: a part cannot; names the plugin and the reason.
+        ConfigError: too few blocks or micro-batches.
     """
     mesh, spec = plan.config.mesh, plan.spec
     where = f"mesh.pipeline={count}"
@@ -220,7 +220,7 @@ def check(plan: Plan, count: int, parts: int) -> None:
 
 
 def micro_batches(accumulate: int, parts: int) -> int:
-    """Count the micro-batches of each part of a step: whole ones, or some rows of all."""
+    """Count the micro-batches of each data-parallel part: whole ones, or some rows of all."""
     return accumulate if accumulate % parts else accumulate // parts
 
 

@@ -1,14 +1,14 @@
-"""Tensor parallel on torch: N neighbours compute the same tokens, each with some heads and hidden units.
+"""Tensor parallelism on torch: N ranks compute the same tokens, each with some heads and hidden units.
 
-A process holds its parameters whole, as it does alone, and computes with a second model of 1 / N of the
-geometry (heads.py), whose parameters are slices of the first one's: views, of which nothing is stored.
-So plans, updates, State and checkpoints know nothing of it.
+A process holds whole parameters, as in a single-process run, and computes with a second model of 1 / N of the
+geometry (heads.py), whose parameters are views of slices of the first one's, without storage.
+So plans, updates, State and checkpoints need no change.
 
-What a leaf multiplies that has a part of its input (``o``, ``down``) is added up over the neighbours. Each then
+The output of a leaf with a part of its input (``o``, ``down``) is all-reduced over the neighbours. Each then
 computes the loss of 1 / N of the positions, L_r, and the objective of the step is the sum of L_r over all
-processes. The gradient of a sum is the sum of gradients: the backward pass adds up over the neighbours at the
-same places, and what a process finds for a parameter is one part of its gradient, whether it is sliced or not.
-The sum of these over all processes is what data parallel makes of it anyway.
+processes. The gradient of a sum is the sum of gradients: the backward pass has all-reduces at the same
+places, and a process computes a partial gradient of each parameter, sliced or not. Data parallelism sums
+these over all processes anyway.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from minillm_mesh.proof import prove
 
 
 class _Summed(Function):
-    """The sum of an array over the neighbours; gradients are added up as well."""
+    """All-reduce (sum) of an array over the neighbours; so is the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
@@ -54,25 +54,25 @@ class _Summed(Function):
 
 
 class Share:
-    """The share of a model that each of some neighbours computes.
+    """The share of a model that a rank computes in tensor parallelism.
 
     Args:
-        rank: of this process among them.
+        rank: of this process among its neighbours.
         size: N.
-        group: theirs.
+        group: the neighbours' process group.
     """
 
     def __init__(self, rank: int, size: int, group: dist.ProcessGroup | None = None) -> None:
         self.rank, self.size, self.group = rank, size, group
 
     def of(self, trainer: Any) -> Any:
-        """Make the model that this process computes, of the whole one's parameters, State and constants; try it.
+        """Build this process's model on the whole one's parameters, State and constants, and validate it.
 
         Raises:
-            PlanError: a node is not computed head by head.
+            PlanError: a node does not compute heads independently.
         """
         part = self._part(trainer.model, trainer.plan.spec)
-        trainer.model.add_module("part", part)  # it has no parameter; train() and eval() reach it
+        trainer.model.add_module("part", part)  # without parameters; train() and eval() reach it
         prove(trainer, part, self.rank, self.size, self.group)
         return part
 
@@ -103,13 +103,13 @@ class Share:
                 body["forward"] = self._adding(type(module))
             if not path:
                 body |= self._own_positions(type(module), kinds)
-            module.__dict__["_whole"] = (known[path],)  # in a tuple: no child of it
+            module.__dict__["_whole"] = (known[path],)  # in a tuple, so that it is no submodule
             kind = type(module)
             module.__class__ = type(kind.__name__, (kind,), body)
         return part
 
     def _slice(self, attribute: str, cut: Cut | None) -> property:
-        """Make the property that gives the whole model's array, or this rank's slice of it."""
+        """Return a property that reads the whole model's array, or this rank's slice of it."""
         if cut is None:
             return property(lambda module: getattr(module._whole[0], attribute))
         axis, parts, place = cut.axis, cut.parts, cut.place(self.rank, self.size)
@@ -122,7 +122,7 @@ class Share:
         return property(sliced)
 
     def _adding(self, kind: Any) -> Any:
-        """Make a leaf's ``forward`` whose result is added up over the neighbours."""
+        """Return a leaf's ``forward`` whose output is all-reduced over the neighbours."""
         group = self.group
 
         def forward(module: Any, x: Tensor, scope: Any = None) -> Tensor:
@@ -131,10 +131,10 @@ class Share:
         return forward
 
     def _own_positions(self, kind: Any, kinds: Mapping[str, str]) -> dict[str, Any]:
-        """Make the model's methods that compute the loss at 1 / N of the positions.
+        """Return methods of the model that compute the loss at 1 / N of the positions.
 
-        Terms are means of the same rows in each process, for its share of their labels; statistics that
-        are sums (``kinds``) count once.
+        Terms are means over the same rows in each process, weighted by its share of their labels; statistics
+        that are sums (``kinds``) count once.
         """
         rank, size = self.rank, self.size
 

@@ -1,7 +1,7 @@
-"""Processes that train together on torch: NCCL between GPUs, gloo between CPUs.
+"""Distributed training on torch: NCCL between GPUs, gloo between CPUs.
 
-Nothing here is of minillm's own making between machines: torchrun brings the processes together,
-torch.distributed adds arrays up.
+Communication between machines uses torch alone: torchrun connects the processes, torch.distributed runs
+the collectives.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from minillm_mesh.torch_share import Divided, TorchShare
 from minillm_mesh.torch_weights import TorchWeights
 
 TIMEOUT = timedelta(hours=24)
-"""Of a collective on the host: rank 0 may write a checkpoint, or a long sample. The watch is quicker."""
+"""Timeout of host collectives: rank 0 may write a checkpoint or a long sample. The heartbeat is quicker."""
 
 Layout = list[tuple[torch.Size, int]]
 
 
 class TorchRanks(Ranks):
-    """The processes of a torchrun.
+    """The processes started by torchrun.
 
     Args:
-        detected: the command's backend and device; of a GPU each process takes that of its number.
+        detected: the command's backend and device; each process uses the GPU of its local rank.
     """
 
     undivided = ""
@@ -71,7 +71,7 @@ class TorchRanks(Ranks):
         self.how = "NCCL" if kind == "cuda" else "gloo"
 
     def share_rows(self, context: int, tensor: int = 1) -> None:
-        """Let neighbours share each row: ``tensor`` of them next to each other the heads, ``context`` the columns."""
+        """Set up tensor parallelism over ``tensor`` adjacent ranks, and context parallelism over ``context``."""
         if (context, tensor) == (self.context, self.tensor):
             return
         self.context, self.tensor = context, tensor
@@ -79,9 +79,9 @@ class TorchRanks(Ranks):
         self._heads = Share(*self._neighbours(1, tensor))
 
     def _neighbours(self, step: int, size: int) -> tuple[int, int, dist.ProcessGroup | None]:
-        """Return this process's place among ``size`` that are ``step`` apart, their number and their group."""
+        """Return this process's rank among ``size`` ranks that are ``step`` apart, their number and group."""
         own = None
-        for first in range(self.size):  # every rank makes all groups, in one order
+        for first in range(self.size):  # every rank must create all groups, in one order
             if size > 1 and first // step % size == 0:
                 members = [first + step * place for place in range(size)]
                 group = dist.new_group(members, timeout=TIMEOUT)
@@ -89,12 +89,12 @@ class TorchRanks(Ranks):
         return self.rank // step % size, size, own
 
     def share_layers(self, pipeline: int) -> None:
-        """Let so many compute the layers of each row one after the other: each the next run of them."""
+        """Set up pipeline parallelism over ``pipeline`` ranks, each with consecutive layers."""
         if pipeline == self.pipeline:
             return
         self.pipeline = pipeline
         parts = self.size // pipeline
-        groups: list[Any] = [  # every rank makes all of them, in one order
+        groups: list[Any] = [  # every rank must create all of them, in one order
             dist.new_group([*range(part, self.size, parts)], timeout=TIMEOUT)
             for part in range(parts)
         ]
@@ -105,12 +105,12 @@ class TorchRanks(Ranks):
         return self._stages.losses(trainer, *step)
 
     def divide(self, plan: Plan) -> Sequence[str]:
-        """Divide a run, if its steps can be divided by so many."""
+        """Set up the division of a run; its steps must be divisible by the number of processes."""
         by_steps.check(plan, self.size)
         return super().divide(plan)
 
     def check(self, plan: Plan) -> Sequence[str]:
-        """Refuse a plan whose model cannot be divided as it is to be; choose how columns attend."""
+        """Check that a plan's model supports the parallelism; choose the exchange of context parallelism."""
         notes = self._shards(plan)
         if self.pipeline > 1:
             stages.check(plan, self.pipeline, self.data[0])
@@ -124,7 +124,7 @@ class TorchRanks(Ranks):
         return (*notes, choice.note) if choice.note else notes
 
     def _shards(self, plan: Plan) -> tuple[str, ...]:
-        """Refuse weights that cannot be divided; choose what mesh.shard=auto divides, by the card's memory."""
+        """Check that weights can be sharded; resolve mesh.shard=auto by the GPU's memory."""
         shard = plan.config.mesh.shard
         if self.size > 1 and shard == "weights":
             by_rows.check(plan)
@@ -137,27 +137,27 @@ class TorchRanks(Ranks):
         return (found,) if self.usual == "weights" else ()
 
     def part(self, trainer: Any) -> Any:
-        """Make the model of this rank's heads and hidden units, and try it."""
+        """Build the model of this rank's heads and hidden units, and validate it."""
         return self._heads.of(trainer) if self.tensor > 1 else trainer.model
 
     def columns(self, batch: Mapping[str, np.ndarray], plan: Plan) -> Mapping[str, np.ndarray]:
-        """Take this rank's columns of a batch's rows."""
+        """Select this rank's columns of a batch's rows."""
         if self.context == 1:
             return batch
         offsets = [one.offset for one in plan.spec.loss.targets if one.offset is not None]
         return self._columns.cut(batch, offsets)
 
     def scope(self, reads: dict[str, Any]) -> rows.ContextScope:
-        """Make the scope of a batch of this rank's columns."""
+        """Build the scope of a batch of this rank's columns."""
         batch, columns = reads["ids"].shape
         return self._scope(reads, self._columns, (batch, columns))
 
     def total(self, arrays: Sequence[Tensor]) -> list[Tensor]:
-        """Add up arrays over all ranks, in one flat float32 buffer."""
+        """All-reduce arrays (sum) over all ranks, in one flat float32 buffer."""
         return self._reduced(arrays, dist.ReduceOp.SUM)
 
     def largest(self, arrays: Sequence[Tensor]) -> list[Tensor]:
-        """Take the largest of each number over all ranks."""
+        """All-reduce arrays (elementwise maximum) over all ranks."""
         return self._reduced(arrays, dist.ReduceOp.MAX)
 
     def _reduced(self, arrays: Sequence[Tensor], how: dist.ReduceOp.RedOpType) -> list[Tensor]:
@@ -168,7 +168,7 @@ class TorchRanks(Ranks):
         return [part.view(one.shape) for part, one in zip(parts, arrays, strict=True)]
 
     def gathered(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
-        """Bring numbers of every rank together, by gloo."""
+        """All-gather numbers of every rank, by gloo."""
         mine = torch.tensor(numbers, dtype=torch.float64)
         each = [torch.empty_like(mine) for _ in range(self.size)]
         with met():
@@ -176,7 +176,7 @@ class TorchRanks(Ranks):
         return [tuple(one.tolist()) for one in each]
 
     def agreed(self, value: Any = None) -> Any:
-        """Return rank 0's value, sent as JSON."""
+        """Broadcast rank 0's value, as JSON, and return it."""
         text = json.dumps(value).encode() if self.leads else b""
         size = torch.tensor([len(text)])
         with met():
@@ -188,23 +188,23 @@ class TorchRanks(Ranks):
         return json.loads(sent.numpy().tobytes())
 
     def share(self, what: str, groups: Mapping[str, Group], weights: Any, model: Any) -> Divided:
-        """Divide the updates, or weights too: see :mod:`minillm_mesh.layout`."""
+        """Shard the updates, or weights too: see :mod:`minillm_mesh.layout`."""
         if what == "weights":
             return TorchWeights(groups, weights, model, self, self._saves)
         return TorchShare(groups, weights.trained, self.rank, self.size, self._saves)
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """Say of a collective's error that another process has ended: FSDP and attentions raise it as it is."""
+        """Convert a collective's error into "another process has ended", for those of FSDP and attention."""
         try:
             with met():
                 yield
         except Ended:
-            self._saves.give_up()  # the part of a process that has ended would be waited for
+            self._saves.give_up()  # else it would wait for the part of an ended process
             raise
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the process group."""
         self._saves.close()
         self._watch.close()
         dist.destroy_process_group()
@@ -214,11 +214,11 @@ class TorchRanks(Ranks):
         """Start ``minillm`` with these arguments in several processes on this machine.
 
         Args:
-            processes: how many.
+            processes: number of processes.
             arguments: of the command, ``train`` first.
 
         Returns:
-            What one process would have returned: see :func:`minillm_mesh.launcher.launch`.
+            The exit code of the run: see :func:`minillm_mesh.launcher.launch`.
         """
         from minillm_mesh.launcher import launch
 

@@ -1,17 +1,17 @@
-"""Updates divided among the processes of torch: gradients to their owners, new values back to all.
+"""Sharded updates on torch (ZeRO): reduce-scatter of gradients to their owners, all-gather of weights.
 
-A step of P numbers on n ranks sends, from each of them,
+In a step of P parameters on n ranks each rank sends
 
     reduce-scatter of gradients, float32            4 (n - 1) / n P bytes
     all-gather of weights, in the compute dtype     2 (n - 1) / n P bytes in bfloat16, 4 in float32
-    all-reduce of figures, statistics and norms     a few hundred bytes
+    all-reduce of metrics, statistics and norms     a few hundred bytes
 
-where an all-reduce of gradients alone sends 8 (n - 1) / n P. Both run over one flat buffer, laid out rank
-by rank, each rank's section as long as the longest. Micro-batches add their gradients up in it; once they
-are scattered its memory takes the weights that come back. State and masters exist on the owner alone.
+where an all-reduce of gradients alone sends 8 (n - 1) / n P. Both run over one flat buffer of equal
+sections, one per rank. Micro-batches accumulate their gradients in it; after the reduce-scatter its memory
+receives the gathered weights. Optimizer state and master weights exist on the owner alone.
 
-Gradients are not scattered while the backward pass of earlier layers still runs: it is one compiled
-graph for the whole model, which gives all gradients at its end.
+The reduce-scatter does not overlap with the backward pass: that is one compiled graph for the whole
+model, which returns all gradients at its end.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from minillm_mesh.layout import BUCKET, Layout, Part, layout
 from minillm_mesh.saves import Saves
 
 ALIGNED = 16
-"""Numbers to which the place of a part is rounded up: 32 bytes in bfloat16, for vectorised kernels."""
+"""Alignment of parts, in elements: 32 bytes in bfloat16, for vectorised kernels."""
 
 MODEL, OPTIMIZER, VIEW = "model.", "optimizer.", "view."
 
 
 @dataclass(frozen=True)
 class Array:
-    """An array that one rank has, under its name in a checkpoint."""
+    """An array that one rank holds, under its name in a checkpoint."""
 
     name: str
     part: Part  # of the parameter that it belongs to
@@ -52,20 +52,20 @@ class Array:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes, rounded up so that the next one behind it is aligned."""
+        """The size in bytes, rounded up so that the next array is aligned."""
         return -(-prod(self.shape) * self.dtype.itemsize // 16) * 16
 
 
 class Divided:
-    """The arrays of a checkpoint, of which each rank has parts.
+    """The arrays of a checkpoint, sharded over ranks.
 
     Args:
-        groups: key -> group, of all that is updated.
+        groups: key -> parameter group.
         parts: by rank; in the same order on all.
-        shapes: name -> that of a parameter which is divided.
+        shapes: name -> whole shape of a divided parameter.
         rank: of this process.
-        device: where the arrays are.
-        saves: writes them, beside other ranks.
+        device: of the arrays.
+        saves: writes them, together with other ranks.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Divided:
         self.groups = by_rank[rank]
         self.held = [_arrays(*one) for one in zip(by_rank, parts, strict=True)]
         self.mine = {one.name: one.part for one in self.held[rank]}
-        # of all ranks, by what they are when put together
+        # of all ranks, by the whole array
         self.known = {
             one.name: (self._whole(one), one.dtype) for those in self.held for one in those
         }
@@ -92,10 +92,10 @@ class Divided:
         return one.shape if one.part.first is None else self.shapes[one.part.name]
 
     def part(self, name: str, whole: Any) -> Any:
-        """Take this rank's part of an array of a checkpoint; None: it has none.
+        """Select this rank's part of an array of a checkpoint; None: it has none.
 
         Raises:
-            ValueError: it has another shape.
+            ValueError: the array has another shape.
         """
         if name in self.known and (shape := self.known[name][0]) != (got := tuple(whole.shape)):
             raise ValueError(f"{name}: shape {got}, not {shape}")
@@ -104,7 +104,7 @@ class Divided:
         return None if name.removeprefix(MODEL) in self.shapes else whole
 
     def like(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return arrays as they are when put together, of which this rank's parts can be read alone."""
+        """Return whole arrays as deferred placeholders, so that only this rank's parts are read."""
 
         def own(name: str) -> Callable[[int, int], np.ndarray]:
             return lambda first, count: np.atleast_1d(tensors[name].numpy(force=True))
@@ -117,14 +117,14 @@ class Divided:
         return found | {name: tensor.numpy(force=True).copy() for name, tensor in alike.items()}
 
     def spread(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield what each rank has of a kind, by parameter."""
+        """Yield each rank's arrays of a kind, by parameter."""
         for array, tensor in self._brought(tensors, kind):
             yield array.part.name, tensor
 
     def saved(
         self, tensors: Mapping[str, Tensor], take: Callable[[Mapping[str, Tensor]], Snapshot]
     ) -> Snapshot:
-        """Take a snapshot of this rank's parts, and on rank 0 of what all have alike; no rank waits for another."""
+        """Take a snapshot of this rank's parts, and on rank 0 of replicated arrays; no rank waits for another."""
         written = {}
         for name, tensor in tensors.items():
             if (part := self.mine.get(name)) is not None:
@@ -134,7 +134,7 @@ class Divided:
         return self.saves.taken(take(written))
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-        """Bring all that ranks have to rank 0; a bucket is on the device at a time."""
+        """Gather the parts of all ranks on rank 0, one bucket on the device at a time."""
         found: dict[str, np.ndarray] = {}
         for array, tensor in self._brought(tensors, to_host=self.rank == 0):
             if self.rank == 0 and array.part.first is None:
@@ -152,7 +152,7 @@ class Divided:
     def _brought(
         self, tensors: Mapping[str, Tensor], kind: str = "", *, to_host: bool = False
     ) -> Iterator[tuple[Array, Tensor]]:
-        """Yield what each rank has, on all of them."""
+        """Yield every rank's arrays, on all ranks."""
         for owner, arrays in enumerate(self.held):
             for bucket in _buckets([one for one in arrays if one.name.startswith(kind)]):
                 ends = list(accumulate(one.nbytes for one in bucket))
@@ -174,11 +174,11 @@ class TorchShare(Divided):
     """One rank's share of the updates: see :class:`minillm_core.backends.torch.share.Share`.
 
     Args:
-        groups: key -> group, of all that is updated.
-        parameters: name -> parameter that is updated, in the compute dtype.
+        groups: key -> parameter group.
+        parameters: name -> trainable parameter, in the compute dtype.
         rank: of this process.
-        size: how many there are.
-        saves: writes checkpoints, beside other ranks.
+        size: number of ranks.
+        saves: writes checkpoints, together with other ranks.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class TorchShare(Divided):
         device, self.dtype = first.device, first.dtype
         shapes = {m.name: m.shape for group in groups.values() for m in group.members}
         super().__init__(groups, parts, shapes, rank, device, saves)
-        # one section a rank, and where each part begins in its own
+        # one section per rank, and the offset of each part in it
         ends = [[*accumulate(_rounded(part.size) for part in those)] for those in parts]
         section = _rounded(max([1, *(end[-1] for end in ends if end)]))
         self.flat = torch.zeros(size * section, device=device)
@@ -210,7 +210,7 @@ class TorchShare(Divided):
         self.pieces = [(order[part.name], part) for _, part in every]
         self.sums = [_view(self.flat, begin, part) for begin, part in every]
         self.gradients = {part.name: _view(self.reduced, begin, part) for begin, part in own}
-        # weights travel in the same memory
+        # weights are sent in the same memory
         self.received = self.flat.view(self.dtype)[: self.flat.numel()]
         self.sent = self.reduced.view(self.dtype)[:section]
         self.sending = {part.name: _view(self.sent, begin, part) for begin, part in own}
@@ -218,7 +218,7 @@ class TorchShare(Divided):
         self.copies = [part.of(parameters[part.name].data) for _, part in every]
 
     def masters(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Keep this rank's parts of masters, and those that no rank updates."""
+        """Keep this rank's parts of the master weights, and those that no rank updates."""
         parts = {name: self.part(f"{MODEL}{name}", master) for name, master in whole.items()}
         narrow = self.dtype != torch.float32  # else a master is the parameter's own memory
         return {
@@ -228,18 +228,18 @@ class TorchShare(Divided):
         }
 
     def compiler(self, usual: Callable[..., Any]) -> Callable[..., Any]:
-        """Compile a micro-batch as a whole."""
+        """Compile a micro-batch as one graph."""
         return usual
 
     def accumulate(self, objective: Tensor, *, first: bool) -> None:
-        """Add a micro-batch's gradients to the sums, cut into the parts of all ranks."""
+        """Accumulate a micro-batch's gradients in the flat buffer, cut into the parts of all ranks."""
         fresh = self._gradients(objective)
         with torch.no_grad():
             cut = [part.of(fresh[at]) for at, part in self.pieces]
             (foreach_copy_ if first else foreach_add_)(self.sums, cut)
 
     def warm(self, objective: Tensor) -> None:
-        """Run the backward pass alone."""
+        """Run the backward pass without accumulating."""
         self._gradients(objective)
 
     def _gradients(self, objective: Tensor) -> tuple[Tensor, ...]:
@@ -248,18 +248,18 @@ class TorchShare(Divided):
         return torch.autograd.grad(objective, parameters, materialize_grads=True)
 
     def lent(self) -> AbstractContextManager[None]:
-        """Every rank has all weights."""
+        """Return an empty context: every rank already has all weights."""
         return nullcontext()
 
     def scattered(self) -> dict[str, Tensor]:
-        """Add up gradients over all ranks; return this rank's, in memory that the next step writes."""
+        """Reduce-scatter the gradients; return this rank's, in memory that the next step overwrites."""
         with met():
             reduce_scatter(self.reduced, self.flat)
         return dict(self.gradients)
 
     @torch.no_grad()
     def gather(self, masters: Mapping[str, Tensor]) -> None:
-        """Write every rank's masters into the parameters of all."""
+        """All-gather every rank's master weights into the parameters."""
         if self.sending:  # not of more ranks than there are rows
             foreach_copy_([*self.sending.values()], [masters[name] for name in self.sending])
         with met():
@@ -268,7 +268,7 @@ class TorchShare(Divided):
 
 
 def _local(groups: Mapping[str, Group], parts: Sequence[Part]) -> dict[str, Group]:
-    """Return what one rank updates, as groups of its own parts."""
+    """Return one rank's parts as parameter groups."""
     shapes = {part.name: part.shape for part in parts}
     found = {}
     for key, group in groups.items():
@@ -279,7 +279,7 @@ def _local(groups: Mapping[str, Group], parts: Sequence[Part]) -> dict[str, Grou
 
 
 def _arrays(groups: Mapping[str, Group], parts: Sequence[Part]) -> list[Array]:
-    """List the arrays of a rank: masters, views and state."""
+    """List the arrays of a rank: master weights, views and optimizer state."""
     by_name = {part.name: part for part in parts}
     found = [Array(f"{MODEL}{part.name}", part, part.shape, torch.float32) for part in parts]
     for group in groups.values():
@@ -298,7 +298,7 @@ def _arrays(groups: Mapping[str, Group], parts: Sequence[Part]) -> list[Array]:
 
 
 def _buckets(arrays: Sequence[Array]) -> Iterator[list[Array]]:
-    """Yield arrays in the order that they have, together where they are small."""
+    """Yield buckets of arrays in order, combining small ones."""
     bucket: list[Array] = []
     for one in arrays:
         if bucket and sum(held.nbytes for held in bucket) + one.nbytes > BUCKET:
@@ -310,7 +310,7 @@ def _buckets(arrays: Sequence[Array]) -> Iterator[list[Array]]:
 
 
 def _typed(buffer: Tensor, begin: int, one: Array) -> Tensor:
-    """View bytes from ``begin`` on as an array."""
+    """View the bytes from ``begin`` as an array."""
     size = prod(one.shape) * one.dtype.itemsize
     return buffer[begin : begin + size].view(one.dtype).view(one.shape)
 

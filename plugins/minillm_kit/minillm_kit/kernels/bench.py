@@ -16,49 +16,49 @@ from minillm_kit.kernels.workloads import WORKLOADS, Sizes, Work
 
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 TURN = 0.05
-"""Seconds that a turn should take: as many calls."""
+"""Target seconds of a turn, which set its number of calls."""
 
 MOST = 200
-"""Calls in a turn."""
+"""Maximum number of calls in a turn."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a machine was seen to do: a product of two large matrices, and a copy."""
+    """The measured peak of a machine: a product of two large matrices, and a copy."""
 
     flops: float  # a second
     bytes: float  # read and written, a second
 
     def data(self) -> dict[str, float]:
-        """Return them as a JSON object."""
+        """Return the limits as a JSON object."""
         return {"flops_per_second": self.flops, "bytes_per_second": self.bytes}
 
     def least_seconds(self, work: Work, itemsize: int) -> tuple[float, str]:
-        """Return the least time of a work, and which limit binds it."""
+        """Return the roofline time of a work in seconds, and the binding limit."""
         by_flops, by_bytes = work.flops / self.flops, work.numbers * itemsize / self.bytes
         return (by_flops, "FLOPs") if by_flops > by_bytes else (by_bytes, "bytes")
 
 
 @dataclass
 class Entrant:
-    """A kernel that is timed, and its figures so far."""
+    """A kernel under measurement, and its results so far."""
 
     offer: Offer
     forward: Timed
     both: Timed | None  # forward and backward
-    times: dict[str, list[float]] = field(default_factory=dict)  # pass -> seconds, turn by turn
+    times: dict[str, list[float]] = field(default_factory=dict)  # pass -> seconds, one per turn
     extra: dict[str, int | None] = field(default_factory=dict)  # pass -> bytes beside the arguments
 
     @property
     def passes(self) -> dict[str, Timed]:
-        """What is timed, by name."""
+        """The timed passes, by name."""
         return {"forward": self.forward} | ({"both": self.both} if self.both else {})
 
 
 def limits(calls: Calls, dtype: str) -> Limits:
-    """Measure a machine: the fastest of five."""
+    """Measure a machine's limits: the fastest of five runs."""
     small = calls.kind == "cpu"
     n, size = (512, 2**26) if small else (8192, 2**30)
     product, copy = calls.product(n, dtype), calls.copy(size)
@@ -83,15 +83,15 @@ def bench(
 
     Args:
         offers: kernels of one op, in the order of the table.
-        calls: where they are timed.
+        calls: of the device to time on.
         dtype: the compute dtype.
         sizes: of the workload.
-        measure: gives the machine's limits; it is called where a kernel serves.
+        measure: returns the machine's limits; called if a kernel supports the workload.
         repeats: turns of each kernel.
         say: prints a line.
 
     Returns:
-        The figures, as JSON; ratios are to the first kernel that serves.
+        The results, as JSON; ratios are to the first supported kernel.
     """
     op = offers[0].candidate.op
     load = WORKLOADS[op]
@@ -160,7 +160,7 @@ def _entrant(offer: Offer, calls: Calls, dtype: str, example: Any, *, learns: bo
     both = calls.timed(kernel, given, floats, dtype=dtype, wanted=floats) if learns else None
     one = Entrant(offer, forward, both)
     for name, timed in one.passes.items():
-        timed.seconds(2)  # compiles, and takes all memory
+        timed.seconds(2)  # warm-up: compiles, and allocates all memory
         one.extra[name] = timed.extra_bytes()
     return one
 

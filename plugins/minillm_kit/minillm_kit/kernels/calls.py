@@ -1,4 +1,4 @@
-"""The seam to a framework: how a kernel is called there, from NumPy arrays to NumPy arrays."""
+"""The interface to a framework: calls a kernel there, from NumPy arrays to NumPy arrays."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 Layout = Literal["plain", "sliced", "transposed"]
-"""How arrays lie in memory: contiguous, as a part of wider rows, or with the last two axes swapped."""
+"""Memory layouts of arrays: contiguous, a slice of wider rows, or with the last two axes swapped."""
 
 Kernel = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a kernel gave, and what it did to what it was given."""
+    """A kernel's outputs and gradients, and its side effects on the arguments."""
 
     outputs: list[np.ndarray]  # float64
     dtypes: list[str]  # of the outputs
@@ -31,15 +31,15 @@ class Results:
 
 
 class Timed(Protocol):
-    """A call that can be made again and again, with arguments that lie on the device."""
+    """A repeatable call, with its arguments on the device."""
 
     @abstractmethod
     def seconds(self, times: int) -> float:
-        """Call it some times in a row, and return the seconds of one."""
+        """Call it ``times`` times in a row, and return the seconds per call."""
 
     @abstractmethod
     def extra_bytes(self) -> int | None:
-        """Call it, and count the most bytes that it held beside its arguments; None: not known."""
+        """Call it, and return the peak bytes besides its arguments; None: unknown."""
 
 
 class Calls(Protocol):
@@ -61,29 +61,29 @@ class Calls(Protocol):
         wanted: Sequence[str] = (),
         layout: Layout = "plain",
     ) -> Results:
-        """Call a kernel, and pull ``upstream`` back through it where gradients are wanted.
+        """Call a kernel, and its backward pass on ``upstream`` where gradients are wanted.
 
-        Every array lies in the middle of a buffer whose other numbers are NaN (0 where they are
-        integers), so that what reads or writes beside it is seen.
+        Every array is in the middle of a buffer filled with NaN (0 for integers), so that reads and
+        writes out of bounds are detected.
 
         Args:
             kernel: with its op's signature.
             arguments: by name; arrays, also within a named tuple, become the framework's.
-            floats: the arguments that are given in ``dtype``.
-            upstream: of the outputs that can be differentiated, the first ones; a single number of
+            floats: the arguments to pass in ``dtype``.
+            upstream: gradients of the differentiable outputs (the first outputs); a number of
                 shape () for a larger output is broadcast without a copy.
             dtype: the compute dtype.
-            wanted: the arguments that are differentiated.
+            wanted: the arguments to differentiate.
             layout: of the floats, and of the upstream gradients.
         """
 
     @abstractmethod
     def poison(self, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
-        """Fill memory of these sizes with NaN and free it: an output that is not written shows it."""
+        """Fill memory of these sizes with NaN and free it, to expose outputs that are not written."""
 
     @abstractmethod
     def uninitialised(self) -> AbstractContextManager[None]:
-        """While it lasts fresh memory is filled with NaN, where the framework can do that."""
+        """Return a context in which new memory is filled with NaN, where the framework supports that."""
 
     @abstractmethod
     def compilations(self) -> int:
@@ -99,38 +99,38 @@ class Calls(Protocol):
         dtype: str,
         wanted: Sequence[str] = (),
     ) -> Timed:
-        """Put the arguments on the device, contiguous; with ``wanted`` a call has a backward pass."""
+        """Move the arguments to the device, contiguous; with ``wanted`` a call has a backward pass."""
 
     @abstractmethod
     def product(self, n: int, dtype: str) -> Timed:
-        """Multiply two matrices (n, n)."""
+        """Return a timed product of two matrices (n, n)."""
 
     @abstractmethod
     def copy(self, size: int) -> Timed:
-        """Copy so many bytes."""
+        """Return a timed copy of ``size`` bytes."""
 
     @abstractmethod
     def out_of_memory(self, error: BaseException) -> bool:
-        """Tell whether an error says that the device has no memory left."""
+        """Return whether an error means that the device is out of memory."""
 
 
 def calls_on(backend: str, device: str) -> Calls:
-    """Import the framework and make its calls.
+    """Import the framework and return its calls.
 
     Args:
         backend: ``torch`` or ``mlx``.
         device: as ``--device`` takes it.
 
     Raises:
-        BackendError: the framework does not see the device.
+        BackendError: the framework does not find the device.
     """
-    if backend == "torch" and device == "cpu":  # read once, when torch loads OpenMP: as runs do
+    if backend == "torch" and device == "cpu":  # read once, when torch loads OpenMP; as in runs
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     return import_module(f"minillm_kit.kernels.on_{backend}").make(device)
 
 
 def kind_of(backend: str, device: str) -> str:
-    """Return a device's kind as candidates name it: MLX's gpu is ``metal`` or ``cuda``."""
+    """Return a device's kind, in the terms of candidates: MLX's gpu is ``metal`` or ``cuda``."""
     kind = device.partition(":")[0]
     if backend == "mlx" and kind == "gpu":
         return "metal" if sys.platform == "darwin" else "cuda"

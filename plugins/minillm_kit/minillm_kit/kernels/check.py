@@ -1,4 +1,4 @@
-"""Kernels x dtypes x cases: which are tried, and a report of what was found, as data."""
+"""The check of kernels x dtypes x cases: selects the tests, runs them and reports the results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Target:
     calls: Calls
 
     def refusal(self, case: Case, dtype: str) -> str | None:
-        """Say why the kernel does not serve a case; None: it does."""
+        """Return why the kernel does not support a case; None: it does."""
         candidate = self.offer.candidate
         request = Request(
             candidate.op, self.calls.backend, self.calls.kind, dtype, facts=facts_of(case)
@@ -41,7 +41,7 @@ class Target:
 
 @dataclass
 class Row:
-    """What was found of a kernel on a device in a dtype."""
+    """The results of a kernel on a device in a dtype."""
 
     target: Target
     dtype: str
@@ -64,7 +64,7 @@ class Row:
         return "no memory" if len(self.no_memory) == len(self.cases) else "passed"
 
     def take(self, index: int, tried: Tried) -> None:
-        """Add what was found in a case."""
+        """Add the results of a case."""
         self.spread = max(self.spread, tried.spread)
         self.failures += [(index, one) for one in tried.failures]
         if tried.no_memory:
@@ -88,7 +88,7 @@ class Report:
         return [one for one in self.rows if one.verdict == "failed"]
 
     def again(self, row: Row, index: int) -> str:
-        """Write the command that tries one case of a kernel again."""
+        """Return the command that reruns one case of a kernel."""
         offer, calls = row.target.offer, row.target.calls
         words = ["minillm", "kernels", "check", offer.candidate.op]
         words += ["--kernel", offer.candidate.name]
@@ -147,19 +147,19 @@ class Report:
 
 @cache
 def facts_of(case: Case) -> Mapping[str, Any]:
-    """Return the facts of a case's request, which do not depend on its numbers."""
+    """Return the facts of a case's request, independent of its values."""
     return case.make(np.random.default_rng(0)).facts
 
 
 def plan_check(
     targets: Sequence[Target], dtypes: Sequence[str], chosen: Chooser = lambda case: True
 ) -> tuple[Row, ...]:
-    """Decide what is tried: a row for each target and dtype, with the cases that it serves.
+    """Plan the tests: a row for each target and dtype, with the cases that it supports.
 
     Args:
         targets: kernels on devices.
         dtypes: compute dtypes.
-        chosen: tells which cases are wanted.
+        chosen: returns whether to include a case.
     """
     rows = []
     for target in targets:
@@ -186,13 +186,13 @@ def run_check(
     tell: Callable[[Row, int, int], None] = lambda row, done, total: None,
     found: Callable[[Row], None] = lambda row: None,
 ) -> Report:
-    """Try all cases of all rows. A case's numbers are made once for all kernels of its op.
+    """Run all cases of all rows. A case's values are drawn once for all kernels of its op.
 
     Args:
-        rows: as :func:`plan_check` makes them; they take what is found.
-        seed: of the numbers.
-        tell: is called before each case: its row, how many were before, how many there are.
-        found: is called with a row at its first failure.
+        rows: from :func:`plan_check`; the results are added to them.
+        seed: of the values.
+        tell: called before each case with its row, the number of finished cases, and the total.
+        found: called with a row at its first failure.
     """
     began, total = time.monotonic(), sum(len(row.cases) for row in rows)
     report = Report(tuple(rows), seed, 0.0)
@@ -215,7 +215,7 @@ def run_check(
 
 
 def _answers(calls: Calls) -> bool:
-    """Tell whether a device still works: after an illegal access CUDA fails in all that follows."""
+    """Return whether a device still works: after an illegal access every later CUDA call fails."""
     try:
         calls.poison([(1,)], "float32")
     except Exception:
@@ -224,7 +224,7 @@ def _answers(calls: Calls) -> bool:
 
 
 def _in_order(rows: Sequence[Row]) -> Iterator[tuple[Row, int]]:
-    """Order by op, dtype and case, so that kernels of an op share what is drawn for a case."""
+    """Order by op, dtype and case, so that kernels of an op share a case's values."""
     jobs = [(row, index) for row in rows for index in row.cases]
     ops = list(CASES)
     dtypes = list(dict.fromkeys(row.dtype for row in rows))

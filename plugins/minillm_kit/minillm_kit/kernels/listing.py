@@ -1,4 +1,4 @@
-"""Which kernels a machine takes for the ops of a plan, and why not the others. Imports no framework."""
+"""The kernels that a machine uses for a plan's ops, and why not the others. Imports no framework."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ State = Literal["taken", "passed over", "only where named", "plugin not named", 
 
 @dataclass(frozen=True)
 class Listed:
-    """A kernel, and what this machine says of it."""
+    """A kernel, and its state on this machine."""
 
     offer: Offer
     state: State
@@ -47,7 +47,7 @@ class Listed:
 
 @dataclass(frozen=True)
 class Listing:
-    """The kernels of some ops under the requests of a plan on a machine."""
+    """The kernels of some ops, evaluated for a plan's requests on a machine."""
 
     requests: Mapping[str, Request]  # by op
     kernels: tuple[Listed, ...]
@@ -66,15 +66,15 @@ class Listing:
 
 
 def listing(plan: Plan, detected: Detected, offers: Sequence[Offer]) -> Listing:
-    """Ask every kernel.
+    """Evaluate every kernel for a plan's requests.
 
     Args:
-        plan: the plan whose requests they are asked; its plugins' kernels and ``--kernels`` count.
+        plan: the plan that makes the requests; its plugins' kernels and ``--kernels`` apply.
         detected: the machine.
         offers: the kernels to list.
 
     Raises:
-        ConfigError: ``--kernels`` is no policy.
+        ConfigError: ``--kernels`` is not a valid policy.
     """
     found = verdicts(plan, detected)
     requests = {one.op: one for one in found.requests}

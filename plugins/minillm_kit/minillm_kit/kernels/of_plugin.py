@@ -1,4 +1,4 @@
-"""The check ``kernel`` of a plugin: those of its kernels that serve a CPU, held to all usual cases."""
+"""The check ``kernel`` of a plugin: its CPU kernels, tested on all usual cases."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CAUSES = {
 
 
 def kernel(subject: Subject) -> str:
-    """Hold each kernel that serves a CPU to its op's contract, in each dtype that it accepts."""
+    """Check each CPU kernel against its op's contract, in each dtype that it accepts."""
     offers = [one for owner, one in subject.plan().candidates if owner == subject.name]
     if not offers:
         raise NotApplicable("it brings no kernel")

@@ -1,4 +1,4 @@
-"""The kernels that are here: the core's, and those of installed plugins, with what to type for each."""
+"""The available kernels: the core's and those of installed plugins, with their command-line names."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Offer:
 
 @dataclass(frozen=True)
 class Offers:
-    """All kernels, and the plugins whose kernels could not be asked for."""
+    """All kernels, and the plugins whose kernels could not be listed."""
 
     kernels: tuple[Offer, ...]
     broken: Mapping[str, str]  # plugin -> the reason
 
     def of(self, ops: Sequence[str] = (), kernel: str | None = None) -> tuple[Offer, ...]:
-        """Return the kernels of some ops, or all; by one name, or all.
+        """Return the kernels of some ops, or all; with one name, or all.
 
         Raises:
-            BackendError: there is no such op, or no kernel of that name for it.
+            BackendError: an unknown op, or no kernel of that name for it.
         """
         for op in ops:
             if op not in CONTRACTS:
@@ -75,14 +75,14 @@ class Offers:
 def offers(named: Sequence[str] = ()) -> Offers:
     """Collect the kernels of the core, of the plugins named, and of all that are installed.
 
-    An installed plugin is imported only if its source speaks of the hook; the module of a kernel is
-    imported when it is called.
+    An installed plugin is imported only if its source mentions the hook; a kernel's module is imported
+    at its first call.
 
     Args:
         named: plugins, as ``--plugins`` takes them: names, and files with a class.
 
     Raises:
-        MinillmError: a plugin that is named cannot be used.
+        MinillmError: a named plugin cannot be used.
     """
     found = [Offer(one) for one in (*TORCH_KERNELS, *MLX_KERNELS)]
     for spec in named:
@@ -118,14 +118,14 @@ def _providers() -> Iterator[str]:
 
 
 def places(backend: str | None, device: str | None) -> tuple[Detected, ...]:
-    """Return the backends to look at, each with its device.
+    """Return the backends to use, each with its device.
 
     Args:
-        backend: the only one; None or "auto": all that are installed and know the device.
-        device: as ``--device`` takes it; None or "auto": the best of each backend.
+        backend: a single one; None or "auto": all installed ones that have the device.
+        device: in the form of ``--device``; None or "auto": the best of each backend.
 
     Raises:
-        BackendError: nothing is installed, or the device is not known.
+        BackendError: no backend is installed, or the device is unknown.
     """
     machine, wanted = probe(), device or "auto"
     if backend is not None and backend != "auto":

@@ -1,4 +1,4 @@
-"""A case with its numbers: the arguments of a call, and in float64 what it should give."""
+"""A case with its values: the arguments of a call, and the expected results in float64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IN_FLOAT32 = frozenset({"logits", "linear_cross_entropy", "token_losses"})
 
 @dataclass(frozen=True)
 class Problem:
-    """A call of an op and its results; arrays are not to be written to."""
+    """A call of an op and its expected results; the arrays must not be modified."""
 
     case: Case
     dtype: str  # compute dtype
@@ -39,16 +39,16 @@ class Problem:
         return {**self.floats, **self.others}
 
 
-@lru_cache(maxsize=4)  # several kernels are held to a problem, one after the other
+@lru_cache(maxsize=4)  # several kernels are tested on a problem in turn
 def problem(op: str, index: int, dtype: str, seed: int, draw: int = 0) -> Problem:
-    """Draw the numbers of a case.
+    """Draw the values of a case.
 
     Args:
         op: a key of ``CASES``.
         index: of the case.
-        dtype: the compute dtype, to which the numbers are rounded.
+        dtype: the compute dtype, to which the values are rounded.
         seed: the seed.
-        draw: other numbers of the same sizes.
+        draw: index of the draw: other values of the same sizes.
     """
     case = CASES[op][index]
     rng = np.random.default_rng((seed, index, draw))
@@ -64,7 +64,7 @@ def problem(op: str, index: int, dtype: str, seed: int, draw: int = 0) -> Proble
 
 
 def gradients(of: Problem, upstream: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the gradient of each float for other upstream gradients than the problem's own."""
+    """Return the gradient of each float argument for other upstream gradients than the problem's."""
     op, given = of.case.op, of.arguments
     rows = _supervised(op, given)
     wide = [np.asarray(c, np.float64) for c in upstream]
@@ -83,7 +83,7 @@ def gradients(of: Problem, upstream: Sequence[np.ndarray]) -> dict[str, np.ndarr
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 values that ``dtype`` holds exactly, the nearest ones, ties to even."""
+    """Round to the nearest float32 values that ``dtype`` represents exactly, ties to even."""
     x = np.asarray(x, np.float32)
     if dtype == "bfloat16":
         bits = x.view(np.uint32)
@@ -104,7 +104,7 @@ def _exact(op: str, given: Mapping[str, Any]) -> list[np.ndarray]:
 
 
 def _supervised(op: str, given: Mapping[str, Any]) -> np.ndarray | None:
-    """Return the rows of a loss that take part, where few do: the others would cost gigabytes."""
+    """Return the supervised rows of a loss, where they are few: the others would cost gigabytes."""
     if op not in ("linear_cross_entropy", "token_losses"):
         return None
     taken: np.ndarray = np.atleast_2d(given["targets"] >= 0).any(0)

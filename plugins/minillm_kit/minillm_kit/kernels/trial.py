@@ -1,4 +1,4 @@
-"""A kernel held to a case: called again and again, each time against float64, and against itself."""
+"""The test of a kernel on a case: repeated calls, compared with float64 and with each other."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ PROPERTIES: Mapping[str, str] = {
     "alone": "so is the gradient of one argument where the others are constants",
     "layout": "arrays may be parts of wider ones, or transposed; upstream gradients broadcast",
 }
-"""What is checked of a kernel in each case, in the order in which it is looked at."""
+"""The properties checked for a kernel in each case, in order."""
 
 BY_ROW = 8.0
-"""Tolerances that the error of one row may have: the contract's is for all rows together."""
+"""Allowed error of a single row, in tolerances: the contract's tolerance is for all rows together."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ NONE = Error(0.0, "")
 
 @dataclass
 class Tried:
-    """What was found of a kernel in a case."""
+    """The results of a kernel in a case."""
 
     worst: Error = NONE
     spread: float = 0.0  # between two calls with the same inputs, as errors are measured
@@ -63,7 +63,7 @@ class Tried:
     no_memory: bool = False
 
     def fail(self, name: str, found: str) -> None:
-        """Note a failure; one of each property is enough."""
+        """Record a failure, at most one per property."""
         if all(one.property != name for one in self.failures):
             self.failures.append(Failure(name, found))
 
@@ -71,14 +71,14 @@ class Tried:
 def trial(
     candidate: Candidate, calls: Calls, first: Problem, other: Problem, *, alike: bool = False
 ) -> Tried:
-    """Hold a kernel to a case.
+    """Test a kernel on a case.
 
     Args:
         candidate: the kernel; it has accepted the case.
-        calls: where it is called.
+        calls: of the device to call it on.
         first: the case.
-        other: the same case with other numbers.
-        alike: only make calls for which a kernel that compiles itself need not do so again.
+        other: the same case with other values.
+        alike: only make calls for which a kernel that compiles itself need not recompile.
     """
     tried = Tried()
     try:
@@ -129,7 +129,7 @@ def _hold(
     with calls.uninitialised():
         got = called(first)
     if not _shaped(tried, got, first):
-        return  # the numbers say nothing
+        return  # the values are meaningless
     _compare(tried, candidate, got, first)
     if extra := [index for index in got.attached if index >= len(first.upstream)]:
         tried.fail("constant", f"output {extra[0]} carries a gradient")
@@ -189,15 +189,15 @@ def _compare(
     *,
     as_: str | None = None,
 ) -> None:
-    """Hold results to the reference.
+    """Compare results with the reference.
 
     Args:
-        tried: takes what is found.
+        tried: receives the failures and errors.
         candidate: the kernel.
-        got: the results; gradients that were not wanted are not among them.
+        got: the results, with gradients of the wanted arguments only.
         of: the problem.
         exact: gradients for other upstream gradients than the problem's.
-        as_: the property that an error speaks of; None: what it is an error of.
+        as_: the property to report for an error; None: that of the erroneous array.
     """
     tolerance = CONTRACTS[candidate.op].tolerance[of.dtype]
     if got.written:
@@ -240,7 +240,7 @@ def _repeats(tried: Tried, calls: Calls, a: Results, b: Results) -> None:
 
 
 def _error(got: np.ndarray, want: np.ndarray) -> float:
-    """Measure the distance as the contract does."""
+    """Compute the error as defined by the contract."""
     if not want.size:
         return 0.0
     size = max(float(np.linalg.norm(want)), want.size**0.5)
@@ -248,7 +248,7 @@ def _error(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def _row_error(got: np.ndarray, want: np.ndarray) -> float:
-    """Measure the worst row alone; of arrays without rows the whole."""
+    """Compute the error of the worst row; for arrays without rows, of the whole."""
     return float(_row_errors(got, want).max(initial=0.0)) if want.ndim > 1 else 0.0
 
 
@@ -258,7 +258,7 @@ def _row_errors(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 
 def _where(got: np.ndarray, want: np.ndarray, tolerance: float) -> str:
-    """Say which rows are far off, where they are few."""
+    """Describe the rows with large errors, where they are few."""
     if want.ndim < 2:
         return ""
     errors = _row_errors(got, want).reshape(-1)
@@ -270,7 +270,7 @@ def _where(got: np.ndarray, want: np.ndarray, tolerance: float) -> str:
 
 
 def _bad(y: np.ndarray) -> str:
-    """Count what is not finite, and name the first place."""
+    """Count the non-finite values, and give the first index."""
     bad = ~np.isfinite(y)
     place = tuple(int(i) for i in np.argwhere(bad)[0])
     return f"{int(bad.sum())} of {y.size} values NaN or infinite, the first at {place}"

@@ -1,8 +1,8 @@
-"""What is timed of each op: sizes, arguments, and the least work: FLOPs, and numbers read and written.
+"""The timed workload of each op: sizes, arguments, and the minimum work in FLOPs and elements moved.
 
-Letters are those of the contracts; N is B * T. FLOPs are those of products, as the contracts count
-them; attention counts the pairs that a query sees. Numbers are the arguments read once, and the
-results written once: what no kernel can do without.
+Letters are those of the contracts; N is B * T. FLOPs are those of products, as in the contracts;
+attention counts the visible query-key pairs. Elements are the arguments read once and the results
+written once: the minimum of any kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Sizes = Mapping[str, int]
 
 
 class Work(NamedTuple):
-    """The least work of a call."""
+    """The minimum work of a call."""
 
     flops: int
     numbers: int  # read or written, in the compute dtype
@@ -28,9 +28,9 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Workload:
-    """A call of an op that is timed.
+    """A timed call of an op.
 
-    ``forward`` and ``backward`` count the work of each pass; the second is beside the first.
+    ``forward`` and ``backward`` count the work of each pass; the second excludes the first.
     """
 
     small: Sizes  # for a CPU
@@ -105,7 +105,7 @@ def _token_losses(rng: np.random.Generator, s: Sizes) -> Example:
 
 
 def _pairs(s: Sizes) -> int:
-    """Count the pairs of a query and a key that it sees."""
+    """Count the visible query-key pairs."""
     T, window = s["T"], min(s["window"] or s["T"], s["T"])
     return window * (window + 1) // 2 + (T - window) * window
 
@@ -202,4 +202,4 @@ WORKLOADS: Mapping[str, Workload] = {
         None,
     ),
 }
-"""Op -> what is timed of it, for each op that has a contract."""
+"""Op -> its workload, for each op that has a contract."""

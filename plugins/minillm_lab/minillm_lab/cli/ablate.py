@@ -49,13 +49,13 @@ minillm ablate --preset speedrun --plugins xsa
 _WHAT = "Comparison"
 
 WIDE = 80
-"""Columns that hold the bar too; in fewer a run's name is broken rather than the time that is left."""
+"""Terminal width that fits the bar too; in a narrower one the run's name wraps, not the remaining time."""
 
 SHOWN = 5
-"""Sets of plugins that are named: an explanation is at most twelve lines."""
+"""Maximum number of plugin sets named: an explanation has at most twelve lines."""
 
 KNOWN = 0.1
-"""Share of the first run after which its speed is known well enough for an estimate."""
+"""Fraction of the first run after which its speed is stable enough for an estimate."""
 
 
 def ablate(
@@ -145,7 +145,7 @@ def show_ablation(
     """Run an ablation; a table, or one JSON document, on stdout.
 
     Raises:
-        MinillmError: no pair of runs finished; what there is was shown and kept.
+        MinillmError: no pair of runs finished; partial results were shown and saved.
     """
     from minillm_core.studies import RUNS, added, prepare
     from minillm_lab.ablate import Request
@@ -181,7 +181,7 @@ def show_ablation(
 
 @contextmanager
 def _watched(left: Left) -> Iterator[tuple[Watch, Callable[[str], None]]]:
-    """Show a bar for the current run where stderr is a terminal; a line for each run elsewhere."""
+    """Show a progress bar for the current run if stderr is a terminal, else a line per run."""
     console = Console(stderr=True)
     if not console.is_terminal:
         estimate_line = _Estimate(left, say)
@@ -236,21 +236,21 @@ class _Estimate:
 
 
 def _ahead(current: RunProgress, left: Left) -> str:
-    """Write ``run 3 of 12, 4:05 left``."""
+    """Format ``run 3 of 12, 4:05 left``."""
     seconds = left.seconds
     until = "" if seconds is None else f", {duration(seconds)} left"
     return f"run {current.number} of {current.runs}{until}"
 
 
 def refuse_nothing(result: Mapping[str, Any], out: Path) -> None:
-    """Let an ablation end well where one plugin has a pair of runs at least.
+    """Check that at least one plugin has a finished pair of runs.
 
     Args:
         result: as in ablation.json, finished.
         out: its folder.
 
     Raises:
-        MinillmError: no plugin has one; it names the sets whose runs failed, and why.
+        MinillmError: no plugin has one; names the sets whose runs failed, and the reasons.
     """
     from minillm_lab.members import RUNS
 
@@ -278,30 +278,30 @@ def _failures(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 class Left:
-    """The times of an ablation's runs, and an estimate of those to come.
+    """The times of an ablation's runs, and an estimate of the remaining time.
 
-    A run's steps are timed apart from what lies between two runs: validation, and, where another
-    variant begins, its compilation, which with few seeds is as long as a run.
+    A run's steps are timed apart from the time between two runs: validation, and for a new variant
+    its compilation, which with few seeds takes as long as a run.
 
     Args:
-        clock: seconds that never go back.
+        clock: a monotonic clock, in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._current: RunProgress | None = None
-        self._first = self._last = (clock(), 0.0)  # time and share of the current run
-        self._paces: list[float] = []  # seconds a step
-        # seconds before a run's first step was over, and the steps that were made by then
+        self._first = self._last = (clock(), 0.0)  # time and progress of the current run
+        self._paces: list[float] = []  # seconds per step
+        # (seconds until a run's first noted step, steps made by then)
         self._within: list[tuple[float, float]] = []  # between two runs of a variant
         self._between: list[tuple[float, float]] = []  # before the first of a variant
 
     def note(self, current: RunProgress, share: float) -> bool:
-        """Note a step that is over; True: it is the first that is noted of its run.
+        """Record a finished step; return True for the first recorded step of its run.
 
         Args:
-            current: the run, and those that are ahead.
-            share: of the run, 0..1.
+            current: the run, and the runs ahead.
+            share: progress of the run, 0..1.
         """
         now, before = self._clock(), self._current
         begins = before is None or current.run != before.run
@@ -317,12 +317,12 @@ class Left:
 
     @property
     def known(self) -> bool:
-        """Tell whether the first run is far enough for an estimate of the time."""
+        """Return whether the first run has progressed enough for an estimate."""
         return bool(self._paces) or self._last[1] >= KNOWN
 
     @property
     def seconds(self) -> float | None:
-        """Until all runs that are known to come are made; None: no two steps have been timed."""
+        """Estimate the seconds until all known runs are finished; None: fewer than two steps are timed."""
         pace = median(self._paces) if self._paces else self._timed()
         if self._current is None or pace is None:
             return None
@@ -334,7 +334,7 @@ class Left:
         return left
 
     def _timed(self) -> float | None:
-        """Compute the seconds of a step of the current run."""
+        """Compute the seconds per step of the current run."""
         (first, done), (last, share) = self._first, self._last
         if self._current is None or share <= done:
             return None

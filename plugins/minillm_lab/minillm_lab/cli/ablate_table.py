@@ -1,4 +1,4 @@
-"""The findings of an ablation as tables: an interval is never broken, however narrow the terminal."""
+"""The results of an ablation as tables: an interval never wraps, however narrow the terminal."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ UNDECIDED = "within noise"
 Json = Mapping[str, Any]
 
 Rows = Mapping[str, Mapping[str, Text]]
-"""Plugin -> heading -> figure, each of them on a line of its own."""
+"""Plugin -> heading -> result, each on a separate line."""
 
 
 def show_findings(result: Mapping[str, Any], console: Console) -> None:
     """Print each plugin's effect on the loss, on speed and on memory, with 95 % intervals.
 
-    One table where it fits; else one for the loss and one for the costs; where these do not fit
-    either, the figures stand below each plugin's name.
+    Prints one table where it fits; else one for the loss and one for the costs; where these do not fit
+    either, the results are listed below each plugin's name.
 
     Args:
         result: as in ablation.json.
@@ -43,7 +43,7 @@ def show_findings(result: Mapping[str, Any], console: Console) -> None:
     )
     rows = {plain(name): _figures(found) for name, found in result["plugins"].items()}
     for table in _tables(rows, console):
-        # what is too narrow even for one figure breaks lines itself: nothing is cut off
+        # a terminal too narrow for one result wraps lines itself: nothing is truncated
         console.print()
         console.print(table, crop=False)
     console.print()
@@ -69,7 +69,7 @@ def _width(table: Table, console: Console) -> int:
 
 
 def _beside(rows: Rows, headings: Sequence[str]) -> Table:
-    """Make a table with a line for each plugin that has one of the figures, or two if undecided."""
+    """Build a table with a line for each plugin that has one of the results, or two if undecided."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("plugin", *headings):
         table.add_column(heading, no_wrap=True)
@@ -80,7 +80,7 @@ def _beside(rows: Rows, headings: Sequence[str]) -> Table:
 
 
 def _stacked(rows: Rows) -> Table:
-    """Put a plugin's figures below its name, which may be longer than their labels."""
+    """Build a table with a plugin's results below its name, which may be longer than their labels."""
     table = Table.grid()
     table.add_column(no_wrap=True)
     labels = {heading: f"  {heading.removeprefix('loss, ')}" for heading in (*LOSSES, *COSTS)}
@@ -119,7 +119,7 @@ def _open(effect: Json) -> bool:
 
 
 def _same(effect: Json) -> bool:
-    """Tell whether no pair differs at all, so that more pairs would not settle it."""
+    """Return whether no pair differs at all, so that more pairs would not decide it."""
     return effect["low"] is not None and effect["low"] == effect["high"]
 
 
@@ -161,7 +161,7 @@ def _times(effect: Json) -> str:
 
 
 def _judged(figure: str, effect: Json, *, better: bool) -> Text:
-    """Colour a decided figure; to an undecided one add the pairs that would settle it, on a line below."""
+    """Colour a decided result; below an undecided one add the number of pairs that would decide it."""
     text = Text(figure)
     if not _open(effect):
         if effect["distinguishable"]:

@@ -103,7 +103,7 @@ def show_bench(asked: RunRequest, request: Request, *, against: str | None, json
         name = _name(one)
         plans[f"{name} again" if name in plans else name] = build_plan(one.loaded, one.plugins)
     detected = prepared[0].detected
-    assert detected is not None  # or it would have been refused
+    assert detected is not None  # otherwise already refused
     result = run_bench(request, plans, detected, cache=cache_folder(), say=say)
     if json:
         emit(result)
@@ -116,7 +116,7 @@ def show_bench(asked: RunRequest, request: Request, *, against: str | None, json
 
 
 def _name(prepared: Prepared) -> str:
-    """Name a set: ``muon+windows``; of a preset that names plugins the differences: ``speedrun+xsa-smear``."""
+    """Name a set: ``muon+windows``; for a preset with plugins the differences: ``speedrun+xsa-smear``."""
     from minillm_core.studies import plugins_of
 
     preset = prepared.loaded.config.preset
@@ -128,7 +128,7 @@ def _name(prepared: Prepared) -> str:
 
 
 def _prepared(asked: RunRequest, against: str | None) -> list[Prepared]:
-    """Prepare the set, and the one that it is compared with, if any."""
+    """Prepare the set, and the set to compare with, if any."""
     from minillm_core.studies import prepare
 
     if against is not None and not against.strip():
@@ -150,7 +150,7 @@ def _prepared(asked: RunRequest, against: str | None) -> list[Prepared]:
 
 
 def _elsewhere(named: Sequence[str | None]) -> Iterator[set[str]]:
-    """List for each set the plugins that another has and it has not: not named, or taken away."""
+    """Yield for each set the plugins that only the other has: not named, or removed."""
     from minillm_core.studies import added, taken_away
 
     sets, without = [set(added(one)) for one in named], [taken_away(one) for one in named]
@@ -159,7 +159,7 @@ def _elsewhere(named: Sequence[str | None]) -> Iterator[set[str]]:
 
 
 def _only(asked: RunRequest, others: set[str]) -> RunRequest:
-    """Leave out the options of plugins that the other set alone has."""
+    """Drop the options of plugins that only the other set has."""
     kept = [one for one in asked.assignments if one.partition(".")[0] not in others]
     return replace(asked, assignments=tuple(kept))
 

@@ -42,7 +42,7 @@ def doctor(as_json: AsJson = False) -> None:
 
     try:
         from minillm_lab.doctor import can_run, diagnose
-    except ModuleNotFoundError as error:  # the core's requirements are named as their modules
+    except ModuleNotFoundError as error:  # the core's requirements have the names of their modules
         needed = error.name or str(error)
         raise Refusal(
             f"minillm-core needs {needed}, which is not installed",
@@ -63,7 +63,7 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 def render(findings: Sequence[Finding], console: Console) -> None:
-    """Print a line for each finding, folded on a terminal; below it the command, on one line to copy."""
+    """Print each finding, wrapped on a terminal; below it the command, on one line for copying."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

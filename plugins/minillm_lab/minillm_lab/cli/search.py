@@ -47,7 +47,7 @@ _WHAT = "What the recipe is for"
 _HOW = "Search"
 
 SHOWN = 12
-"""Candidates of a stage that the live table has."""
+"""Maximum number of candidates in the live table."""
 
 
 def search(
@@ -156,7 +156,7 @@ def show_search(request: Request, *, json: bool) -> None:
 
 @contextmanager
 def _shown() -> Iterator[tuple[Watch, Callable[[str], None]]]:
-    """Show a live table of the stage where stderr is a terminal; a line for each run elsewhere."""
+    """Show a live table of the stage if stderr is a terminal, else a line per run."""
     console = Console(stderr=True)
     if not console.is_terminal:
         seen: list[object] = []
@@ -181,7 +181,7 @@ def _shown() -> Iterator[tuple[Watch, Callable[[str], None]]]:
 
 
 def _words(current: Current) -> str:
-    """Write ``round 1, 6 s: +muon  run 3 of 12, 4:05 spent``."""
+    """Format ``round 1, 6 s: +muon  run 3 of 12, 4:05 spent``."""
     return (
         f"{current.stage}: {plain(current.label)}  run {current.number} of "
         f"{current.runs}, {duration(current.spent)} spent"
@@ -189,10 +189,10 @@ def _words(current: Current) -> str:
 
 
 def standing(current: Current) -> Table:
-    """Make the table of a stage as it stands, the best gain above.
+    """Build the table of the current stage, the best gain first.
 
     Args:
-        current: the run under way, and the candidates of its stage.
+        current: the run in progress, and the candidates of its stage.
     """
     table = Table(box=None, pad_edge=False, title=current.stage, title_justify="left")
     table.add_column("change", no_wrap=True, max_width=40)

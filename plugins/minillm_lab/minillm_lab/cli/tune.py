@@ -89,7 +89,7 @@ def show_tune(asked: RunRequest, request: Request, to: Path, *, json: bool) -> N
     from minillm_lab.tune import tune as run_tune
 
     prepared = prepare(asked, to_run=True)
-    assert prepared.detected is not None  # or it would have been refused
+    assert prepared.detected is not None  # otherwise already refused
     plan = build_plan(prepared.loaded, prepared.plugins)
     result, best = run_tune(request, plan, prepared.detected, cache=cache_folder(), say=say)
     command = f"minillm train -c {shlex.quote(str(to))}"
@@ -106,7 +106,7 @@ def show_tune(asked: RunRequest, request: Request, to: Path, *, json: bool) -> N
 
 
 def render(result: Mapping[str, Any]) -> Table:
-    """Make the table of the candidates, the best one marked."""
+    """Build the table of candidates, with the best one marked."""
     from minillm_core.studies import sized
 
     table = Table(
@@ -143,7 +143,7 @@ def render(result: Mapping[str, Any]) -> Table:
 
 
 def verdict(result: Mapping[str, Any]) -> str:
-    """Say what was chosen, and what it gains over the settings as they were."""
+    """Describe the chosen candidate and its speed-up over the original settings."""
     if result["best"] == result["as_they_were"]:
         return "the settings as they were are not clearly slower than any other: they stay"
     typed = " ".join(

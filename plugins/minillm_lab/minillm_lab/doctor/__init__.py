@@ -1,4 +1,4 @@
-"""The abilities of this machine, what is missing, and the command that installs it."""
+"""Checks of this machine: what it can run, what is missing, and the command that installs it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = ["STATES", "Finding", "can_run", "diagnose"]
 
 
 def diagnose(cache: Path, limit: float = LIMIT) -> tuple[list[Finding], dict[str, Any]]:
-    """Look at this machine and what is installed.
+    """Inspect this machine and the installed packages.
 
     Args:
-        cache: where tokens are kept.
-        limit: seconds that a framework may take to answer.
+        cache: the token cache.
+        limit: timeout for a framework, in seconds.
 
     Returns:
-        The findings; and the frameworks' own facts, as JSON.
+        The findings; and the facts reported by the frameworks, as JSON.
     """
     machine, nvidia = probe(), find_nvidia()
     examined = examine_all(machine, limit)
@@ -50,17 +50,17 @@ def diagnose(cache: Path, limit: float = LIMIT) -> tuple[list[Finding], dict[str
 
 
 def examine_all(machine: Machine, limit: float) -> dict[str, Examined]:
-    """Examine each framework that is installed, all at the same time."""
+    """Examine the installed frameworks concurrently."""
     installed = [name for name in ("torch", "mlx") if getattr(machine, name)]
     with ThreadPoolExecutor() as pool:
         return dict(zip(installed, pool.map(partial(examine, limit=limit), installed), strict=True))
 
 
 def _choice(machine: Machine, examined: dict[str, Examined]) -> Iterator[Finding]:
-    """Find out which backend and preset ``minillm train`` would take."""
+    """Determine the default backend and preset of ``minillm train``."""
     try:
         detected = choose(machine)
-    except BackendError:  # found above, with the command that mends it
+    except BackendError:  # reported above, with the command that fixes it
         return
     preset, _ = default_preset(machine)
     if failed := examined[detected.backend].failed:

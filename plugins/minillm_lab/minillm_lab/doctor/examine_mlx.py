@@ -1,7 +1,7 @@
-"""Run as a script by ``minillm doctor``: imports MLX, tries it, writes its findings.
+"""Script run by ``minillm doctor``: import MLX, test it, print the results as JSON.
 
-It is a process of its own, and imports nothing else of ours, so that an MLX that crashes or hangs
-does so alone.
+It runs in a separate process and imports nothing else of minillm, so that a crash or hang of MLX does
+not affect the command.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-SIZE = 512  # of the product that is timed: 60 ms on the reference BLAS
+SIZE = 512  # of the timed matrix product: 60 ms on the reference BLAS
 
 
 def facts() -> dict[str, Any]:
-    """Find out the abilities of MLX on this machine, as JSON."""
+    """Collect what MLX supports on this machine, as JSON."""
     import mlx.core as mx
 
     gpu = next((kind for kind in ("metal", "cuda") if _available(mx, kind)), None)
@@ -42,17 +42,17 @@ def _name(mx: Any, gpu: str | None) -> str:
 
 
 def _speed(mx: Any) -> float:
-    """Billions of float32 operations a second of a product on the CPU."""
+    """Measure the GFLOP/s of a float32 matrix product on the CPU."""
     with mx.stream(mx.cpu):
         a = mx.ones((SIZE, SIZE))
-        mx.eval(a @ a)  # loads what there is to load
+        mx.eval(a @ a)  # loads libraries before timing
         start = time.perf_counter()
         mx.eval(a @ (a + 1))
     return 2 * SIZE**3 / (time.perf_counter() - start) / 1e9
 
 
 def _fast_blas() -> str | None:
-    """Find a quick BLAS among the libraries of this process; None: the reference one of the wheel."""
+    """Find an optimised BLAS among this process's libraries; None: the wheel's reference BLAS."""
     maps = Path("/proc/self/maps").read_text()
     found = re.search(r"/lib(openblas|mkl_rt|blis)[^/\n]*$", maps, re.MULTILINE)
     return found[1] if found else None

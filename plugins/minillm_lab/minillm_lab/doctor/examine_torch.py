@@ -1,7 +1,7 @@
-"""Run as a script by ``minillm doctor``: imports torch, tries its devices, writes its findings.
+"""Script run by ``minillm doctor``: import torch, test its devices, print the results as JSON.
 
-It is a process of its own, and imports nothing else of ours, so that a torch that crashes or hangs
-does so alone.
+It runs in a separate process and imports nothing else of minillm, so that a crash or hang of torch
+does not affect the command.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 
 def facts() -> dict[str, Any]:
-    """Find out the abilities of torch on this machine, as JSON."""
+    """Collect what torch supports on this machine, as JSON."""
     import torch
 
-    with warnings.catch_warnings(record=True) as caught:  # why CUDA cannot start, among others
+    with warnings.catch_warnings(record=True) as caught:  # e.g. why CUDA cannot start
         warnings.simplefilter("always")
         found = torch.cuda.is_available()
         devices = [_device(torch, index) for index in range(torch.cuda.device_count() * found)]

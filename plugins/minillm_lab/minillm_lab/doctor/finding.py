@@ -9,8 +9,8 @@ from typing import Any
 from minillm_core.commands import plain
 
 STATES = ("ok", "optional", "warning", "missing", "broken")
-"""Optional: needed by some uses alone. Missing: of use to this machine. Broken: no run
-is possible until it is mended."""
+"""Optional: needed for some uses only. Missing: useful on this machine. Broken: no run
+is possible until it is fixed."""
 
 
 @dataclass(frozen=True)
@@ -20,18 +20,18 @@ class Finding:
     part: str  # python, torch, cache
     state: str  # one of STATES
     what: str
-    command: str | None = None  # that mends it
+    command: str | None = None  # that fixes it
 
     def data(self) -> dict[str, Any]:
-        """Give the finding as JSON."""
+        """Return the finding as JSON."""
         return asdict(self)
 
     @property
     def line(self) -> str:
-        """Give the finding on one line, safe to print."""
+        """Format the finding on one line, safe to print."""
         return plain(self.what)
 
 
 def can_run(findings: Iterable[Finding]) -> bool:
-    """Tell whether nothing that a run needs is broken."""
+    """Return whether nothing that a run needs is broken."""
     return all(one.state != "broken" for one in findings)

@@ -1,4 +1,4 @@
-"""torch and MLX: whether they work, what they see, and whether they fit this machine."""
+"""torch and MLX: whether they work, the devices they find, and whether they fit this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minillm_lab.doctor.finding import Finding
 from minillm_lab.doctor.machine import Nvidia
 
 LIMIT = 120.0
-"""Seconds. The first import of a framework after a start of the machine reads gigabytes."""
+"""Timeout in seconds. The first import of a framework after booting reads gigabytes."""
 
 DRIVERS = {"13": 580, "12": 525}
 """CUDA's major version -> the oldest driver for it."""
@@ -26,27 +26,27 @@ _BUILDS = {"13": "cu130", "12": "cu126"}
 _INDEX = "https://download.pytorch.org/whl"
 
 SLOW = 20.0
-"""Billions of operations a second: the reference BLAS has 4 to 5, OpenBLAS 100 and more."""
+"""GFLOP/s: the reference BLAS reaches 4 to 5, OpenBLAS 100 and more."""
 
 
 @dataclass(frozen=True)
 class Examined:
-    """A framework's own facts about itself."""
+    """The facts that a framework reported about itself."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
-    failed: str | None = None  # why there are none
+    failed: str | None = None  # the reason for missing facts
 
 
 def examine(framework: str, limit: float = LIMIT, command: Sequence[str] | None = None) -> Examined:
-    """Import a framework and try it; whatever happens, this process survives.
+    """Import and test a framework in a subprocess, isolated from this process.
 
     Args:
         framework: ``torch`` or ``mlx``.
-        limit: seconds until it is ended.
+        limit: timeout in seconds.
         command: to run instead of ``examine_<framework>.py``.
     """
     script = str(Path(__file__).with_name(f"examine_{framework}.py"))
-    # -P: the script's own folder, whose modules have names of Python's, is not on the path
+    # -P: keep the script's folder, whose modules shadow Python's, off sys.path
     command = command or [sys.executable, "-P", script]
     try:
         done = subprocess.run(
@@ -62,7 +62,7 @@ def examine(framework: str, limit: float = LIMIT, command: Sequence[str] | None 
         lines = done.stderr.strip().splitlines() or ["it said nothing"]
         return Examined(failed=lines[-1])
     try:
-        facts = json.loads(done.stdout[done.stdout.index("{") :])  # a framework may greet
+        facts = json.loads(done.stdout[done.stdout.index("{") :])  # a framework may print first
     except ValueError:
         return Examined(failed="what it said cannot be read")
     return Examined(facts)
@@ -76,7 +76,7 @@ def _signal(number: int) -> str:
 
 
 def nvidia_finding(nvidia: Nvidia) -> Finding:
-    """Report the cards and their driver."""
+    """Report the GPUs and their driver."""
     if not nvidia.cards:
         return Finding("nvidia", "ok", "no NVIDIA GPU is here")
     cards = ", ".join(nvidia.cards)
@@ -91,12 +91,12 @@ def nvidia_finding(nvidia: Nvidia) -> Finding:
 def framework_findings(
     machine: Machine, examined: Mapping[str, Examined], nvidia: Nvidia
 ) -> Iterator[Finding]:
-    """Report a line for each framework, and one for each of its faults.
+    """Yield a finding for each framework, and one for each of its faults.
 
     Args:
-        machine: the probe's findings, which import nothing.
-        examined: framework -> its own facts; of those that are installed.
-        nvidia: the cards.
+        machine: the probe's results, obtained without imports.
+        examined: framework -> its facts; installed frameworks only.
+        nvidia: the GPUs.
     """
     installed = {"torch": machine.torch, "mlx": machine.mlx}
     works = {
@@ -175,7 +175,7 @@ def _torch(
 
 
 def _for_cuda(framework: InstalledFramework, nvidia: Nvidia, keep: Mapping[str, str]) -> str:
-    """Give the pip line of the same torch, built for the newest CUDA that the driver knows."""
+    """Return the pip command for the same torch, built for the newest CUDA that the driver supports."""
     fitting = [major for major, oldest in DRIVERS.items() if nvidia.major >= oldest]
     build = _BUILDS[fitting[0] if fitting else min(_BUILDS)]
     torch = f"torch=={framework.version.partition('+')[0]}+{build}"

@@ -1,4 +1,4 @@
-"""The machine: Python, cores, memory, compilers, disk, and NVIDIA's cards without any framework."""
+"""The machine: Python, cores, memory, compilers, disk, and NVIDIA GPUs, found without a framework."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minillm_lab.doctor.finding import Finding
 OLDEST_PYTHON = (3, 11)
 
 LITTLE_DISK = 1 << 30
-"""Fewer free bytes than these are soon used up by tokens and checkpoints."""
+"""Free bytes below which tokens and checkpoints soon fill the disk."""
 
 _VENDOR, _DISPLAY = "0x10de", "0x03"  # of PCI
 
@@ -52,7 +52,7 @@ def system_findings(
 
 
 def disk_finding(cache: Path) -> Finding:
-    """Report the folder of tokens: whether it can be written to, and how much it can take."""
+    """Report the token cache: whether it is writable, and its free space."""
     folder = next(place for place in (cache, *cache.absolute().parents) if place.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         what = f"{cache} cannot be written to: no tokens can be kept there"
@@ -90,20 +90,20 @@ def _sized(count: int) -> str:
 
 @dataclass(frozen=True)
 class Nvidia:
-    """NVIDIA's cards and driver."""
+    """NVIDIA GPUs and driver."""
 
-    cards: tuple[str, ...] = ()  # names, where the driver gives them
+    cards: tuple[str, ...] = ()  # names, where the driver reports them
     driver: str | None = None  # its version; None: none is loaded
 
     @property
     def major(self) -> int:
-        """Give the driver's first number; 0: unknown."""
+        """Return the driver's major version; 0: unknown."""
         found = re.match(r"\d+", self.driver or "")
         return int(found[0]) if found else 0
 
 
 def find_nvidia(root: Path = Path("/")) -> Nvidia:
-    """Look at the kernel's files, then ``nvidia-smi``, then the PCI bus, which shows cards without a driver too.
+    """Find GPUs by the kernel's files, then ``nvidia-smi``, then the PCI bus, which works without a driver.
 
     Args:
         root: of the file system.

@@ -1,4 +1,4 @@
-"""Distributions and plugins: what they need is there, they are of one version, none is broken."""
+"""Distributions and plugins: met requirements, matching versions, and plugins that load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from minillm_core.inspection import (
 from minillm_lab.doctor.finding import Finding
 
 FOR_NVIDIA = ("cuda",)
-"""Extras that no other machine has a use for."""
+"""Extras that are useful only on other machines."""
 
 READERS = ("transformers", "mlx-lm")
 
@@ -32,7 +32,7 @@ def package_findings(*, nvidia: bool) -> Iterator[Finding]:
     """Report the core, every distribution that offers plugins, and the plugins.
 
     Args:
-        nvidia: one of its GPUs is here; an extra called ``cuda`` is of use with one alone.
+        nvidia: whether an NVIDIA GPU is present; an extra called ``cuda`` is useful only with one.
     """
     core = _found(CORE)
     if core is None:
@@ -51,7 +51,7 @@ def package_findings(*, nvidia: bool) -> Iterator[Finding]:
 
 
 def _offering() -> Iterator[tuple[str, Distribution]]:
-    """Yield each distribution that offers plugins, with its name; one with unreadable metadata is left out."""
+    """Yield each distribution that offers plugins, with its name; skip unreadable metadata."""
     for point in entry_points(group=GROUP):
         with suppress(ValueError):  # its METADATA is not UTF-8
             if point.dist is not None:
@@ -71,7 +71,7 @@ def _core(core: Distribution) -> Iterator[Finding]:
 
 
 def _needs(one: Distribution, useless: Container[str]) -> Iterator[Finding]:
-    """Report unmet requirements of a distribution of plugins, and of its extras except useless ones."""
+    """Report unmet requirements of a plugin distribution and of its extras, except ``useless`` extras."""
     called = f"{one.name} {one.version}"
     for need in _requirements(one):
         if why := _unmet(need):
@@ -120,7 +120,7 @@ def _readers() -> Iterator[Finding]:
 
 
 def _requirements(one: Distribution, extra: str = "") -> Iterator[Requirement]:
-    """List requirements that count here, without or with one extra alone; frameworks are reported apart."""
+    """Yield the requirements that apply here, without extras or of one extra; excludes frameworks."""
     for text in one.requires or ():
         try:
             need = Requirement(text)
