@@ -21,6 +21,7 @@ from minillm_core.plan.render import amount as amount, sized as sized
 from minillm_core.plugins.attribution import attribute_errors as attribute_errors
 from minillm_core.plugins.manager import LoadedPlugin as LoadedPlugin
 from minillm_core.plugins.sourcing import Sourcing as Sourcing
+from minillm_core.train.budget import Budget as Budget
 from minillm_core.train.document import settings_file as settings_file
 from minillm_core.train.job import read_corpus as read_corpus
 from minillm_core.train.memory import bytes_of as bytes_of

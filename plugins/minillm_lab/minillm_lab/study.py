@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,6 +22,7 @@ from minillm_core.studies import (
     Backend,
     Batch,
     Binding,
+    Budget,
     Corpus,
     Detected,
     Shared,
@@ -211,7 +211,7 @@ class Study:
             MinillmError: the run ended early; the next one starts with a trainer of its own.
         """
         plan = _member(plan, seed, evaluations)
-        figures = _Figures(watch, plan)
+        figures = _Figures(watch, Budget.of(plan.config.train))
         try:
             kept = _Kept(self._warm(plan))
             with self._run(plan, lambda detected, plan: kept) as run, self._turn(), without_gc():
@@ -366,7 +366,7 @@ class _Figures:
     """The accumulated time of a run, and its loss curve."""
 
     watch: Callable[[float], None]
-    plan: Plan
+    budget: Budget
     seconds: float = 0.0
     tokens: int = 0
     curve: list[Point] = field(default_factory=list)
@@ -376,10 +376,7 @@ class _Figures:
         if isinstance(event, Stepped):
             self.seconds += event.step_seconds
             self.tokens = event.tokens
-            train = self.plan.config.train
-            spent = self.seconds / (60.0 * (train.minutes or math.inf))
-            done = event.step / train.steps if train.steps else 0.0
-            self.watch(min(1.0, max(done, spent)))
+            self.watch(self.budget.progress(event.step, self.seconds))
         elif isinstance(event, Evaluated):
             clock, found = (self.tokens, self.seconds), (event.val_loss, event.bits_per_byte)
             self.curve.append(Point(event.step, *clock, *found, dict(event.verdicts)))
