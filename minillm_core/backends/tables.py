@@ -21,6 +21,11 @@ from minillm_core.plan import Plan
 GROUP, FIRST_PARTY = "minillm.tables", "minillm-modded"
 
 
+def rows_of(name: str) -> str:
+    """Return the name of the entry in a step's values with the rows of a table that it holds, int32 (S,)."""
+    return f"rows.of.{name}"
+
+
 class Tables:
     """The tables that are updated by rows; this base class has none."""
 

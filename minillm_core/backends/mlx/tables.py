@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from minillm_core.backends.mlx.model import Arrays
 from minillm_core.backends.tables import Tables
@@ -14,11 +13,6 @@ from minillm_core.optim.groups import Member
 
 State = Mapping[str, Arrays]
 """Table -> the state of its rows, and of the whole table."""
-
-
-def rows_of(name: str) -> str:
-    """Return the name of the entry in a step's values with the rows of a table that it holds, int32 (S,)."""
-    return f"rows.of.{name}"
 
 
 class MLXTables(Tables):
@@ -61,7 +55,7 @@ class MLXTables(Tables):
             grads: name -> float32 gradient, of tables (S, C).
             factor: 0-d float32, multiplies every gradient.
             updates: the number of updates, without this one.
-            given: the step's values, and its rows by :func:`rows_of`.
+            given: the step's values, and its rows by :func:`~minillm_core.backends.tables.rows_of`.
             witness: see :func:`minillm_core.optim.update.update`.
         """
         return {}, {}
@@ -70,11 +64,6 @@ class MLXTables(Tables):
         """Return the state and the tables as they are stored, by name, for :meth:`packed`."""
         return {}
 
-    def restored(self, saved: Mapping[str, np.ndarray], old: State) -> dict[str, Arrays]:
-        """Return the state from a checkpoint, with the shapes of ``old``.
-
-        Raises:
-            KeyError: an entry is missing.
-            ValueError: a shape differs.
-        """
-        return {}
+    def key(self, entry: str, name: str) -> str:
+        """Return the name in a checkpoint of an entry of a table's state."""
+        return f"rows.{entry}.{name}"

@@ -16,9 +16,9 @@ from minillm_core.backends.memory import memory_or_error
 from minillm_core.backends.mlx import random
 from minillm_core.backends.mlx.graphs import Figures, Graphs
 from minillm_core.backends.mlx.model import Arrays, MLXFramework, MLXModel, checked, loaded, place
-from minillm_core.backends.mlx.tables import MLXTables, rows_of
+from minillm_core.backends.mlx.tables import MLXTables
 from minillm_core.backends.steps import loss_scale, step_result, warmed
-from minillm_core.backends.tables import tables_of
+from minillm_core.backends.tables import rows_of, tables_of
 from minillm_core.nn.initial import initial_arrays
 from minillm_core.optim.groups import Group
 from minillm_core.optim.rows import groups_of_whole
@@ -238,7 +238,13 @@ class MLXTrainer(MLXModel, Trainer):
         self._settle_all()
         arrays = self.tables.unpacked(arrays)
         self.masters = self.weights.narrowed(loaded("model", arrays, self.masters))
-        rows = self.tables.restored(arrays, self.state["rows"])
+        rows = {
+            name: {
+                entry: checked(self.tables.key(entry, name), arrays, tuple(one.shape))
+                for entry, one in entries.items()
+            }
+            for name, entries in self.state["rows"].items()
+        }
         self.state = {**_restored(arrays, self.state, self.groups), "rows": rows}
         self.steps = int(np.asarray(arrays[STEPS])) if self.cycles else 0
         mx.eval(self.masters, self.state)

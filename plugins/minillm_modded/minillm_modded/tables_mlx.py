@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
 
 from minillm_core import Plan, RowRule
+from minillm_core.inspection import rows_of
 from minillm_modded.tables import LAST, PENDING, SeenRows, state_shapes, stepped, table_key
 
 __all__ = ["RowTables"]
@@ -46,7 +46,7 @@ class RowTables(SeenRows):
         """Return rows of the tables, float32, up to date: those of a step, or all where given is None."""
         found = {}
         for name in self.rules:
-            rows = given[f"rows.of.{name}"] if given else None
+            rows = given[rows_of(name)] if given else None
             found[name] = self._now(name, masters, state, updates, rows)["param"]
         return found
 
@@ -75,7 +75,7 @@ class RowTables(SeenRows):
         """Return the tables and their state after an update of the step's rows, and of those next in turn."""
         tables, states, ops = {}, {}, self.ops
         for name, rule in self.rules.items():
-            rows = given[f"rows.of.{name}"]
+            rows = given[rows_of(name)]
             held, shared = self._held(name, masters, state, rows)
             more = (grads[name], factor, updates, given, witness)
             new = stepped(rule, ops, held, shared, *more)
@@ -100,29 +100,16 @@ class RowTables(SeenRows):
             held = {entry: mx.take(array, rows, 0) for entry, array in held.items()}
         return held, shared
 
+    def key(self, entry: str, name: str) -> str:
+        """Return the name in a checkpoint of an entry of a table's state: see :func:`table_key`."""
+        return table_key(entry, name)
+
     def named(self, masters: Arrays, state: State) -> dict[str, mx.array]:
         """Name the state, and the tables as they are, as ``packed`` takes them."""
         found = {f"{PENDING}{name}": masters[name] for name in self.rules}
         for name, entries in state.items():
             found |= {table_key(entry, name): one for entry, one in entries.items()}
         return found
-
-    def restored(self, saved: Mapping[str, np.ndarray], old: State) -> dict[str, Arrays]:
-        """Read the state of a checkpoint, shaped as the old one."""
-        return {
-            name: {
-                entry: _checked(table_key(entry, name), saved, tuple(one.shape))
-                for entry, one in entries.items()
-            }
-            for name, entries in old.items()
-        }
-
-
-def _checked(name: str, saved: Mapping[str, np.ndarray], shape: tuple[int, ...]) -> mx.array:
-    value = saved[name]
-    if tuple(value.shape) != shape:
-        raise ValueError(f"{name}: shape {tuple(value.shape)}, not {shape}")
-    return mx.array(np.asarray(value))
 
 
 def _put(whole: Arrays, rows: mx.array, new: Arrays) -> Arrays:
