@@ -102,7 +102,9 @@ class NativeBackend(Backend):
         model.load(one.model.arrays())
         return model.frozen(one.method)
 
-    def _materialise(self, plan: Plan, seed: int, positions: Any, apart: str | None = None) -> Any:
+    def _materialise(
+        self, plan: Plan, seed: int, positions: int | None, apart: str | None = None
+    ) -> tuple[Any, Any]:
         framework = self._framework(load(self.binding.kernels, self.candidates, self.name))
         framework.apart = apart
         _watch_kernels(framework, plan, self.binding.kernels)

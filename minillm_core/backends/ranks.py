@@ -283,14 +283,14 @@ def forecaster(backend: str) -> Any:
     return brought(FORECASTS, backend, f"a forecast for several GPUs on {backend}", FIRST_PARTY)
 
 
-def brought(group: str, backend: str, what: str, by: str) -> Any:
-    """Load the entry point of a backend in a group; ``by`` is minillm's own distribution that provides it.
+def brought(group: str, name: str, what: str, by: str) -> Any:
+    """Load the entry point of this name in a group; ``by`` is minillm's own distribution that provides it.
 
     Raises:
         BackendError: no installed distribution provides it.
         PluginError: several do.
     """
-    if (found := offered(group, backend, f"bring {what}")) is None:
+    if (found := offered(group, name, f"bring {what}")) is None:
         raise BackendError(
             f"{what} needs a distribution that is not installed",
             where=f"entry points of {group}",

@@ -191,9 +191,8 @@ def train(
             aside = rng.choice([-np.inf, np.inf], held[name].shape).astype(np.float32)
             held[name] = np.nextafter(held[name], aside)
         run.load(held)
-    if (
-        ranks.size > 1 and plan.config.mesh.shard != "off"
-    ):  # as a session begins: divided, then loaded
+    if ranks.size > 1 and plan.config.mesh.shard != "off":
+        # in the order of a session: shard the new trainer, then load the weights
         held, ranks.shard = run.arrays(), plan.config.mesh.shard
         run = traced_trainer(plan, "torch", ranks)
         run.resume(held)

@@ -145,17 +145,13 @@ def train(
     ranks.shard = how if divided else ""
     more: dict[str, Any] = {"ranks": ranks} if divided and not moved else {}
     made: Any = trainer(plan, backend, seed=1, compiler=compiler, **more)
-    if moved:
-        arrays, rng = made.arrays(), np.random.default_rng(7)
+    if moved or nudged:
+        arrays, rng = made.arrays(), np.random.default_rng(7 if moved else 11)
         for name in sorted(name for name in arrays if name.startswith("model.")):
-            off = rng.normal(0.0, 0.05, arrays[name].shape)
-            arrays[name] = (arrays[name] + off).astype(np.float32)
-        made.resume(arrays)
-    if nudged:
-        arrays, rng = made.arrays(), np.random.default_rng(11)
-        for name in sorted(name for name in arrays if name.startswith("model.")):
-            off = 1 + 6e-8 * rng.choice([-1.0, 1.0], arrays[name].shape)
-            arrays[name] = (arrays[name] * off).astype(np.float32)
+            value = arrays[name]
+            bit = 6e-8 * value * rng.choice([-1.0, 1.0], value.shape) if nudged else 0.0
+            off = rng.normal(0.0, 0.05, value.shape) if moved else bit
+            arrays[name] = (value + off).astype(np.float32)
         made.resume(arrays)
     if not more:
         made.join(ranks)
