@@ -77,13 +77,15 @@ class Held(TorchDispatchMode):
 def counted() -> Iterator[Any]:
     """Count the bytes of tensors and of NumPy's arrays inside."""
     gc.collect()
+    # never stopped: tracemalloc.stop() crashes beside gloo's threads before Python 3.12.9 (CPython issue 128679)
     tracemalloc.start()
+    tracemalloc.reset_peak()
+    before, _ = tracemalloc.get_traced_memory()
     found = SimpleNamespace()
     with Held() as held:
         yield found
     found.tensors, found.largest = held.most, held.largest
-    found.arrays = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    found.arrays = tracemalloc.get_traced_memory()[1] - before
 
 
 def started(plan: minillm.Plan, ranks: Ranks, shard: str = "") -> Any:
