@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from minillm_core.backends.detect import Detected, probe
 from minillm_core.errors import BackendError, ConfigError
-from minillm_core.plugins.discover import offered
-from minillm_core.plugins.first_party import installing
+from minillm_core.plugins.provided import required
 
 if TYPE_CHECKING:
     from minillm_core.plan import Plan
 
 GROUP, FORECASTS, AXES = "minillm.ranks", "minillm.forecasts", "minillm.axes"
-FIRST_PARTY = "minillm-mesh"
 
 
 class Ranks:
@@ -270,7 +268,7 @@ def engine(backend: str) -> Any:
         BackendError: no installed distribution provides it.
         PluginError: several do.
     """
-    return brought(GROUP, backend, f"training in several processes on {backend}", FIRST_PARTY)
+    return required(GROUP, backend, f"training in several processes on {backend}")
 
 
 def forecaster(backend: str) -> Any:
@@ -280,20 +278,4 @@ def forecaster(backend: str) -> Any:
         BackendError: no installed distribution provides it.
         PluginError: several do.
     """
-    return brought(FORECASTS, backend, f"a forecast for several GPUs on {backend}", FIRST_PARTY)
-
-
-def brought(group: str, name: str, what: str, by: str) -> Any:
-    """Load the entry point of this name in a group; ``by`` is minillm's own distribution that provides it.
-
-    Raises:
-        BackendError: no installed distribution provides it.
-        PluginError: several do.
-    """
-    if (found := offered(group, name, f"bring {what}")) is None:
-        raise BackendError(
-            f"{what} needs a distribution that is not installed",
-            where=f"entry points of {group}",
-            fix=installing([by]),
-        )
-    return found.load()
+    return required(FORECASTS, backend, f"a forecast for several GPUs on {backend}")

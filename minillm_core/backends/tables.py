@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from minillm_core.backends.base import Batch
-from minillm_core.backends.ranks import brought
 from minillm_core.optim.rows import rules_of
 from minillm_core.plan import Plan
+from minillm_core.plugins.provided import required
 
-GROUP, FIRST_PARTY = "minillm.tables", "minillm-modded"
+GROUP = "minillm.tables"
 
 
 def rows_of(name: str) -> str:
@@ -59,5 +59,6 @@ def tables_of(plan: Plan, backend: str, none: type[Tables], *of: Any) -> Any:
     """
     if not plan.by_rows:
         return none()
-    what = f"updating tables by rows on {backend}"
-    return brought(GROUP, backend, what, FIRST_PARTY)(rules_of(plan), plan, *of)
+    return required(GROUP, backend, f"updating tables by rows on {backend}")(
+        rules_of(plan), plan, *of
+    )

@@ -24,11 +24,10 @@ from minillm_core.errors import PlanError, PluginError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plan.plan import OWN, Export
 from minillm_core.plugins.discover import entry_points, offered
-from minillm_core.plugins.first_party import installing
+from minillm_core.plugins.first_party import PROVIDERS, installing
 from minillm_core.text import listed
 
 GROUP = "minillm.directories"
-FIRST_PARTY = "minillm-hf"
 
 
 @dataclass(frozen=True)
@@ -340,5 +339,5 @@ def absent(what: str) -> PluginError:
     return PluginError(
         f"{what}: no installed distribution does that",
         where=f"looked among those installed for {sys.executable}",
-        fix=installing([FIRST_PARTY]),
+        fix=installing([PROVIDERS[GROUP]]),
     )

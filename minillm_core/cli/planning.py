@@ -29,7 +29,7 @@ from minillm_core.plan.diff import difference, render_diff
 from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plan.plan import as_json as to_json
 from minillm_core.plan.render import amount, columns, plan_document, render_plan, sized
-from minillm_core.plugins.measured import absent, measured
+from minillm_core.plugins.provided import MEASURED, provided, without
 from minillm_core.text import plain
 from minillm_core.train.initial import read_initial
 from minillm_core.train.memory import fit_memory
@@ -161,7 +161,7 @@ def _costs(
         The cost as JSON, with None for unknown values; and pairs (heading, words).
     """
     config, found, speed = plan.config, prepared.detected, None
-    if (expect := measured("speed")) is not None and found is not None:
+    if (expect := provided(MEASURED, "speed")) is not None and found is not None:
         dtype = dtype or config.train.dtype.replace("auto", "float32")
         speed = expect(cache_folder(), plan, found, dtype)
     tokens, exact, data, whole = _tokens(plan)
@@ -172,7 +172,7 @@ def _costs(
         data += f", {'' if exact else 'about '}{shown} epochs"
     time = "unknown here: minillm bench measures it, and so does a finished run"
     if expect is None:
-        time = absent("unknown: speeds are kept")
+        time = without(MEASURED, "unknown: speeds are kept")
     if speed is not None:
         per_second = f"{speed.tokens_per_second:,.0f} tokens/s, {speed.basis}"
         time = f"about {spoken(seconds or 0)} of training at {per_second}"
@@ -232,7 +232,7 @@ def _tokens(plan: Plan) -> tuple[int | None, bool, str, int | None]:
     whole = int(sum(one.unpacked for one in read) / bytes_a_token(config.model.vocab))
     ids = sum(one.size for one in sources) - sum(one.size for one in read)
     share = 1.0 - config.data.val if isinstance(config.data.val, float) else 1.0
-    counted = measured("tokens")
+    counted = provided(MEASURED, "tokens")
     known = counted(cache_folder(), plan) if counted else None
     if known is None and not asked.files:
         return None, False, "unknown until the documents are read from their source", None

@@ -20,10 +20,9 @@ from minillm_core.install import pip_line, unmet
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.plan import as_json as to_json
 from minillm_core.plan.slots import slots_of
-from minillm_core.plugins.discover import offered
 from minillm_core.plugins.manager import LoadedPlugin, find_plugin, with_options
-from minillm_core.plugins.measured import absent, measured
 from minillm_core.plugins.options import describe_option
+from minillm_core.plugins.provided import MEASURED, provided, without
 from minillm_core.text import plain, rounded
 
 
@@ -71,16 +70,16 @@ def info(
             if origin.distribution and origin.name in plugins_of(preset)
         },
     }
-    if (cards := measured("cards")) is not None:
+    if (cards := provided(MEASURED, "cards")) is not None:
         shown |= cards(origin.name, origin.file)
     else:
-        shown |= {"cards": [], "cards_refused": absent("measured worth is shown")}
+        shown |= {"cards": [], "cards_refused": without(MEASURED, "measured worth is shown")}
     if planned is None:
         return shown
     try:
         plan = planned(with_options(found, (given or {}).get(origin.name, {})))
-        axes = offered(AXES, "torch", "know how processes divide a plan")
-        divided = {"mesh": axes.load()(plan)} if axes else {}
+        axes = provided(AXES, "torch")
+        divided = {"mesh": axes(plan)} if axes else {}
         return shown | {"slots": list(slots_of(plan, origin.name))} | divided
     except Refusal as refusal:  # a required option, or a preset that it does not fit
         return shown | {"slots": [], "slots_refused": refusal.what}
@@ -149,7 +148,7 @@ def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _worth(shown: dict[str, Any]) -> list[tuple[str, str]]:
-    worded = measured("worth")
+    worded = provided(MEASURED, "worth")
     return [("worth", text) for text in (worded(shown) if worded else [shown["cards_refused"]])]
 
 

@@ -1,4 +1,4 @@
-"""First-party plugins and commands outside the core, and the pip requirement of each."""
+"""First-party plugins, commands and parts outside the core, and the pip requirement of each."""
 
 from __future__ import annotations
 
@@ -67,6 +67,18 @@ FIRST_PARTY_COMMANDS: Mapping[str, str] = {
     name: distribution for distribution, names in _COMMANDS.items() for name in names.split()
 }
 """Command, named as its entry point -> its pip requirement."""
+
+PROVIDERS: Mapping[str, str] = {
+    "minillm.axes": "minillm-mesh",
+    "minillm.directories": "minillm-hf",
+    "minillm.forecasts": "minillm-mesh",
+    "minillm.measured": "minillm-lab",
+    "minillm.questions": "minillm-chat",
+    "minillm.ranks": "minillm-mesh",
+    "minillm.tables": "minillm-modded",
+    "minillm.tuning": "minillm-chat",
+}
+"""Group of entry points through which the core uses a part that it lacks -> the distribution with that part."""
 
 DISTRIBUTIONS = frozenset(
     {

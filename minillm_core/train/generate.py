@@ -15,9 +15,9 @@ from minillm_core.backends.base import Decoding, Model, lone_row
 from minillm_core.data import Documents, OnBatch, Tokenizer
 from minillm_core.errors import NonFinite, Refusal
 from minillm_core.plugins.attribution import attribute_errors
-from minillm_core.plugins.discover import offered
 from minillm_core.plugins.first_party import installing
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.provided import provided
 from minillm_core.plugins.sourcing import Sourcing
 from minillm_core.text import printable, printable_so_far
 
@@ -329,12 +329,12 @@ def questions_of(
     """
     if asked.prompt is None or tokenizer is None:
         return None
-    if (found := offered("minillm.questions", "chats", "ask the questions of chats")) is None:
+    if (found := provided("minillm.questions", "chats")) is None:
         say(
             f"note: samples continue texts, and answer no questions: {installing(['minillm-chat'])}"
         )
         return None
-    return found.load()(asked, tokenizer, specials)
+    return found(asked, tokenizer, specials)
 
 
 def prompts(documents: Documents, tokenizer: Tokenizer, count: int) -> list[str]:

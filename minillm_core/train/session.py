@@ -18,7 +18,7 @@ from minillm_core import disk
 from minillm_core.backends.base import Backend
 from minillm_core.backends.bind import create as create_backend
 from minillm_core.backends.detect import Detected
-from minillm_core.backends.ranks import ALONE, Ranks, brought, divides
+from minillm_core.backends.ranks import ALONE, Ranks, divides
 from minillm_core.checkpoint import best, layout
 from minillm_core.checkpoint import commit as saving
 from minillm_core.checkpoint.directories import export_checked
@@ -33,7 +33,7 @@ from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plugins.attribution import at_work, attribute_errors
 from minillm_core.plugins.manager import LoadedPlugin, check_support
-from minillm_core.plugins.measured import measured
+from minillm_core.plugins.provided import MEASURED, provided, required
 from minillm_core.plugins.watch import running, watching
 from minillm_core.text import plain
 from minillm_core.train import describe, document, errors, events, record, resume
@@ -157,9 +157,7 @@ class Session:
         chosen = None
         if plan.sourcing.epochs is not None:  # fine-tuning may choose the number of epochs
             what = "choosing how long a trained model is tuned"
-            chosen = brought("minillm.tuning", "epochs", what, "minillm-chat")(
-                prepared, plan, corpus
-            )
+            chosen = required("minillm.tuning", "epochs", what)(prepared, plan, corpus)
         if chosen is not None:
             plan, config = export_checked(build_plan(chosen, plugins)), chosen.config
             budget, notes = Budget.of(config.train), [*notes, *chosen.notes[len(loaded.notes) :]]
@@ -379,7 +377,7 @@ class Session:
     def _remember(self, job: Job, speed: float, steps: int) -> None:
         """Record the speed of a finished run, if a distribution offers to."""
         try:
-            if (remember := measured("remember")) is not None:
+            if (remember := provided(MEASURED, "remember")) is not None:
                 ran = job.plan, job.trainer.binding, job.corpus.train.tokens
                 remember(self.cache, *ran, speed, steps=steps)
         except Exception as error:  # the run is over, and all of it is saved

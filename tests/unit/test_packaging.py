@@ -16,9 +16,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import minillm_core
-from minillm_core.checkpoint.directories import FIRST_PARTY as FIRST_PARTY_DIRECTORIES
 from minillm_core.config.presets import plugins_of
-from minillm_core.plugins.first_party import DISTRIBUTIONS, FIRST_PARTY, FIRST_PARTY_COMMANDS
+from minillm_core.plugins.first_party import (
+    DISTRIBUTIONS,
+    FIRST_PARTY,
+    FIRST_PARTY_COMMANDS,
+    PROVIDERS,
+)
 from tools.release import ReleaseError, build, check_tag, distributions, set_version, version
 
 GROUPS = {"minillm.plugins", "minillm.commands"}
@@ -279,6 +283,17 @@ def test_workflows_use_commands_that_are_there(repository: Path) -> None:
     assert named <= set(phony.split())
 
 
+def test_groups_that_the_core_looks_into_are_those_of_their_distributions(repository: Path) -> None:
+    own = {"minillm.plugins", "minillm.commands"}
+    found = {
+        (group, project["name"])
+        for project in projects(repository).values()
+        for group in project.get("entry-points", {}).keys() - own
+        if group.startswith("minillm.")
+    }
+    assert PROVIDERS.items() <= found
+
+
 def test_make_run_installs_what_its_recipes_name(repository: Path) -> None:
     makefile = (repository / "Makefile").read_text()
     (listed,) = re.findall(r"^RUN_PLUGINS +:= (.+)$", makefile, re.MULTILINE)
@@ -293,7 +308,7 @@ def test_make_run_installs_what_its_recipes_name(repository: Path) -> None:
     # A run ends by naming report and export, and the README's commands show the token cache
     commands = {FIRST_PARTY_COMMANDS[name] for name in ("report", "data.cache.list")}
     # and start from a model directory.
-    assert {*plugins, *commands, FIRST_PARTY_DIRECTORIES} == installed
+    assert {*plugins, *commands, PROVIDERS["minillm.directories"]} == installed
 
 
 @pytest.mark.slow

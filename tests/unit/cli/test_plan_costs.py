@@ -119,7 +119,7 @@ def test_what_several_gpus_cost_is_brought_by_a_distribution(
 ) -> None:
     asked = []
     monkeypatch.setattr(
-        "minillm_core.backends.ranks.offered", lambda *given: asked.append(given[:2])
+        "minillm_core.plugins.provided.offered", lambda *given: asked.append(given[:2])
     )
     code, out, said = program("plan", *TINY, "--gpus", "2")
     assert (code, out, asked) == (2, "", [("minillm.forecasts", "torch")])
