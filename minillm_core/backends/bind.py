@@ -289,13 +289,13 @@ def kernel_conflicts(
         op, error = candidate.op, None
         if op not in asked:
             error = BackendError(
-                f"plugin '{owner}' brings a kernel for '{op}', an op that nothing asks for",
+                f"plugin '{owner}' brings a kernel for '{op}', an op that this plan does not use",
                 where=_key(candidate),
                 fix=f"one of {', '.join(sorted(asked))}, or leave the plugin out",
             )
         elif (op, candidate.name) in taken:
             error = BackendError(
-                f"plugin '{owner}' brings a kernel by the name of one of the core's",
+                f"plugin '{owner}' provides a kernel with the name of one of the core's",
                 where=_key(candidate),
                 fix="its authors should give it a name of its own; or leave the plugin out",
             )

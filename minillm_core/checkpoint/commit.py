@@ -66,7 +66,7 @@ def commit(
     def wanted(parts: Iterable[disk.Buffer]) -> Iterator[disk.Buffer]:
         for part in parts:
             if given_up():
-                raise Interrupted(f"the checkpoint of step {step} was given up")
+                raise Interrupted(f"the checkpoint of step {step} was abandoned")
             yield part
 
     try:
@@ -123,7 +123,7 @@ def _unwritten(target: Path, step: int, size: int, error: Exception) -> MinillmE
         f"the checkpoint of step {step} could not be written: {error}",
         where=where,
         fix="earlier ones are as they were; make room (a lower checkpoint.keep needs less) and "
-        "--resume, or let training go on without it: checkpoint.on_error=continue",
+        "--resume, or let training continue without it: checkpoint.on_error=continue",
     )
 
 

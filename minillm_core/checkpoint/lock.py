@@ -130,10 +130,10 @@ class Held:
             return
         if self.out.is_dir():
             what = f"{self.out / LOCK} was removed or replaced while this run was training"
-            fix = "do not touch that file while a run lasts; --resume goes on from the last checkpoint"
+            fix = "do not touch that file while a run lasts; --resume continues from the last checkpoint"
         else:
             what = f"{self.out} was deleted or moved while this run was training"
-            fix = "where it was moved, --resume --out with its new path goes on from the last checkpoint"
+            fix = "where it was moved, --resume --out with its new path continues from the last checkpoint"
         raise MinillmError(f"{what}: nothing more is written", where=str(self.out), fix=fix)
 
 
@@ -204,7 +204,7 @@ def _take(path: Path) -> tuple[int, bool, Owner]:
             if error.errno in (errno.EINVAL, errno.EMLINK, errno.ELOOP, errno.EISDIR)
             else "make the folder writable, or give another --out",
         ) from error
-    raise Refusal(f"{path} is made and removed all the time", where=str(path))
+    raise Refusal(f"{path} is created and removed again and again", where=str(path))
 
 
 def _open(path: Path) -> tuple[int | None, bool]:

@@ -77,7 +77,7 @@ class Checkpoint:
             raise NoCheckpoint(
                 f"the checkpoint of step {self.step} cannot be read any more: {error}",
                 where=str(self.path),
-                fix="try again: a run that goes on removes old ones when it has a newer one",
+                fix="try again: a running run removes old checkpoints once it has a newer one",
             ) from error
 
 

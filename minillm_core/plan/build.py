@@ -375,7 +375,9 @@ def _check_terms(model: Any, spec: DecoderSpec) -> None:
     for part in filter(None, (model.rows, model.weights)):
         if any(declared(part, Param)):
             what = f"plugin '{part.owner}': a parameter of {type(part).__name__} gets no gradient"
-            fix = "a Buffer, or numbers of its constructor: weights and rows are chosen, not learnt"
+            fix = (
+                "a Buffer, or numbers of its constructor: weights and rows are chosen, not trained"
+            )
             raise PlanError(what, where=f"loss.{part.path}", fix=fix)
     for term in spec.loss.terms:
         if term.emitted is not None and not model.term_sources[term.key]:

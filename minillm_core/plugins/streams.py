@@ -31,9 +31,7 @@ def random_stream(name: str = "") -> np.random.Generator:
     """
     streams = _current.get()
     if streams is None:
-        raise RuntimeError(
-            "random_stream() is for on_batch: nowhere else is there a stream to go on"
-        )
+        raise RuntimeError("random_stream() is for on_batch: outside it there is no random stream")
     return streams(name)
 
 

@@ -289,7 +289,7 @@ class Guard:
         """
         if 0 < position.step == len(position.guarded):
             raise self._failed(
-                f"none of the {position.step} steps was finite: nothing was learnt", position
+                f"none of the {position.step} steps was finite: nothing was learned", position
             )
 
     def _count(self, position: Position, step: int, result: StepResult) -> None:
@@ -321,7 +321,7 @@ class Guard:
                 return earlier, Rewound(step, loss, earlier.step, passed_over)
             self.say(
                 f"warning: the loss of step {step} is a spike ({loss:.4f}), and no checkpoint is "
-                "old enough to go back to: the run goes on"
+                "old enough to go back to: the run continues"
             )
         position.losses = (*position.losses, loss)[-MEMORY:]
         return None

@@ -86,7 +86,7 @@ def _unlearnt(job: Job) -> Iterator[str]:
     share = sum(map(np.count_nonzero, weights)) / sum(map(len, weights))
     if share < SPARSE:
         yield (
-            f"note: {share:.0%} of the tokens are learnt: --plugins sparse_loss computes the loss at "
+            f"note: {share:.0%} of the tokens are supervised: --plugins sparse_loss computes the loss at "
             "those alone"
         )
 

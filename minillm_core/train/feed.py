@@ -136,7 +136,7 @@ def next_supervised_batch(
     raise DataError(
         f"{EMPTY_IN_A_ROW} batches in a row hold no supervised token: every label is -1",
         where=f"the data, before step {step}",
-        fix="check the text and the on_batch of each plugin; then --resume goes on from the last "
+        fix="check the text and the on_batch of each plugin; then --resume continues from the last "
         "checkpoint"
         if step > 1
         else "check the text and the on_batch of each plugin",

@@ -86,7 +86,7 @@ def with_settings(plan: Plan, where: str, seed: int | None = None) -> Plan:
     """
     if plan.settings is None:
         raise PlanError(
-            "the plan does not say which settings it is of",
+            "the plan does not hold the settings that it was made from",
             where=where,
             fix="minillm_core.build_plan(minillm_core.load(...))",
         )

@@ -49,7 +49,7 @@ def events(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
         raise Refusal(
             f"the events of the run cannot be read: {error}",
             where=str(path),
-            fix="move it away: without it the run goes on, and only its history is lost",
+            fix="move it away: without it the run continues, and only its history is lost",
         ) from error
 
 
@@ -143,7 +143,7 @@ class Metrics:
         raise MinillmError(
             f"{self._path} was removed or replaced while this run was training",
             where=str(self._path),
-            fix="leave the files of a run alone while it lasts; --resume goes on from the last "
+            fix="leave the files of a run alone while it lasts; --resume continues from the last "
             "checkpoint",
         )
 

@@ -137,7 +137,7 @@ def refuse_taken(out: Path) -> None:
         raise Refusal(
             f"{out} holds a run already",
             where=str(out / RUN),
-            fix="--resume to go on with it, or --out with another folder",
+            fix="--resume to continue it, or --out with another folder",
         )
 
 

@@ -283,7 +283,7 @@ def inference_plan(plan: Plan, detected: Detected, say: Callable[[str], None]) -
         if policy == AUTO:
             raise
         choices = choose_all(requests, candidates)
-        say(f"{error.what}; the run's --kernels {policy} gives way to auto")
+        say(f"{error.what}; the run's --kernels {policy} is replaced by auto")
         here = replace(here, config=here.config.model_copy(update={"kernels": str(AUTO)}))
     serving = {choice.op: choice for choice in choices}
     for name, why in unserved.items():

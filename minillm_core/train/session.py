@@ -307,7 +307,7 @@ class Session:
         earlier, out, say = self.earlier, held.out, self.shown.say
         saving.sweep(out)
         if earlier is None and (kept := saving.archive_orphans(out)) is not None:
-            say(f"checkpoints of no run that is known were there; they are kept in {kept.name}")
+            say(f"checkpoints of an unknown run were there; they are kept in {kept.name}")
         position, checkpoint = job.begins, None
         with self.shown.phase("loading the checkpoint") if self.resume else nullcontext():
             if self.resume:

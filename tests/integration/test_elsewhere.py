@@ -192,7 +192,9 @@ def test_a_run_is_read_without_what_does_not_serve(
         assert json.loads(stdout)["val_loss"] == pytest.approx(expected, abs=1e-4)
         lines = stderr.splitlines()
         assert line in lines
-        policy = "no kernel 'quick' for swiglu; the run's --kernels swiglu=quick gives way to auto"
+        policy = (
+            "no kernel 'quick' for swiglu; the run's --kernels swiglu=quick is replaced by auto"
+        )
         assert policy in lines
         for name in ("slow", "watch"):
             assert len([one for one in lines if f"'{name}'" in one]) == 1

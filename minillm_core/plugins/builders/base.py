@@ -80,7 +80,7 @@ class Sealed(metaclass=_Sealing):
                 raise AttributeError(f"'{kind}' object has no attribute '{name}'")
             known = sorted(one for one in dir(self) if not one.startswith("_"))
             raise UnknownSlot(
-                f"{kind}.{name} is no slot, and nothing else that a builder tells",
+                f"{kind}.{name} is no slot or value of this builder",
                 fix=f"{did_you_mean(name, known)}there is {', '.join(known)}",
             )
 
@@ -89,7 +89,7 @@ class Sealed(metaclass=_Sealing):
             raise PlanError(
                 f"{type(self).__name__}.{name} was assigned ({type(value).__name__}), which plans "
                 "nothing",
-                fix=f"slots are called: .{name}(...); what a builder tells cannot be changed",
+                fix=f"call slots: .{name}(...); a builder's values are read-only",
             )
         super().__setattr__(name, value)
 

@@ -177,7 +177,7 @@ class OptimizerSlots:
             why = self.apart(name, follow, assigned)
             if why is not None:
                 what = f"plugin '{claim.owner}' lets '{name}' follow '{follow.leader}': {why}"
-                fix = f"leave out '{claim.owner}', or what tells the two apart"
+                fix = f"leave out '{claim.owner}', or what makes the two parameters differ"
                 refusal = PlanError(what, where=claim.where, fix=fix)
                 raise refusal.concerning(name, claim.where, plugins=(claim.owner,))
             factors: dict[str, dict[str, Any]] = {name: {"follows": follow}, follow.leader: {}}

@@ -65,10 +65,10 @@ def test_a_run_says_what_is_learnt_and_what_was_computed(
         return capsys.readouterr().err
 
     said = train()
-    assert re.search(r"note: [2-6][0-9]% of the tokens are learnt: --plugins sparse_loss", said)
+    assert re.search(r"note: [2-6][0-9]% of the tokens are supervised: --plugins sparse_loss", said)
     assert "the head was computed" not in said
     said = train("--plugins=sparse_loss")
-    assert "are learnt" not in said
+    assert "are supervised" not in said
     assert re.search(r"the head was computed at [2-7][0-9]\.[0-9]% of the positions", said)
 
 

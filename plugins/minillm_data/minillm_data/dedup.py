@@ -113,7 +113,7 @@ def dedup(
         Work(output, rows, rules, progress) as work,
     ):
         if output.resumed:
-            say(f"goes on with the work that was done before, in {output.folder}")
+            say(f"continues the work that was done before, in {output.folder}")
         return work.finish(processes)
 
 

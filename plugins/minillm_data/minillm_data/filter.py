@@ -55,7 +55,7 @@ def filter_rows(
     """Write the documents that every rule lets through, byte for byte unless a rule edits lines.
 
     The language is checked first, then the rules in the order of their names, then the model. A
-    document is counted under the first reason that drops it. After a kill the same call goes on.
+    document is counted under the first reason that drops it. After a kill the same call continues.
     Call it from a script under ``if __name__ == "__main__"``, since processes are started.
 
     Args:

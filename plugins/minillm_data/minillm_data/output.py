@@ -186,7 +186,7 @@ class Output:
             raise Interrupted(
                 "interrupted",
                 where=str(self.folder),
-                fix="the same command goes on from there",
+                fix="the same command continues from there",
             )
 
     @property
@@ -194,7 +194,7 @@ class Output:
         """Describe what is resumed; None for a new start."""
         if not self.resumed or not self.state.rows:
             return None
-        return f"goes on after {counted(self.state.rows, 'row')}, found in {self.folder}"
+        return f"continues after {counted(self.state.rows, 'row')}, found in {self.folder}"
 
     def write(self, line: bytes) -> None:
         """Write a line, including its LF, to the current part.

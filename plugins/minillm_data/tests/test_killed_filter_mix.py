@@ -128,13 +128,13 @@ def test_ctrl_c_ends_a_command_and_the_next_start_goes_on(tmp_path: Path, comman
     _, err = process.communicate(timeout=30)
     assert time.monotonic() - began < 5  # about one second, on a busy machine
     assert process.returncode == 130
-    assert "the same command goes on from there" in err
+    assert "the same command continues from there" in err
     assert not to.exists()
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "goes on after" in done.stderr
+    assert "continues after" in done.stderr
     again = [*arguments[:-1], str(tmp_path / "whole")]
     assert subprocess.run([sys.executable, "-c", script, *again], check=False).returncode == 0
     assert contents(to) == contents(tmp_path / "whole")

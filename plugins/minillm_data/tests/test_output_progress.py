@@ -66,7 +66,7 @@ def test_a_note_costs_what_came_after_it_alone(
         write(tmp_path / "out", [b"a\n", b"b\n", b"c\n"], stop=2)
     with Output(tmp_path / "out", "key") as out:
         assert (out.resumed, out.state.rows, out.state.open) == (True, 2, 4)
-        assert "goes on after 2 rows" in str(out.note)
+        assert "continues after 2 rows" in str(out.note)
 
 
 @pytest.mark.parametrize("size", [0, 3])
@@ -96,5 +96,5 @@ def test_ctrl_c_says_where_it_goes_on_once_something_is_noted(
     monkeypatch.setattr(output, "NOTED", 0.0)
     with pytest.raises(Interrupted) as stopped:
         interrupt(tmp_path / "out")
-    assert "the same command goes on from there" in str(stopped.value)
+    assert "the same command continues from there" in str(stopped.value)
     assert stopped.value.exit_code == 130

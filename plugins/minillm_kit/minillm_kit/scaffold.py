@@ -145,7 +145,7 @@ def write_package(name: str, kind: str, folder: Path, author: str = "The authors
         raise PluginError(
             f"a package of plugin '{names.plugin}' is there already: {other}",
             where=str(other.absolute()),
-            fix="go on with that one, or choose another name",
+            fix="continue with that one, or choose another name",
         )
     made = _filled(names, kind, plain(author) or "The authors")
     try:

@@ -290,7 +290,7 @@ class Ablation:
         return result
 
     def _stopped(self) -> MinillmError:
-        way_on = "the same command with the same --out goes on with the others"
+        way_on = "the same command with the same --out continues with the others"
         return stopped(self.out, len(self.done), way_on)
 
 

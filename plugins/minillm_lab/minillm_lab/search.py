@@ -241,7 +241,7 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
                 return job.run(), out
             except (Interrupted, KeyboardInterrupt):
                 kept = len([*(out / RUNS).glob("*.json")])
-                way_on = f"the same command with --resume --out {out} goes on"
+                way_on = f"the same command with --resume --out {out} continues"
                 raise stopped(out, kept, way_on) from None
 
 

@@ -117,7 +117,7 @@ class Watch:
     def _give_up(self, lost: list[int], seconds: float) -> None:
         verb = "has" if len(lost) == 1 else "have"
         say = f"rank {self._rank}: {_ranks(lost)} {verb} not answered for {seconds:.0f} s: stopped, or lost\n"
-        fix = "  fix:   --resume goes on from the last checkpoint\n"
+        fix = "  fix:   --resume continues from the last checkpoint\n"
         sys.stderr.write(say + fix)
         sys.stderr.flush()
         os._exit(1)  # the main thread may wait in a collective, where no exception reaches it

@@ -30,7 +30,7 @@ def met() -> Iterator[None]:
         raise Ended(
             "another process of the run has ended",
             where=text.splitlines()[0][:200],
-            fix="its own message says why; --resume goes on from the last checkpoint",
+            fix="its own message says why; --resume continues from the last checkpoint",
         ) from error
 
 

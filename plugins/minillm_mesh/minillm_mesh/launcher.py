@@ -107,7 +107,7 @@ def _failed(context: SubprocessContext) -> int:
             name = signal.Signals(-code).name
             sys.stderr.write(f"rank {rank}: ended by {name}, which came from outside of the run\n")
             if name == "SIGKILL":
-                sys.stderr.write("  fix:   look for a lack of memory (dmesg); --resume goes on\n")
+                sys.stderr.write("  fix:   look for a lack of memory (dmesg); --resume continues\n")
     context.close(signal.SIGTERM, GRACE)
     failed = [code for code in codes if code]
     return _as_shells(next((code for code in failed if code != 1), 1))

@@ -146,7 +146,7 @@ class Saves:
         """
         while not self._all_there(number):
             if given_up():
-                raise Interrupted("the checkpoint was given up")
+                raise Interrupted("the checkpoint was abandoned")
             if self._lost.is_set():
                 raise Ended("another process of the run has ended, and its part is missing")
             time.sleep(EVERY)

@@ -302,7 +302,7 @@ def test_a_save_that_is_given_up_leaves_nothing(tmp_path: Path, after: int) -> N
         asked.append(None)
         return len(asked) > after
 
-    with pytest.raises(Interrupted, match="step 1 was given up"):
+    with pytest.raises(Interrupted, match="step 1 was abandoned"):
         commit(tmp_path, 1, STATE, {}, given_up=given_up)
     assert not list((tmp_path / "checkpoints").iterdir())
 

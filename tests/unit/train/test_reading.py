@@ -206,7 +206,7 @@ def test_a_policy_that_cannot_be_had_gives_way(
 ) -> None:
     plan, (line,) = read(planned, where, f"kernels={policy}")
     assert line.startswith(why)
-    assert line.endswith(f"; the run's --kernels {policy} gives way to auto")
+    assert line.endswith(f"; the run's --kernels {policy} is replaced by auto")
     assert plan.config.kernels == "auto"
 
 

@@ -70,7 +70,7 @@ def dedup_command(
     """Drop documents that duplicate an earlier one; the first of each group stays.
 
     Whole documents by their bytes, near duplicates by MinHash and then exact Jaccard similarity, spans
-    of words on request. After a kill the same command goes on where it was.
+    of words on request. After a kill the same command continues where it stopped.
     """
     kind = check_malformed(malformed)
     with display(say) as shown:
@@ -97,7 +97,7 @@ def dedup_command(
             raise Interrupted(
                 "interrupted",
                 where=f"{to}.unfinished",
-                fix="the same command goes on from there",
+                fix="the same command continues from there",
             ) from error
     for note, count in report["notes"].items():
         say(f"{note}: {count:,}")

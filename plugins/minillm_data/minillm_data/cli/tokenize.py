@@ -61,7 +61,7 @@ def tokenize_command(
     """Encode text into token shards, which a run maps without reading any text.
 
     Shards begin with llm.c's header; a document begins with its end-of-text id. All cores are
-    used; after a kill the same command goes on where it was.
+    used; after a kill the same command continues where it stopped.
     """
     from minillm_data.tokenize import tokenize
 
