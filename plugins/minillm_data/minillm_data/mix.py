@@ -181,7 +181,7 @@ class Measure:
 
 @dataclass
 class Stream:
-    """The documents of a source, resumed where an earlier start stopped.
+    """A resumable stream of a source's documents.
 
     Attributes:
         rows: the source.
@@ -232,7 +232,7 @@ class Stream:
             self._turn()
 
     def _turn(self) -> None:
-        """Record the size of a pass at its end, and begin another one."""
+        """Record the size of a pass at its end; begin another one where sources repeat."""
         self.state["whole"] = self.state["whole"] or self.state["used"]
         if self.repeat:
             self.state["epochs"] += 1
@@ -339,7 +339,7 @@ class Mixing:
     def _shares(
         self, learnt: Mapping[str, Any] | None, progress: Progress | None
     ) -> tuple[list[int], list[int]]:
-        """Return integers proportional to the shares; and sizes, 0: unknown."""
+        """Return integers proportional to the shares, and the sources' sizes, 0 where unknown."""
         sizes = [0] * len(self.inputs)
         parts = learnt["weights"] if learnt else [one.weight or 0.0 for one in self.inputs]
         if not any(parts):

@@ -1,4 +1,4 @@
-"""``minillm data cache``: the tokens that are kept between runs."""
+"""``minillm data cache``: list and clear the token cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``minillm data dedup``: documents without those that were there before."""
+"""``minillm data dedup``: deduplication of documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``minillm data filter``: keep the documents that are worth training on."""
+"""``minillm data filter``: quality, language and perplexity filters of documents."""
 
 from __future__ import annotations
 

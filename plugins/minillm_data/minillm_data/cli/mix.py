@@ -1,4 +1,4 @@
-"""``minillm data mix``: sources in proportions that hold over any stretch."""
+"""``minillm data mix``: mixtures of sources whose proportions hold over any stretch."""
 
 from __future__ import annotations
 
