@@ -351,9 +351,7 @@ def _beginning(row: Row) -> str:
 def _line(record: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-    except (
-        UnicodeEncodeError
-    ):  # a lone surrogate under another key, which JSON can only escape
+    except UnicodeEncodeError:  # a lone surrogate under another key, which JSON can only escape
         return json.dumps(record).encode() + b"\n"
 
 

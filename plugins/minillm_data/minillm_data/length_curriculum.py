@@ -42,7 +42,7 @@ LENGTHS = 6
 SEARCHED = 100_000
 """Consecutive documents without a long enough piece after which a row fails."""
 
-_STEP, _SEED = (math.sqrt(5) - 1) / 2, math.sqrt(2)  # irrational: multiples modulo 1 spread evenly over 0..1
+_STEP, _SEED = (math.sqrt(5) - 1) / 2, math.sqrt(2)  # irrational: multiples spread evenly over 0..1
 
 
 class LengthCurriculum(Plugin, api=1):
@@ -144,7 +144,7 @@ class LengthPacker(Packer):
                 self._add(take())
 
     def _divide(self, piece: Piece) -> None:
-        """Halve a piece; if it is longer than the longest row, split off such rows instead."""
+        """Halve a piece; split one longer than the longest row as :meth:`_add` does."""
         first, last = piece
         if last - first > self.longest:
             self._add(piece)

@@ -382,7 +382,7 @@ class Mixing:
             stream.tell = tell
             stream.begin()
         used = [stream.state["used"] for stream in streams]
-        # An exhausted source is represented by a document of one byte until its turn.
+        # An exhausted source counts as having a document of one byte until its turn.
         sizes = [1 if stream.next is None else stream.next[1] for stream in streams]
         while True:
             turn = next_source(shares, used, sizes)

@@ -49,11 +49,11 @@ class ExcessLoss(Module):
         ops, shape = self.ops, losses.shape
         supervised = labels >= 0
         # unsupervised positions rank last, whatever their excess
-        excess = ops.where(supervised, reference - losses, float("inf"))  # (B, T), to be ascending
+        excess = ops.where(supervised, reference - losses, float("inf"))  # (B, T), ascending
         places = ops.reshape(excess, (-1,))
         rank = ops.argsort(ops.argsort(places))  # of each position, 0 the highest excess
         count = ops.sum(ops.astype(supervised, "float32"))
-        # rounded to whole tokens, at least one
+        # the share is rounded to whole tokens, half down, at least one
         chosen = ops.maximum(count * self.share, ops.like(1.0, count))
         taken = ops.astype(rank, "float32") + 0.5 < chosen
         taken = ops.astype(ops.reshape(taken, shape), "float32")

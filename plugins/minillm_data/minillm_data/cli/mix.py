@@ -97,7 +97,7 @@ def mix_command(
     """Mix sources by weight, by size, by what two small runs learn, or by likeness to a target.
 
     After any number of documents each source has its share, to within the longest document. The
-    mixture ends where a source whose turn it is has nothing left.
+    mixture ends when the source whose turn it is is exhausted.
     """
     from minillm_data.mix import epochs, mix
 
