@@ -41,7 +41,7 @@ def test_rho1_weighs_the_tokens_of_the_highest_excess_loss(
     excess = arrays["losses"] - arrays["reference"]
     highest = sorted(there.tolist(), key=lambda place: -excess[tuple(place)])
     count = len(there)
-    number = max(1, int(np.ceil(count * share - 0.5))) if count else 0  # half a token is rounded down
+    number = max(1, int(np.ceil(count * share - 0.5))) if count else 0  # rounded half down
     expected = np.zeros_like(excess)
     for place in highest[:number]:
         expected[tuple(place)] = count / number
