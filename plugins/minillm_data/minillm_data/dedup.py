@@ -303,7 +303,7 @@ class Work(ExitStack):
 
 
 def _content(row: Row, rules: Rules) -> Content:
-    """Return the content of a row that is compared.
+    """Return a row's content for comparison.
 
     Raises:
         DataError: spans are to be cut from a row that is not text.

@@ -62,7 +62,7 @@ class Files:
 
         Args:
             what: the name of the work, for its progress.
-            progress: called with ``what``, the bytes read and those in all.
+            progress: called with ``what``, the bytes read and the total.
             vocab: exclusive upper bound of ids.
         """
         reading = Reading(vocab, ticker(progress, what, self.size))

@@ -105,7 +105,7 @@ def mix(
         doremi: without weights: learn them in two small runs of this many steps, see
             :mod:`minillm_data.doremi`.
         preset: shape and training of these runs; default: ``tiny``.
-        seed: of the sampling of ``like``; default: 0.
+        seed: seed of the sampling of ``like``; default: 0.
         malformed: handling of documents that cannot be read.
         say: prints a line.
         progress: called with the bytes read, or written.
@@ -185,7 +185,7 @@ class Stream:
 
     Attributes:
         rows: the source.
-        measure: of its documents.
+        measure: measures its documents.
         state: the saved state: ``used`` (bytes or tokens written), ``documents`` written, ``taken``
             (rows of this pass), ``epochs`` (whole passes), ``whole`` (size of a pass; 0: unknown).
         repeat: restart at the end.
@@ -256,9 +256,9 @@ class Mixing:
 
     Attributes:
         inputs: paths and weights.
-        sources: their rows.
-        measure: of documents.
-        temperature: of shares by size, without weights.
+        sources: the inputs' rows.
+        measure: measures documents.
+        temperature: temperature of shares by size, without weights.
         learnt: steps and preset of the runs that learn the weights; None: not learnt.
     """
 

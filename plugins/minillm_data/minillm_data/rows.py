@@ -81,7 +81,7 @@ class Rows(Files):
 
         Args:
             what: the name of the work, for its progress.
-            progress: called with ``what``, the bytes read and those in all.
+            progress: called with ``what``, the bytes read and the total.
 
         Raises:
             DataError: a file cannot be read, or a document where ``malformed`` is strict; names

@@ -34,7 +34,7 @@ DRAWS = 1_000
 def judge_command(
     out: Path, read: InferenceOptions, shown: Any, tasks: Sequence[str], **options: Any
 ) -> tuple[Run, dict[str, Any]]:
-    """Judge what ``minillm eval OUT --tasks`` names, a run or a model directory.
+    """Open the run or model directory of ``minillm eval OUT --tasks`` and evaluate it.
 
     Args:
         out: the folder.
