@@ -1,9 +1,9 @@
 """Data for language models: tokenise, inspect, deduplicate, filter and mix, as functions and commands.
 
-Every function takes the paths of files or folders, streams them in bounded memory, and writes a
-folder that is there whole or not at all; after a kill the same call continues where it stopped.
+Functions take the paths of files or folders, stream them in bounded memory, and write a folder
+atomically; after a kill the same call resumes.
 
-    rows      documents with the lines that they stand on
-    output    the folder that is written: parts, progress, resumption
+    rows      documents with their source lines
+    output    the output folder: parts, progress, resume
     report    report.json and report.htm
 """

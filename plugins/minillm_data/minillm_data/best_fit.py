@@ -1,20 +1,19 @@
 """Best-fit packing: rows of whole documents, each filled by the largest ones that fit.
 
-Ding et al. 2024 (arXiv:2404.10830, "Fewer Truncations Improve Language Modeling"): laid end to end, a
-document is cut wherever a row ends, and what follows is read without its beginning. Here no
-document that fits into a row is ever split. The paper sorts a whole corpus; this packer keeps a
-buffer of documents, so that it begins at once and its memory is bounded.
+Ding et al. 2024 (arXiv:2404.10830, "Fewer Truncations Improve Language Modeling"): concatenation cuts
+a document wherever a row ends, and the rest is read without its beginning. Here no document that fits
+into a row is ever split. The paper sorts a whole corpus; this packer works on a buffer of documents,
+so that training starts at once and memory is bounded.
 
-A row begins with the document that has waited longest, and then takes, as often as one fits, the
-largest document of the buffer that fits into the room left. The paper begins with the largest; then
-a run would begin with rows of the longest documents alone, and one that never fits behind
-another could wait for ever. Measured on English web text with a buffer of 1,000, both leave as much
-padding (the README has the figures).
+A row begins with the document that has waited longest, and then repeatedly takes the largest document
+of the buffer that fits into the remaining room. The paper begins with the largest; then the first rows
+of a run would hold the longest documents alone, and a document that never fits after another could
+wait for ever. On English web text with a buffer of 1,000, both leave as much padding (the README has
+the figures).
 
-What it costs: the room that no document fits into is padding; the order of the documents is
-no longer that of the shuffle, but within the buffer's reach; with fewer documents than
-the buffer holds, several epochs mix. Documents share a row, and attention crosses their
-boundaries unless a plugin keeps them apart (``windows.documents``).
+Cost: room that no document fits into is padding; the documents' order differs from the shuffle, within
+the buffer's reach; with fewer documents than the buffer holds, several epochs mix. Documents share a
+row, and attention crosses their boundaries unless a plugin masks it (``windows.documents``).
 """
 
 from __future__ import annotations
@@ -38,16 +37,15 @@ class BestFit(Plugin, api=1):
 
 
 class BestFitPacker(Packer):
-    """Rows that begin with the document that waited longest, and are filled by best fit.
+    """A best-fit packer: each row begins with the document that waited longest.
 
-    A document that is longer than a row is cut into pieces of a row's size, and its rest is packed
-    like any document, and so is one that waited while rows became shorter: nothing of it is lost, but the token at a cut is not predicted. The run's last lines
-    count such pieces.
+    A document longer than a row is cut into pieces of a row's size, and its rest is packed like any
+    document; so is a document that waited while rows became shorter. No token is lost, but the token
+    at a cut is not predicted. The run's last lines count such pieces.
 
     Args:
         capacity: tokens of a row.
-        buffer: pieces that are pending while a row is filled; those of the document that was taken
-            last may be more.
+        buffer: pieces pending while a row is filled; the pieces of the last document may exceed it.
     """
 
     any_capacity = True
@@ -58,15 +56,15 @@ class BestFitPacker(Packer):
         self._waiting, self._ages = BySize(self.pending), list[Piece]()
 
     def row(self, take: Callable[[], Piece]) -> list[Piece]:
-        """Return the next row; ``pending`` is sorted by size, of one size the oldest last."""
-        if self._waiting.pieces is not self.pending:  # a resumed run puts another one there
+        """Return the next row; ``pending`` stays sorted by size, the oldest of a size last."""
+        if self._waiting.pieces is not self.pending:  # replaced when a run resumes
             self._waiting, self._ages = BySize(self.pending), sorted(self.pending)
         waiting = self._waiting
         self._refill(take)
         while (place := waiting.place(oldest := heappop(self._ages))) is None:
-            pass  # it has filled a row
+            pass  # already used to fill a row
         waiting.pop(place)
-        if oldest.tokens > self.capacity:  # it was taken for a longer row
+        if oldest.tokens > self.capacity:  # taken while rows were longer
             self._add(oldest.first + self.capacity, oldest.last)
             oldest = oldest.part(0, self.capacity)
         row, room = [oldest], self.capacity - oldest.tokens

@@ -1,4 +1,4 @@
-"""Bits per byte of documents under a run's checkpoint, many documents at a time."""
+"""Bits per byte of documents under a run's checkpoint, in batches."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from minillm_core import Refusal, Run
 from minillm_core.documents import bytes_per_token
 
 TOKENS = 2048
-"""Tokens of a document that are measured, at most: its beginning."""
+"""Maximum tokens measured per document, from its start."""
 
 TOGETHER = 8192
-"""Tokens of rows that are computed together, padding included."""
+"""Tokens per batch, padding included."""
 
 
 def checkpoint_of(out: str | Path) -> str:
-    """Name the checkpoint of a run that is read: the newest that verifies.
+    """Return the name of a run's newest valid checkpoint, which :class:`Bits` reads.
 
     Raises:
         Refusal: the folder holds no run.
@@ -28,10 +28,10 @@ def checkpoint_of(out: str | Path) -> str:
 
 
 class Bits:
-    """A checkpoint that says how well it predicts documents; a context manager.
+    """A checkpoint that measures bits per byte of documents; a context manager.
 
     Args:
-        out: the folder of a run.
+        out: the run's folder.
 
     Raises:
         Refusal: the folder holds no run, or the run has no tokenizer.
@@ -56,13 +56,13 @@ class Bits:
         self._run.close()
 
     def __call__(self, texts: Sequence[str]) -> list[float]:
-        """Measure the beginning of each document, as ``minillm eval`` measures a file.
+        """Compute the bits per byte of each document's start, as ``minillm eval`` does for a file.
 
         Args:
-            texts: of the documents, none of them empty.
+            texts: the documents' texts, none of them empty.
 
         Returns:
-            Bits per byte over the first TOKENS tokens of each.
+            Bits per byte over the first TOKENS tokens of each document.
         """
         encoded, start = self._tokenizer.encode(texts), [self._tokenizer.end_of_text]
         documents = [np.concatenate([start, ids[:TOKENS]]) for ids in encoded]
@@ -71,7 +71,7 @@ class Bits:
             for index, ids in enumerate(documents)
             for first in range(0, len(ids) - 1, self._length)
         ]
-        rows.sort(key=lambda row: -len(row[1]))  # those of like length together: little is padding
+        rows.sort(key=lambda row: -len(row[1]))  # similar lengths together: little padding
         nats = np.zeros(len(documents))
         while rows:
             several = max(1, TOGETHER // len(rows[0][1]))

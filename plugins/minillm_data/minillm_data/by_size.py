@@ -1,4 +1,4 @@
-"""Pieces sorted by size: which has a size, and which fits best, by bisection on numbers alone."""
+"""A list of pieces sorted by size, with best-fit lookup by bisection."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ __all__ = ["BySize"]
 
 
 class BySize:
-    """A list of pieces that stays sorted by size, of one size the oldest last.
+    """A list of pieces kept sorted by size, the oldest of a size last.
 
     Args:
-        pieces: sorted so; a packer's ``pending``, which is changed in place. Nothing else may
-            change it.
+        pieces: a packer's ``pending``, already sorted; modified in place, and only by this object.
     """
 
     def __init__(self, pieces: list[Piece]) -> None:
         self.pieces = pieces
-        # beside the pieces: a key function would be called a dozen times a search
+        # stored keys: bisect would call a key function a dozen times per search
         self._keys = [(last - first, -first) for first, last in pieces]
 
     def __len__(self) -> int:
@@ -30,27 +29,27 @@ class BySize:
         return iter(self.pieces)
 
     def add(self, first: int, last: int) -> None:
-        """Add a piece, by its place in the stream."""
+        """Insert the piece ``[first, last)`` of the stream."""
         key = last - first, -first
         place = bisect_left(self._keys, key)
         self._keys.insert(place, key)
         self.pieces.insert(place, Piece(first, last))
 
     def up_to(self, tokens: int) -> int:
-        """Count the pieces of at most so many tokens."""
+        """Count the pieces of at most ``tokens`` tokens."""
         return bisect_right(self._keys, (tokens, 1))
 
     def size(self, place: int) -> int:
-        """Return the tokens of the piece at a place."""
+        """Return the number of tokens of the piece at an index."""
         return self._keys[place][0]
 
     def pop(self, place: int) -> Piece:
-        """Take the piece at a place out."""
+        """Remove and return the piece at an index."""
         del self._keys[place]
         return self.pieces.pop(place)
 
     def place(self, piece: Piece) -> int | None:
-        """Find a piece; None: it is not there."""
+        """Return the index of a piece; None if it is absent."""
         first, last = piece
         key = last - first, -first
         place = bisect_left(self._keys, key)

@@ -22,15 +22,15 @@ class Kept:
     """A listed cache entry; fields missing in a damaged or unfinished entry are None.
 
     Attributes:
-        key: its name, a digest of its inputs.
+        key: the entry's name, a digest of its inputs.
         state: "complete", "damaged", "being written", or "left over" by a process that died.
-        bytes: on the disk.
-        origin: the name of its inputs at that time.
+        bytes: size on disk.
+        origin: the name of its inputs when it was created.
         documents: number of documents.
         tokens: total number of tokens.
         vocab: upper bound of ids, exclusive.
         made: creation time, in seconds since 1970.
-        used: time of the last opening, likewise.
+        used: time it was last opened, likewise.
     """
 
     key: str
@@ -63,7 +63,7 @@ def clear_cache(cache: Path, key: str | None = None) -> list[Kept]:
 
     Args:
         cache: the folder.
-        key: of a single entry, or a unique prefix of it.
+        key: the key of a single entry, or a unique prefix of it.
 
     Returns:
         The removed entries; entries being written are kept.

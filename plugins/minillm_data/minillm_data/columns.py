@@ -1,4 +1,4 @@
-"""Columns: files of records of one kind that grow while a command works, and survive its being killed."""
+"""Columns: growing files of fixed-size records that survive a kill of the command."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from minillm_core import DataError
 
 
 class Column:
-    """A file of records that grows; a context manager.
+    """A growing file of records; a context manager.
 
-    What is appended counts once :meth:`sync` has returned and the caller has noted ``length``.
+    Appended records are durable once :meth:`sync` has returned and the caller has recorded ``length``.
 
     Args:
-        path: of the file; made where it is not there.
-        dtype: of a record's numbers.
-        width: numbers of a record.
-        length: records that it is known to hold; later ones, from before a kill, are cut off.
+        path: the file; created if missing.
+        dtype: dtype of a record's numbers.
+        width: numbers per record.
+        length: recorded number of records; any further ones, left by a kill, are truncated.
 
     Attributes:
-        length: records in it.
+        length: current number of records.
 
     Raises:
-        DataError: it holds fewer records than it should.
-        OSError: it cannot be opened.
+        DataError: the file holds fewer than ``length`` records.
+        OSError: the file cannot be opened.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Column:
         os.close(self._file)
 
     def append(self, records: np.ndarray) -> None:
-        """Add records at the end: (n,), or (n, width).
+        """Append records: (n,), or (n, width).
 
         Raises:
             OSError: they cannot be written.
@@ -62,7 +62,7 @@ class Column:
         self.length += len(records)
 
     def put(self, start: int, records: np.ndarray) -> None:
-        """Write records from the one at ``start`` on.
+        """Overwrite records from index ``start`` on.
 
         Raises:
             OSError: they cannot be written.
@@ -73,7 +73,7 @@ class Column:
             done += os.pwrite(self._file, data[done:], start * self._record + done)
 
     def sync(self) -> None:
-        """Wait until the disk has all records."""
+        """Flush all records to disk (fsync)."""
         os.fsync(self._file)
 
     def read(self, start: int = 0, end: int | None = None) -> np.ndarray:
@@ -93,7 +93,7 @@ class Column:
         return found
 
     def mapped(self) -> np.ndarray:
-        """Map the records into memory, to be read: (length, width)."""
+        """Memory-map the records read-only: (length, width)."""
         shape = (self.length, self._width)
         return (
             np.memmap(self.path, self._dtype, "r", shape=shape)

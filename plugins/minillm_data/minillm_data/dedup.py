@@ -68,16 +68,16 @@ def dedup(
     or an id. Near duplicates of near duplicates are in one group, and the first document of each group
     is kept.
 
-    With ``spans=N``, every run of N words contained in an earlier document (among those that are no
-    duplicates) is then removed, comparing exact bytes: words are separated by white space. The
-    remaining text is joined unchanged. A document that loses words and has fewer than ``min_words``
-    left is dropped. (After Lee et al. 2022, Deduplicating Training Data Makes Language Models
-    Better, on hashes of windows instead of a suffix array.)
+    With ``spans=N``, every run of N words contained in an earlier document that is no duplicate is then
+    removed, comparing exact bytes: words are separated by white space. The remaining text is joined
+    unchanged. A document that loses words and has fewer than ``min_words`` left is dropped. (After Lee
+    et al. 2022, Deduplicating Training Data Makes Language Models Better, with hashes of windows
+    instead of a suffix array.)
 
-    The files are read twice. Meanwhile the unfinished folder holds 8 bytes for each word, 512 for each
-    document (memory-mapped while they are compared), and 12 more for each word with spans. Memory is 100
-    bytes for each document and some 100 MiB for each process, with spans 300 MiB more. In your own script
-    call this under ``if __name__ == "__main__"``, since it starts processes.
+    The files are read twice. Temporary files in the unfinished folder take 8 bytes per word, 512 per
+    document (memory-mapped while they are compared), and 12 more per word with spans. Memory is 100
+    bytes per document and some 100 MiB per process, with spans 300 MiB more. In a script, call this
+    under ``if __name__ == "__main__"``, since it starts processes.
 
     Args:
         paths: files or folders.
@@ -87,10 +87,10 @@ def dedup(
         shingle: words of a shingle; default 4.
         spans: words, at least 2; None: no spans are cut out.
         min_words: default: as many as ``spans``.
-        malformed: what happens to a document that cannot be read.
-        processes: that share the work; default: one for each core, or this one for small files.
-        say: prints a line for people.
-        progress: called with what is done, the bytes of it that are, and those in all.
+        malformed: handling of documents that cannot be read.
+        processes: number of processes; default: one per core, or only this one for small files.
+        say: prints a line.
+        progress: called with the name of the work, the bytes done and the total.
 
     Returns:
         The contents of report.json.
@@ -118,7 +118,7 @@ def dedup(
 
 
 def _version_of_minhash() -> str:
-    """Return the version that determines the signatures' values.
+    """Return the version of the MinHash algorithm, which determines the signatures' values.
 
     Raises:
         Refusal: rensa is not installed.
@@ -135,7 +135,7 @@ def _version_of_minhash() -> str:
 
 
 class Work(ExitStack):
-    """The three phases of the work, and its files in the unfinished folder.
+    """The three phases of deduplication (sign, decide, write), and their files in the unfinished folder.
 
     Each phase records its completion; the first also records its progress, and the last writes parts.
     """
@@ -189,7 +189,7 @@ class Work(ExitStack):
         self._output.close_part()
 
     def _note(self, columns: Sequence[Column]) -> None:
-        """Record the number of records in the columns, once they are on disk."""
+        """Record the lengths of the columns, once they are on disk."""
         with self._output.writing():
             for column in columns:
                 column.sync()
@@ -245,12 +245,12 @@ class Work(ExitStack):
             spans = output.load_array(_SPANS)
         examples = Examples(more.get("examples"))
         lost: dict[str, int] = more.setdefault("cut", {"spans": 0, "words": 0, "characters": 0})
-        places: dict[str, str] = more.setdefault("places", {})  # JSON knows no other keys
+        places: dict[str, str] = more.setdefault("places", {})  # JSON allows no other keys
         more["examples"], wanted = examples.found, _originals(first, outcomes, spans)
         sets = self._set(self._counts.read())
         rows = islice(self._rows.read("writing", self._progress), output.state.rows, None)
         for number, row in enumerate(rows, output.state.rows):
-            if number == len(first):  # a file has grown since
+            if number == len(first):  # a file grew after the first pass
                 break
             if number in wanted:
                 places[str(number)] = row.where
@@ -303,7 +303,7 @@ class Work(ExitStack):
 
 
 def _content(row: Row, rules: Rules) -> Content:
-    """Return the content of a row to compare.
+    """Return a row's content for comparison.
 
     Raises:
         DataError: spans are to be cut from a row that is not text.
@@ -334,7 +334,7 @@ def _batches(contents: Iterable[Content]) -> Iterator[list[Content]]:
 
 
 def _originals(first: np.ndarray, outcomes: np.ndarray, spans: np.ndarray) -> set[int]:
-    """List the documents whose locations the examples name."""
+    """Return the documents whose locations the examples name."""
     found: set[int] = set()
     for outcome in (EXACT, NEAR):
         found.update(first[np.flatnonzero(outcomes == _NUMBER[outcome])[:EXAMPLES]].tolist())
@@ -351,9 +351,7 @@ def _beginning(row: Row) -> str:
 def _line(record: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-    except (
-        UnicodeEncodeError
-    ):  # a lone surrogate in another of its keys, which JSON can only escape
+    except UnicodeEncodeError:  # a lone surrogate under another key, which JSON can only escape
         return json.dumps(record).encode() + b"\n"
 
 

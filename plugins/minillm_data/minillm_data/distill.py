@@ -1,20 +1,20 @@
-"""Learn a teacher's distribution of every next token (Hinton et al., arXiv:1503.02531).
+"""Knowledge distillation: match a teacher's next-token distribution (Hinton et al., arXiv:1503.02531).
 
     loss = CE(labels) + weight t^2 mean KL,     p = softmax(teacher / t),  q = softmax(model / t)
 
     forward     KL(p, q) = sum p (log p - log q)      cover all that the teacher holds likely
     reverse     KL(q, p) = sum q (log q - log p)      nothing that the teacher holds unlikely (arXiv:2306.08543)
 
-The teacher is a trained run with the same tokenizer, frozen. A temperature t above 1 shows how
-it ranks the unlikely ones; t^2 gives back the size that gradients lose by it, so that ``weight`` means
-the same at any t. The mean is over the supervised tokens. Logits of both are as each is judged: a
-cap or a scale of the model's own counts (``softcap``, ``logit_rescale``).
+The teacher is a trained run with the same tokenizer, frozen. A temperature t above 1 reveals how it
+ranks unlikely tokens; the factor t^2 restores the gradient scale that this loses, so that ``weight``
+means the same at any t. The mean is over supervised tokens. Both models' logits are final ones: each
+model's own cap or scale is applied (``softcap``, ``logit_rescale``).
 
-``only=true`` leaves the labels out: every one of them weighs nothing, and the teacher alone teaches.
-The loss that is reported is still that of the labels, so runs can be compared.
+``only=true`` gives every label a weight of 0: the model learns from the teacher alone. The reported
+loss is still that of the labels, so runs are comparable.
 
-What it costs: a forward pass of the teacher, and both models' logits of a micro-batch at once, several
-times B T V numbers of 4 bytes: small vocabularies, or fewer rows with train.accumulate.
+Cost: a forward pass of the teacher, and memory for both models' logits of a micro-batch at once, several
+times B T V numbers of 4 bytes: use small vocabularies, or fewer rows with train.accumulate.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Divergence(Module):
         self.temperature, self.reverse = temperature, reverse
 
     def forward(self, x: Any, head: Any, form: Any, teacher: Any, labels: Any) -> Any:
-        """Over supervised positions; 0 where there is none."""
+        """Compute the mean over supervised positions; 0 if there are none."""
         ops: Any = self.ops
         ours = ops.logits(ops.reshape(x, (-1, x.shape[-1])), head, form)  # (N, V), float32
         theirs = ops.reshape(teacher, ours.shape)
@@ -68,7 +68,7 @@ class Divergence(Module):
         return mean * self.temperature**2
 
     def log_softmax(self, logits: Any) -> Any:
-        """(N, V) -> (N, V)."""
+        """Compute log-softmax over the vocabulary: (N, V) -> (N, V)."""
         return logits - self.ops.logsumexp(logits, -1, keepdims=True)
 
 
@@ -76,5 +76,5 @@ class Nothing(Module):
     """losses (B, T) -> 0 for each."""
 
     def forward(self, losses: Any) -> Any:
-        """losses (B, T) -> (B, T)."""
+        """Return zero weights: losses (B, T) -> (B, T)."""
         return losses * 0.0

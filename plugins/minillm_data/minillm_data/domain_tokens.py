@@ -1,16 +1,15 @@
-"""A token at the beginning of each document that names the domain it is from.
+"""Domain tokens: a special token at the beginning of each document that names its domain.
 
-In the manner of MeCo (Gao et al. 2025, "Metadata Conditioning Accelerates Language Model
-Pre-training", arXiv 2501.01956): the model reads where a document is from, is not trained to predict
-it, and reads the last part of the run without it, so that it can be used without it. MeCo writes an
-address as text; here it is one reserved token a domain, ``<|domain:wiki|>``, behind the document's
-end-of-text id.
+After MeCo (Gao et al. 2025, "Metadata Conditioning Accelerates Language Model Pre-training",
+arXiv 2501.01956): the model is conditioned on a document's domain without being trained to predict
+it, and trains without it in a cooldown at the end, so that it works without it. MeCo prepends a URL as
+text; here each domain has a reserved token, ``<|domain:wiki|>``, after the document's end-of-text id.
 
-The domain is the name of the file up to its first dot, of the folder that it is in, or the value of
-a key of its JSON line. Every domain is named in ``domains``: a document of another one is refused.
-Evaluations and generation see text as it is.
+The domain is the file's name up to its first dot, the name of its folder, or the value of a key of
+the JSON line. ``domains`` lists all domains; a document of any other domain is an error. Evaluation
+and generation use unmodified text.
 
-What it costs: a token a document, for which tokens at the row's end are cut.
+Cost: one token per document; as many tokens are cut at the row's end.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class DomainTokens(Plugin, api=1):
 
 
 def _laid(ids, domain, first, end, specials):
-    """Put the token of its domain behind the end-of-text id that begins a document."""
+    """Insert a document's domain token after its initial end-of-text id."""
     if ids[first] != specials["end_of_text"] or end - first < 2 or not domain[first + 1]:
         return as_it_is(first, end)
     token = -1 - specials[f"domain_{domain[first + 1]}"]
@@ -65,16 +64,16 @@ def _laid(ids, domain, first, end, specials):
 def domains_of(
     files: Sequence[Source], reading: Reading, *, by: str, domains: Sequence[str]
 ) -> Iterator[list[Segment]]:
-    """Read documents whose tokens have their domain as the field ``domain``: its number, from 1.
+    """Read documents as segments with the field ``domain``: the domain's number, from 1.
 
     Args:
-        files: of text, JSON lines or tables.
+        files: files of text, JSON lines or tables.
         reading: bounds, progress and notes.
         by: ``folder``, ``file``, or ``key:NAME`` of a JSON line.
-        domains: their names.
+        domains: names of the domains.
 
     Raises:
-        DataError: a domain that is not listed, or a file without what names it.
+        DataError: a domain is not listed, or a file's format cannot name one.
     """
     kind, _, key = by.partition(":")
     for file in files:

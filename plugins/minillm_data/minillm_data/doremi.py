@@ -1,10 +1,10 @@
-"""Weights of a mixture's sources, learnt by two small runs.
+"""DoReMi: mixture weights learnt by two small runs.
 
 Xie et al. 2023 (DoReMi, arXiv:2305.10429). A reference model is trained on all sources in equal
-parts. A proxy of the same size and seed is trained on the same batches by group distributionally
-robust optimisation: at each step the weight of a source grows with its excess loss, by which the
-proxy is still worse than the reference, and the proxy's loss is weighed by these weights. Their mean
-over the steps is the mixture.
+parts. A proxy model of the same size and seed is trained on the same batches by group distributionally
+robust optimisation (group DRO): at each step a source's weight grows with its excess loss, the proxy's
+loss above the reference's, and the weights scale the proxy's loss. Their mean over the steps is the
+mixture.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from minillm_core.documents import Progress, find
 from minillm_lab.study import Stepper, Study, open_corpus
 
 RATE = 1.0
-"""Of the weights' growth: the paper's step size."""
+"""Step size of the weight updates, as in the paper."""
 
 SMOOTHING = 1e-3
-"""Share of the equal weights in the weights of a step, as in the paper."""
+"""Smoothing: share of uniform weights mixed into each step's weights, as in the paper."""
 
 
 def learn_weights(
@@ -36,23 +36,23 @@ def learn_weights(
     say: Callable[[str], None] = lambda line: None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Learn the weights of sources by a reference run and a proxy run.
+    """Learn the mixture weights of sources with a reference run and a proxy run.
 
     Args:
         paths: two sources or more; files or folders.
-        steps: of each of the two runs.
+        steps: steps of each of the two runs.
         preset: shape and training of both models.
         settings: other settings of the runs, such as ``{"model.dim": 128}``.
-        cache: where tokens are kept; default: minillm's own folder.
-        say: prints a line for people.
-        progress: is called with the bytes of text that are trained on.
+        cache: folder of the token cache; default: minillm's own.
+        say: prints a line.
+        progress: called with the bytes of text trained on.
 
     Returns:
-        JSON: ``weights``, which add up to 1, and ``excess``, the excess loss in nats a token at the end
-        of the proxy's run, a number a source; ``course``, the weights after every step.
+        JSON: ``weights``, one per source, with sum 1; ``excess``, the excess loss per source in nats per
+        token at the end of the proxy run; ``course``, the weights after every step.
 
     Raises:
-        ConfigError: fewer than two sources, or a setting is wrong.
+        ConfigError: fewer than two sources, or an invalid setting.
         DataError: a source cannot be read, or is too small for one row.
     """
     if len(paths) < 2:
@@ -87,7 +87,7 @@ def learn_weights(
             weights = updated(weights, excess)
             course.append(weights)
             recent = excess if step == 1 else 0.9 * recent + 0.1 * excess
-            # In the mean over the step a source counts by its weight, however many tokens it has.
+            # Normalise by token counts: a source's share of the step's mean loss is its weight.
             each = weights * counts.sum() / np.maximum(counts, 1)
             weighed = [{**one, "weights": each[one["source"]].astype(np.float32)} for one in micro]
             handle = proxy.trainer.step(weighed, plan.values(step / steps), supervised)
@@ -100,11 +100,11 @@ def learn_weights(
 
 
 def updated(weights: np.ndarray, excess: np.ndarray) -> np.ndarray:
-    """Grow each weight with its excess loss, and mix the equal weights in: float64 (k,), sum 1.
+    """Update weights by exponentiated gradient ascent, smoothed towards uniform: float64 (k,), sum 1.
 
     Args:
-        weights: float64 (k,), of the step before.
-        excess: float64 (k,), nats a token, 0 at least.
+        weights: float64 (k,), the previous step's weights.
+        excess: float64 (k,), excess loss in nats per token, at least 0.
     """
     grown = weights * np.exp(RATE * excess)
     return (1 - SMOOTHING) * grown / grown.sum() + SMOOTHING / len(weights)
@@ -113,10 +113,10 @@ def updated(weights: np.ndarray, excess: np.ndarray) -> np.ndarray:
 def _excess(
     micro: Sequence[Mapping[str, np.ndarray]], proxy: Stepper, reference: Stepper, sources: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Average the excess loss over each source's tokens of a step, cut at 0 token by token.
+    """Average the excess loss, clipped per token at 0, over each source's tokens of a step.
 
     Returns:
-        float64 (sources,), 0 where the step has none of it; and int64 (sources,), its tokens.
+        float64 (sources,), 0 for a source without tokens; and int64 (sources,), tokens per source.
     """
     total, counts = np.zeros(sources), np.zeros(sources, np.int64)
     for batch in micro:

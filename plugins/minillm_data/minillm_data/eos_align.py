@@ -1,14 +1,14 @@
-"""Rows that begin where a document begins, as in the modded-nanogpt speed records.
+"""EOS-aligned packing: every row begins at a document's start, as in the modded-nanogpt speed records.
 
-In rows laid end to end most rows begin inside a document, and its first tokens there are predicted
-without what they refer to. Here every row begins with a document's first token (the end-of-text id,
-which stands before a document), is filled by the documents that follow, and the last of them is cut
-at the row's end.
+With plain concatenation most rows begin inside a document, and their first tokens are predicted
+without the context they refer to. Here every row begins with a document's first token (the end-of-text
+id that begins each document) and continues with the following documents; the last one is cut at the
+row's end.
 
-What it costs: what is cut is not trained on in that epoch, with long documents a large
-share of the text; there is never any padding. Another epoch has another order, and cuts elsewhere.
-``max_document`` lets a row hold several documents where one would fill it, and cuts more.
-The run's last lines count what was cut.
+Cost: cut tokens are not trained on in that epoch; with long documents they are a large share of the
+text. There is never any padding. The next epoch has another order, and other cuts. ``max_document``
+lets several documents share a row that one would fill, and cuts more. The run's last lines count the
+cut tokens.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class EosAlign(Plugin, api=1):
 
 
 class EosAlignPacker(Packer):
-    """Rows of documents in their order; each begins a row or follows another, and is cut at its end.
+    """A packer of documents in order, that cuts each at ``max_document`` tokens and at the row's end.
 
     Args:
         capacity: tokens of a row.
-        max_document: tokens of a document that are kept.
+        max_document: maximum tokens kept per document.
     """
 
     any_capacity = True

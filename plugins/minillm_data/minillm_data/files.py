@@ -44,7 +44,7 @@ class Files:
             DataError: no path is given, one does not exist, a folder holds no data, or a file is an
                 unsupported token shard.
         """
-        if not self.paths:  # find() would give the text that a run without --data trains on
+        if not self.paths:  # find() would return the default training text of a run without --data
             raise DataError("no file is named", where="the paths", fix="name files or folders")
         self.sources = find([str(path) for path in self.paths], self.say)
         shards = [source for source in self.sources if source.format.read is None]
@@ -62,7 +62,7 @@ class Files:
 
         Args:
             what: the name of the work, for its progress.
-            progress: called with ``what``, the bytes read and those in all.
+            progress: called with ``what``, the bytes read and the total.
             vocab: exclusive upper bound of ids.
         """
         reading = Reading(vocab, ticker(progress, what, self.size))

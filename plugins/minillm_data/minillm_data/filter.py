@@ -33,8 +33,8 @@ _NO_TEXT = (
     "the document holds ids, and rules read text",
     "give the text that they were made from, or --malformed skip to count and drop them",
 )
-_SMALL = 16 << 20  # bytes of unpacked files for which no processes are started
-_BATCH = 1 << 18  # bytes of lines that a process is given at once
+_SMALL = 16 << 20  # bytes of unpacked files below which no processes are started
+_BATCH = 1 << 18  # bytes of lines sent to a process at a time
 
 
 def filter_rows(
@@ -52,37 +52,36 @@ def filter_rows(
     say: Callable[[str], None] = lambda line: None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write the documents that every rule lets through, byte for byte unless a rule edits lines.
+    """Write the documents that pass every filter, byte for byte unless a rule edits lines.
 
-    The language is checked first, then the rules in the order of their names, then the model. A
-    document is counted under the first reason that drops it. After a kill the same call continues.
-    Call it from a script under ``if __name__ == "__main__"``, since processes are started.
+    Language identification runs first, then the rules in the given order, then the model. A
+    dropped document is counted under the first reason. After a kill the same call resumes.
+    In a script, call this under ``if __name__ == "__main__"``, since it starts processes.
 
     Args:
         paths: files or folders of text or JSON lines.
-        to: the folder to write, which does not exist yet.
+        to: the folder to write, which must not exist.
         rules: names, see :func:`minillm_data.rules.select`; default: DEFAULT.
-        languages: codes that py3langid knows ("en"); a document's most likely one must be among
-            them. Empty: the language is not asked.
-        language_probability: of that language, at least, from 0 to 1; default: PROBABILITY.
+        languages: codes that py3langid supports ("en"); a document's most likely language must be
+            among them. Empty: no language identification.
+        language_probability: minimum probability of that language, 0 to 1; default: PROBABILITY.
         model: a run's folder, for bits per byte over the first tokens of each document
             (:data:`minillm_data.bits.TOKENS`).
-        min_bits: bits per byte under the model, at least: what is repeated has few.
-        max_bits: the same, at most: what is garbled has many.
-        malformed: what happens to a document that cannot be read, or holds ids and no text.
-        processes: that share the rules; default: one for each core, or this one for small files and
-            where a model takes most of the time.
-        say: prints a line for people.
-        progress: is called with the bytes that are read.
+        min_bits: minimum bits per byte under the model; repetitive text has few.
+        max_bits: maximum bits per byte under the model; garbled text has many.
+        malformed: handling of documents that cannot be read, or hold ids instead of text.
+        processes: number of processes that apply the rules; default: one per core, or only this one
+            for small files and where a model takes most of the time.
+        say: prints a line.
+        progress: called with the bytes read.
 
     Returns:
-        The report, as report.json has it: ``counts`` (documents) and ``bytes`` (of their lines as
-        they were read) by what became of them, ``lines`` that rules removed or changed, ``examples``
-        and more.
+        The report, as in report.json: ``counts`` (documents) and ``bytes`` (of their input lines)
+        by outcome, ``lines`` removed or changed by rule, ``examples`` and more.
 
     Raises:
-        ConfigError: an option is wrong, or has no effect.
-        Refusal: py3langid is not installed, or there is no such run.
+        ConfigError: an option is invalid, or has no effect.
+        Refusal: py3langid is not installed, or the folder holds no run.
         DataError: a document cannot be read, or the folder cannot be written.
     """
     rules = DEFAULT if rules is None else rules
@@ -91,7 +90,7 @@ def filter_rows(
     check_outside(Path(to), paths)
     least = PROBABILITY if language_probability is None else language_probability
     if languages:
-        language_rule(languages, least)  # refuses what is wrong with it
+        language_rule(languages, least)  # raises early for invalid codes
     asked = {
         "rules": {name: rule_set.names for name, rule_set in sets.items()},
         "languages": [*languages],
@@ -156,7 +155,7 @@ def filter_rows(
 def _judged(
     ask: Callable[[list[str | None]], list[Verdict]], rows: Iterable[Row], processes: int
 ) -> Generator[tuple[Row, Verdict]]:
-    """Yield rows with what becomes of them, in order."""
+    """Yield rows with their verdicts, in order."""
     ahead: deque[list[Row]] = deque()
 
     def texts() -> Iterator[list[str | None]]:
@@ -170,11 +169,11 @@ def _judged(
 
 
 def _checked(rows: Iterable[Row], malformed: Malformed, edited_by: str | None) -> Iterator[Row]:
-    """Yield rows whose text can be judged.
+    """Yield rows, checking that the filters support them.
 
     Raises:
-        DataError: one holds ids where ``malformed`` is strict, or is a chat whose lines would be
-            edited by the rules ``edited_by``.
+        DataError: a row holds ids where ``malformed`` is strict, or is a chat whose lines the rule
+            set ``edited_by`` would edit.
     """
     for row in rows:
         if malformed == "strict":
@@ -189,14 +188,14 @@ def _checked(rows: Iterable[Row], malformed: Malformed, edited_by: str | None) -
 
 
 def edited(row: Row, text: str) -> bytes:
-    """Write a row with another text; all else in its line stays, byte for byte."""
+    """Return a row's line with its text replaced; the rest of the line stays byte for byte."""
     line = row.line.decode("utf-8")
     begin, end = _place_of_text(line)
     return f"{line[:begin]}{json.dumps(text, ensure_ascii=False)}{line[end:]}".encode()
 
 
 def _place_of_text(line: str) -> tuple[int, int]:
-    """Find where the value of "text" begins and ends in a JSON object that has one."""
+    """Find the start and end of the value of "text" in a JSON object that has one."""
     read, at = json.JSONDecoder().raw_decode, line.index("{")
     while True:
         key, at = read(line, _behind_space(line, at + 1))
@@ -218,12 +217,12 @@ def measured(
     bits: Callable[[Sequence[str]], Sequence[float]],
     reason: Callable[[float], str | None],
 ) -> Iterator[tuple[Row, Verdict]]:
-    """Ask a checkpoint about the documents that are still kept, many at once; all stay in order.
+    """Filter the remaining documents by bits per byte under a checkpoint, in batches and in order.
 
     Args:
-        judged: rows with what becomes of them.
+        judged: rows with their verdicts so far.
         bits: texts -> bits per byte.
-        reason: bits per byte -> why a document is dropped, or None.
+        reason: bits per byte -> the reason for dropping a document, or None.
     """
     for group in grouped(judged, lambda one: len(one[0].line), _BATCH):
         asked = [one for one in group if one[1].reason is None]
@@ -235,7 +234,7 @@ def measured(
 
 
 def bits_reason(least: float | None, most: float | None, found: float) -> str | None:
-    """Say why a document with so many bits per byte is dropped; None: it is kept."""
+    """Return the reason for dropping a document by its bits per byte; None: kept."""
     if least is not None and found < least:
         return f"bits: fewer than {least:g} bits per byte"
     if most is not None and found > most:

@@ -1,18 +1,18 @@
-"""Fill in the middle (Bavarian et al. 2022, arXiv 2207.14255): training on documents whose middle comes last.
+"""Fill in the middle (FIM; Bavarian et al. 2022, arXiv 2207.14255): train on documents with the middle last.
 
-A document is cut at two places drawn at random, into a prefix, a middle and a suffix, and laid out
-as one of
+A document is cut at two random positions into a prefix, a middle and a suffix, and rearranged
+into one of
 
     PSM    <|fim_prefix|> prefix <|fim_suffix|> suffix <|fim_middle|> middle
     SPM    <|fim_prefix|> <|fim_suffix|> suffix <|fim_middle|> prefix middle
 
-which an ordinary model learns from left to right. What begins a document, its end-of-text id and
-special tokens behind it, stays in front. The cuts are between tokens, drawn anew in every epoch,
-and a part of a document that a row holds counts as a document ("context level" in the paper, which
-finds it better than cutting before rows are made). Evaluations and generation see text as it is.
+for an ordinary left-to-right model. A document's initial end-of-text id and the special tokens after
+it stay in front. The cuts are between tokens and drawn anew in every epoch. The part of a document in
+a row counts as a document ("context level" in the paper, which finds it better than cutting before
+packing). Evaluation and generation use unmodified text.
 
-What it costs: three tokens a document, for which tokens at the row's end are cut. To fill in the
-middle, generate from the special tokens with the text around: a base model does not know them.
+Cost: three tokens per document; as many tokens are cut at the row's end. To fill in a middle, prompt
+with the special tokens and the surrounding text; a base model trained without FIM does not know them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Fim(Plugin, api=1):
         return relaid(batch, rows)
 
     def _laid(self, ids, over, first, end, specials, rng):
-        """Draw whether and where a stretch of a row, ``ids[first:end]``, is cut."""
+        """Draw whether and where to cut the segment ``ids[first:end]``; return its layout."""
         chosen, swapped, *cuts = rng.random(4)
         control = np.isin(ids[first:end], [*specials.values()])
         front = first + (int(np.argmin(control)) if not control.all() else end - first)

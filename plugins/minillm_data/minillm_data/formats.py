@@ -34,7 +34,7 @@ _COLUMNS = ("text", "ids", "messages", "conversations")
 
 @dataclass(frozen=True)
 class TableRow(Place):
-    """The location of a table row, for messages; ``line`` is its index from 0."""
+    """The location of a table row, for error messages; ``line`` is its index from 0."""
 
     def name(self, byte: int = 0) -> str:
         return f"{self.path}, row {self.line}"
@@ -137,7 +137,7 @@ ARROW = Format(
 # bin and bin2d
 
 MAGIC = "minillm bin"
-"""Version 2 of a set says so in its meta.json."""
+"""The value of "magic" in the meta.json of a version 2 set."""
 
 _CHUNK = 1 << 22  # ids checked at a time
 
@@ -238,7 +238,7 @@ def _broken(path: Path, what: str) -> MalformedError:
 
 
 def read_labels(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
-    """Skip the labels of a chat set, which are not used yet, and count them."""
+    """Skip a chat set's file of labels, which is not supported yet, and count it."""
     reading.notes["left out: files of labels, which are not used"] += 1
     return iter(())
 

@@ -1,4 +1,4 @@
-"""Groups of equal and of similar documents: digests, MinHash signatures in bands, exact Jaccard."""
+"""Groups of duplicate documents: equal digests, MinHash LSH (banding), and exact Jaccard similarity."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from minillm_data.signatures import PERMUTATIONS
 from minillm_data.words import mixed
 
 FOUND = 0.9995
-"""The least probability that a pair whose similarity is the threshold shares a band."""
+"""Minimum probability that a pair at the similarity threshold shares a band."""
 
 _DEVIATIONS = 3.3
-"""An estimate is this many standard deviations below the threshold before a pair is left unread: one
-pair in 2,000 whose similarity is the threshold."""
+"""Standard deviations below the threshold at which a MinHash estimate rules a pair out: this misses
+one in 2,000 of the pairs at the threshold."""
 
 _BLOCK = 1 << 13
-"""Signatures that are copied into memory at a time: 4 MiB."""
+"""Signatures copied into memory at a time: 4 MiB."""
 
 
 def rows_of(threshold: float) -> int:
-    """Choose how many numbers of a signature make a band: as many as FOUND allows.
+    """Choose the number of rows (hashes) per LSH band: the largest that FOUND allows.
 
-    A pair of similarity s shares one of b bands of r numbers with probability 1 - (1 - s^r)^b; more
-    numbers a band mean fewer pairs to be compared in vain. None suffices below a threshold of 0.06.
+    A pair of similarity s shares one of b bands of r rows with probability 1 - (1 - s^r)^b; more
+    rows per band mean fewer false candidates. Below a threshold of 0.06 even one row is too many.
     """
     fit = (r for r in range(PERMUTATIONS, 0, -1) if _found(threshold, r) >= FOUND)
     return next(fit, 1)
@@ -36,24 +36,24 @@ def _found(similarity: float, rows: int) -> float:
 
 
 def jaccard(one: np.ndarray, other: np.ndarray) -> float:
-    """Divide what two sets share by what either holds; sorted arrays, each value once."""
+    """Compute the Jaccard similarity of two sets, given as sorted arrays of unique values."""
     shared = len(np.intersect1d(one, other, assume_unique=True))
     either = len(one) + len(other) - shared
     return shared / either if either else 0.0
 
 
 def equal(digests: np.ndarray) -> np.ndarray:
-    """Find for each document the first that has its digest.
+    """Find the first document with the same digest, for each document.
 
     Args:
         digests: uint64 (documents, 2).
 
     Returns:
-        int64 (documents,): an earlier document, or itself.
+        int64 (documents,): an earlier document, or the document itself.
     """
     order = np.lexsort(
         (digests[:, 1], digests[:, 0])
-    )  # stable: the first of equal ones comes first
+    )  # stable: equal digests stay in document order
     ordered = digests[order]
     new = np.ones(len(order), bool)
     new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
@@ -63,7 +63,7 @@ def equal(digests: np.ndarray) -> np.ndarray:
 
 
 class Groups:
-    """Documents in groups that only grow; a group is named by its first document."""
+    """A union-find of documents; a group is identified by its first document."""
 
     def __init__(self, documents: int) -> None:
         self._above = np.arange(documents)
@@ -77,7 +77,7 @@ class Groups:
         return found
 
     def join(self, one: int, other: int) -> None:
-        """Make one group of two documents' groups."""
+        """Merge the groups of two documents."""
         groups = self.of(np.array([one, other]))
         self._above[groups.max()] = groups.min()
 
@@ -89,24 +89,24 @@ def similar(
     shingles: Callable[[int], np.ndarray],
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """Group documents whose shingles have a Jaccard similarity of the threshold, or more.
+    """Group documents whose shingle sets have a Jaccard similarity of at least the threshold.
 
-    Candidates share a band of their signatures (Leskovec, Rajaraman and Ullman, Mining of Massive
-    Datasets, 3.4); those whose signatures agree well enough are compared exactly. A group holds the documents
-    that such pairs link, so that two of its documents may be less similar than the threshold.
+    Candidate pairs share an LSH band (Leskovec, Rajaraman and Ullman, Mining of Massive Datasets,
+    3.4); pairs whose signatures agree well enough are compared exactly. Groups are the connected
+    components of similar pairs, so two documents of a group may be less similar than the threshold.
 
-    Memory: 40 bytes for each document. Time: a bucket of n documents that share a band is n^2 / 2 pairs
-    at some 40 ns, less where they are in one group; 10,000 pages of one template are a minute.
+    Memory: 40 bytes per document. Time: n documents that share a band are n^2 / 2 pairs of some 40 ns
+    each, less where they are already in one group; 10,000 pages of one template take a minute.
 
     Args:
-        signatures: uint32 (documents, PERMUTATIONS), as a rule a memory map.
+        signatures: uint32 (documents, PERMUTATIONS), usually a memory map.
         among: documents to compare, in order.
         threshold: 0.1 to 1.
-        shingles: a document's set, sorted, each value once.
-        progress: called with the bytes of the signatures that are dealt with, and those in all.
+        shingles: returns a document's shingles, sorted and unique.
+        progress: called with the processed bytes of the signatures, and the total.
 
     Returns:
-        int64 (documents,): the first of each document's group, itself where it is alone.
+        int64 (documents,): the first document of each document's group; itself where it is alone.
     """
     search = _Search(signatures, threshold, shingles)
     rows, size = search.rows, 4 * PERMUTATIONS * len(among)
@@ -132,7 +132,7 @@ class _Search:
         self._agree = (threshold - _DEVIATIONS * deviation) * PERMUTATIONS
 
     def compare(self, members: np.ndarray, band: int) -> Iterator[int]:
-        """Compare each pair of documents that share a band; gives how many are done, now and then."""
+        """Compare each pair of documents that share a band; yield the number of documents done."""
         for low in range(0, len(members), _BLOCK):
             ones = members[low : low + _BLOCK]
             of_ones = self._signatures[ones]
@@ -148,15 +148,15 @@ class _Search:
     def _compare(
         self, one: int, own: np.ndarray, others: np.ndarray, signatures: np.ndarray, band: int
     ) -> None:
-        """Join a document with those of the others that are similar to it, and not in its group yet."""
+        """Merge a document with the similar ones among others that are not in its group yet."""
         apart = np.flatnonzero(self.groups.of(others) != self.groups.of(np.array([one])))
         if len(apart) < len(others):
             others, signatures = others[apart], signatures[apart]
         same = signatures == own
-        # sums of at most PERMUTATIONS, which fit into the byte that einsum adds them up in
+        # sums of at most PERMUTATIONS: they fit into einsum's uint8 accumulator
         near = np.flatnonzero(np.einsum("ij->i", same.view(np.uint8)) >= self._agree)
         earlier = same[near, : band * self.rows].reshape(len(near), band, self.rows)
-        near = near[~earlier.all(axis=2).any(axis=1)]  # others were compared in that band
+        near = near[~earlier.all(axis=2).any(axis=1)]  # the rest were compared in an earlier band
         mine = self._shingles(one) if len(near) else None
         for other in others[near].tolist():
             if mine is not None and jaccard(mine, self._shingles(other)) >= self._threshold:
@@ -175,7 +175,7 @@ def _keys(signatures: np.ndarray, among: np.ndarray, first: int, rows: int) -> n
 
 
 def _buckets(keys: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Give the indices of each key that is there more than once, in order, and how many came before."""
+    """Yield (start, indices) of each key that occurs more than once; ``start`` counts the indices before."""
     order = np.argsort(keys, kind="stable")
     ends = np.flatnonzero(np.diff(keys[order])) + 1
     bounds = np.concatenate([np.zeros(1, np.int64), ends, np.array([len(order)])])

@@ -10,8 +10,8 @@ lines of a file with the same rows, and later starts read only the cache. Withou
 rows are streamed twice, the first time to train a tokenizer. Set a commit as ``revision`` where the
 dataset may change; the cache key is derived from the file's own bytes.
 
-It can be used wherever data files can: beside others, with a weight in a mixture, in the data commands,
-and in sources of other plugins, which read its rows as records.
+A .hub file works wherever data files do: beside others, with a weight in a mixture, in the data
+commands, and in sources of other plugins, which read its rows as records.
 """
 
 from __future__ import annotations

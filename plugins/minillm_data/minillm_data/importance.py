@@ -1,13 +1,13 @@
-"""Data selection by importance resampling: pick documents that resemble a target.
+"""Data selection by importance resampling (DSIR): pick documents that resemble a target.
 
-Xie et al. 2023 (DSIR, arXiv:2302.03169): words and pairs of words are hashed into buckets; the
-target and the sources together each have a distribution over them; a document's log importance
-weight is the log ratio of its probabilities under the two. Drawing without replacement in
-proportion to the weights is to add Gumbel noise to the log weights and to take the highest.
+Xie et al. 2023 (DSIR, arXiv:2302.03169): words and bigrams are hashed into buckets; the target, and
+all sources together, each define a distribution over them; a document's log importance weight is the
+log ratio of its probabilities under the two. Sampling without replacement in proportion to the
+weights is done by adding Gumbel noise to the log weights and taking the highest.
 
-The paper's documents all have about the same length. Here they do not, and a sum over a whole book
-would always be far above or below that over a page: a document's weight is that of an average
-stretch of :data:`WORDS` words of it.
+The paper's documents have similar lengths. Here lengths vary, and the sum over a whole book would
+always be far above or below the sum over a page. A document's weight is therefore normalised to an
+average stretch of :data:`WORDS` words.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from minillm_data.mix import Input, Measure
 
 BUCKETS = 10_000
-"""Buckets that words and pairs are hashed into, as in the paper."""
+"""Hash buckets of words and bigrams, as in the paper."""
 
 WORDS = 128
-"""Words of the stretch that a document's weight is of."""
+"""Number of words that a document's weight is normalised to."""
 
 _WORD = re.compile(r"\w+|[^\w\s]+")
-_FLOOR = 1e-8  # of a probability, as in the paper's code
-_CACHED = 1 << 20  # words whose hashes are kept
+_FLOOR = 1e-8  # added to probabilities, as in the paper's code
+_CACHED = 1 << 20  # maximum number of cached word hashes
 _WEIGHTS, _SIZES = "weights.npy", "sizes.npy"
 _NO_TEXT = (
     "the document holds ids, and what resembles a target is seen in text",
@@ -51,13 +51,13 @@ _NO_TEXT = (
 
 
 class Hashed:
-    """The hashed words and pairs of texts."""
+    """A hasher of words and bigrams, with a cache of word hashes."""
 
     def __init__(self) -> None:
         self._hashes: dict[str, int] = {}
 
     def buckets(self, text: str) -> np.ndarray:
-        """Return the bucket of each word and of each pair of neighbours, int64 (2 n - 1,)."""
+        """Return the bucket of each word, then of each bigram, int64 (2 n - 1,)."""
         if len(self._hashes) > _CACHED:
             self._hashes.clear()
         hashes, found = self._hashes, []
@@ -71,10 +71,10 @@ class Hashed:
         return (np.concatenate([words, pairs]) % np.uint64(BUCKETS)).astype(np.int64)
 
     def counts(self, rows: Rows, what: str, progress: Progress | None) -> np.ndarray:
-        """Count the words and pairs of all rows in each bucket, int64 (BUCKETS,).
+        """Count the words and bigrams of all rows per bucket, int64 (BUCKETS,).
 
         Raises:
-            DataError: a row holds ids, or there is none.
+            DataError: a row holds ids, or there is no text.
         """
         total = np.zeros(BUCKETS, np.int64)
         for row in rows.read(what, progress):
@@ -85,27 +85,27 @@ class Hashed:
 
 
 def log_ratio(target: np.ndarray, sources: np.ndarray) -> np.ndarray:
-    """Compute the log ratio of two distributions from counts: float64 (BUCKETS,)."""
+    """Compute the log ratio of two distributions from bucket counts: float64 (BUCKETS,)."""
     p, q = target / target.sum(), sources / sources.sum()
     return np.log(p + _FLOOR) - np.log(q + _FLOOR)
 
 
 def log_weight(ratio: np.ndarray, buckets: np.ndarray) -> float:
-    """Compute a document's log importance weight: that of WORDS words of it on average."""
+    """Compute a document's log importance weight, normalised to WORDS words."""
     return float(ratio[buckets].mean() * (2 * WORDS - 1)) if len(buckets) else float("-inf")
 
 
 def resample(log_weights: np.ndarray, sizes: np.ndarray, size: int, seed: int) -> np.ndarray:
-    """Draw documents without replacement, in proportion to their weights.
+    """Sample documents without replacement, in proportion to their weights (Gumbel top-k).
 
     Args:
         log_weights: float64 (documents,).
         sizes: int64 (documents,).
-        size: of all that are drawn, at most; the first that does not fit ends the draw.
-        seed: of the draw.
+        size: maximum total size; the first document that does not fit ends the sampling.
+        seed: seed of the sampling.
 
     Returns:
-        bool (documents,).
+        bool (documents,): which documents are drawn.
     """
     noise = np.random.default_rng(seed).gumbel(size=len(log_weights))
     order = np.argsort(-(log_weights + noise), kind="stable")
@@ -126,25 +126,25 @@ def pick(
     say: Callable[[str], None],
     progress: Progress | None,
 ) -> dict[str, Any]:
-    """Write documents of the sources that resemble the target, in the order of the sources.
+    """Select documents of the sources that resemble the target; write them in the order of the sources.
 
     Args:
         inputs: the sources' paths.
-        sources: their rows.
-        target: what the documents are to resemble.
+        sources: the sources' rows.
+        target: rows of the target distribution.
         to: the folder to write.
-        size: of what is picked, at most.
-        measure: of documents.
-        seed: of the draw.
-        malformed: what happens to a document that cannot be read.
-        say: prints a line for people.
-        progress: is called with the bytes that are read.
+        size: maximum total size of the selection.
+        measure: measures documents.
+        seed: seed of the sampling.
+        malformed: handling of documents that cannot be read.
+        say: prints a line.
+        progress: called with the bytes read.
 
     Returns:
         The report.
 
     Raises:
-        DataError: a document holds ids, or none fits into the size.
+        DataError: a document holds ids, or the first one drawn exceeds the size.
     """
     asked = {
         "like": [str(path) for path in target.paths],
@@ -213,7 +213,7 @@ def pick(
 def _weigh(
     sources: Sequence[Rows], target: Rows, measure: Measure, progress: Progress | None
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Weigh every document: log weights float64, sizes int64, and documents of each source."""
+    """Compute every document's log weight, float64, and size, int64; count the documents of each source."""
     hashed = Hashed()
     wanted = hashed.counts(target, "counting the target's words", progress)
     here = np.zeros(BUCKETS, np.int64)
@@ -232,7 +232,7 @@ def _weigh(
 
 
 def _shifted(progress: Progress | None, before: int, total: int) -> Progress | None:
-    """Count a source's bytes behind those of the sources before it."""
+    """Wrap a progress callback: offset a source's bytes by those of the sources before it."""
     if progress is None:
         return None
     return lambda what, done, _: progress(what, before + done, total)

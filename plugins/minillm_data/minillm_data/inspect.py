@@ -1,4 +1,4 @@
-"""What some data hold: documents, tokens, lengths, a digest, and documents to read."""
+"""Data statistics: documents, tokens, a histogram of lengths, a digest, and sample documents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SAMPLES = 3
 """Documents shown by default."""
 
 SHOWN = 600
-"""Characters of a document that are shown."""
+"""Characters shown per document."""
 
 _SEED = 0
 _IDS_SHOWN = 256
@@ -39,22 +39,22 @@ _IDS_SHOWN = 256
 
 @dataclass
 class Inspection:
-    """What was found in some data.
+    """Statistics of some data.
 
     Attributes:
-        paths: files or folders, as they were given.
-        files: format -> files of it.
-        documents: how many.
-        tokens: in all, without the end-of-text ids that begin the documents of shards; None where
-            there is text and no tokenizer.
-        text_bytes: UTF-8 bytes of the documents that are text.
-        unit: "tokens" or "characters": what lengths count.
+        paths: the given files or folders.
+        files: number of files by format.
+        documents: number of documents.
+        tokens: total number of tokens, without the end-of-text ids that begin documents in shards;
+            None for text without a tokenizer.
+        text_bytes: UTF-8 bytes of the text documents.
+        unit: unit of lengths, "tokens" or "characters".
         lengths: mean, and the quantiles 0, 0.1, 0.5, 0.9, 0.99 and 1, by name.
-        histogram: (first, last, documents) of each power of two.
-        largest_id: of documents that are ids; None for text alone.
+        histogram: (first, last, documents) per power of two.
+        largest_id: largest id in documents of ids; None for text alone.
         digest: xxh3-128 of all documents in order: it changes with any character, id or boundary.
-        samples: documents to read: their number from 0, their length, and the text.
-        notes: what was left out, and how often.
+        samples: sample documents: index from 0, length, and text.
+        notes: counts of skipped documents, by description.
     """
 
     paths: list[str]
@@ -80,19 +80,19 @@ def inspect(
     say: Callable[[str], None] = lambda line: None,
     progress: Progress | None = None,
 ) -> Inspection:
-    """Read all of some data, and describe them.
+    """Read whole data files and compute their statistics.
 
     Args:
         paths: files or folders of text, JSON lines or token shards.
-        tokenizer: counts tokens of text, and decodes ids; default: a tokenizer.json beside the
-            shards, where there is one.
-        samples: documents to show, drawn with a fixed seed.
+        tokenizer: a tokenizer.json that counts tokens of text and decodes ids; default: the one
+            beside the shards, if any.
+        samples: number of sample documents, drawn with a fixed seed.
         malformed: "strict" or "skip".
-        say: prints a line for people.
-        progress: called with the work's name, the bytes read and those in all.
+        say: prints a line.
+        progress: called with the name of the work, the bytes read and the total.
 
     Raises:
-        DataError: something about the files or the tokenizer.
+        DataError: the files or the tokenizer cannot be read, or the data are empty.
     """
     files = Files(paths, malformed, say)
     sources = files.sources
@@ -127,7 +127,7 @@ def inspect(
 
 
 def facts(found: Inspection) -> dict[str, str]:
-    """Word what was found, apart from histogram and samples."""
+    """Format the statistics, without histogram and samples, as label -> text."""
     lines = {
         "files": ", ".join(f"{count:,} {name}" for name, count in found.files.items()),
         "documents": f"{found.documents:,}",
@@ -147,10 +147,10 @@ def facts(found: Inspection) -> dict[str, str]:
 
 
 def write_page(found: Inspection, path: Path) -> None:
-    """Write a page (HTML) of what was found.
+    """Write the statistics as an HTML page.
 
     Raises:
-        DataError: it cannot be written.
+        DataError: the page cannot be written.
     """
     from minillm_lab.markup import tag
     from minillm_lab.page import document, section, table
@@ -185,13 +185,13 @@ def write_page(found: Inspection, path: Path) -> None:
 
 
 class _Tally:
-    """What is gathered while documents pass; pieces of a long text count as one document."""
+    """Running statistics over documents; pieces of a long text count as one document."""
 
     def __init__(self, samples: int) -> None:
         self.lengths, self.digest = array("q"), xxhash.xxh3_128()
         self.texts = self.text_bytes = 0
         self.largest_id: int | None = None
-        self.drawn: dict[int, Document] = {}  # number of a document -> its beginning
+        self.drawn: dict[int, Document] = {}  # a document's index -> its beginning
         self._samples, self._random = samples, random.Random(_SEED)
 
     def add(self, document: Document, length: int) -> None:
@@ -224,7 +224,7 @@ class _Tally:
         return {"document": index, "length": self.lengths[index], "text": text[:SHOWN]}
 
     def _draw(self, document: Document) -> None:
-        """Keep the beginning of a document with the probability samples / documents so far."""
+        """Draw a document by reservoir sampling: keep its beginning with probability samples / documents."""
         number = len(self.lengths)
         short = document[:SHOWN] if isinstance(document, str) else document[:_IDS_SHOWN].copy()
         if number < self._samples:
@@ -238,7 +238,7 @@ def _documents(sources: Sequence[Source], reading: Reading) -> Iterator[Document
     for source in sources:
         if source.format.read is None:
             ids, file = map_shard(source.path)
-            starts = np.flatnonzero(ids == ids[0])  # the first id is the end of text's
+            starts = np.flatnonzero(ids == ids[0])  # a shard's first id is the end-of-text id
             for first, last in zip(starts, [*starts[1:], len(ids)], strict=True):
                 yield ids[first + 1 : last]
                 reading.tick(int(last - first) * ids.itemsize)
@@ -271,7 +271,7 @@ def _quantiles(lengths: np.ndarray) -> dict[str, float]:
 
 
 def _histogram(lengths: np.ndarray) -> list[tuple[int, int, int]]:
-    """Count documents by the power of two of their length: 0, 1, 2 to 3, 4 to 7, ..."""
+    """Count documents in power-of-two bins of length: 0, 1, 2 to 3, 4 to 7, ..."""
     kinds = np.where(lengths > 0, np.frexp(lengths.astype(np.float64))[1], 0)  # bit lengths
     counts = np.bincount(kinds)
     first = [0, *(1 << kind for kind in range(len(counts) - 1))]

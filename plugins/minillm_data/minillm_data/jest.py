@@ -1,20 +1,20 @@
-"""Train on the rows that teach most: learnability against a reference model (JEST, arXiv:2406.17711).
+"""Select the most learnable rows, judged by a reference model (JEST, arXiv:2406.17711).
 
-Each micro-batch is read as a super-batch of ``train.rows``. The model that is trained and a reference
-model, trained before, both compute its losses without gradient; the learnability of a row is the mean
-of its tokens' loss less the reference's. The share of the rows with the highest is then trained on,
-forwards and backwards: a true sub-batch, taken on the device.
+Each micro-batch is a super-batch of ``train.rows`` rows. The trained model and a previously trained
+reference model both compute its losses without gradients; a row's learnability is the mean of its
+tokens' losses minus the reference's. The share of rows with the highest learnability then gets a
+forward and backward pass: a true sub-batch, selected on the device.
 
 JEST samples its sub-batch in chunks, since under a contrastive loss rows depend on each other. A
-language model's losses are sums over rows: the sub-batch with the highest learnability is that of
-the highest rows, and these are what is taken.
+language model's loss is a sum over rows, so the most learnable sub-batch consists of the most
+learnable rows, and these are selected.
 
-The loss that is reported is that of the whole super-batch, so it can be compared with a plain run's;
-the objective is the mean over the tokens of the rows that are kept. Tokens a second count all rows.
+The reported loss is that of the whole super-batch and so comparable with a plain run's; the objective
+is the mean over the tokens of the selected rows. Tokens per second count all rows.
 
-What it costs: a forward pass of both models over all rows. With a quarter kept and a reference of the
-same size, a step has 2 x 2 N FLOPs a token for choosing and 6 N / 4 for training, 5.5 N instead of
-6 N, and trains on a quarter of the tokens: it pays where a token kept is worth four.
+Cost: a forward pass of both models over all rows. With a quarter selected and a reference of the same
+size, a step takes 2 x 2 N FLOPs per token for selection and 6 N / 4 for training, 5.5 N instead of
+6 N, and trains on a quarter of the tokens: it pays off where a selected token is worth four.
 """
 
 from __future__ import annotations
@@ -48,4 +48,4 @@ class Learnability(Module):
         count = ops.sum(supervised, 1)
         excess = ops.sum((losses - reference) * supervised, 1)
         mean = excess / ops.maximum(count, ops.ones_like(count))
-        return ops.where(count > 0, mean, -1e9)  # a row of padding last
+        return ops.where(count > 0, mean, -1e9)  # a row of padding ranks last

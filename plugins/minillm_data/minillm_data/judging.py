@@ -1,4 +1,7 @@
-"""What becomes of a text: asked of processes, which import this module and little else."""
+"""Quality and language filters of a single text, run in worker processes.
+
+Worker processes import this module and little else, so that they start fast.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ from minillm_core.commands import pip_line
 from minillm_data.rules import Document, Rule, RuleSet, edit, select
 
 PROBABILITY = 0.5
-"""The least probability of a language, where another is not asked for."""
+"""Default minimum probability of a language."""
 
 LANGUAGE_CHARACTERS = 4000
-"""Characters at the beginning of a document that decide its language."""
+"""Characters from the start of a document used for language identification."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What becomes of a document.
+    """The outcome of filtering a document.
 
     Attributes:
-        reason: why it is dropped; None: it is kept.
-        text: of which lines were removed or changed; None: it is as it was.
-        edits: the rule and the line as it was, for each of these lines.
+        reason: the reason for dropping it; None: kept.
+        text: the text after line rules; None: unchanged.
+        edits: the rule and the original line, for each removed or changed line.
     """
 
     reason: str | None
@@ -34,18 +37,18 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Filter:
-    """Rules in the order in which they are applied.
+    """A document filter: a language rule, then rule sets.
 
     Attributes:
-        language: asked first.
-        sets: asked next, by name.
+        language: applied first.
+        sets: rule sets by name, applied next, in order.
     """
 
     language: Rule | None = None
     sets: Mapping[str, RuleSet] = field(default_factory=dict)
 
     def judge(self, text: str | None) -> Verdict:
-        """Ask the rules about a text until one drops it; None is that of a document of ids."""
+        """Apply the rules to a text until one drops it; a text of None stands for a document of ids."""
         if text is None:
             return Verdict("ids: no text to judge")
         document, edits = Document(text), []
@@ -64,26 +67,26 @@ class Filter:
 
 @cache
 def _filter(rules: str, languages: tuple[str, ...], least: float) -> Filter:
-    """Make the rules that a process asks, once."""
+    """Build the filter, once per process."""
     return Filter(language_rule(languages, least) if languages else None, select(rules))
 
 
 def judge(
     rules: str, languages: tuple[str, ...], least: float, texts: Sequence[str | None]
 ) -> list[Verdict]:
-    """Judge texts; a process makes the rules once.
+    """Filter texts; a process builds the rules once.
 
     Args:
         rules: names, see :func:`minillm_data.rules.select`.
-        languages: codes; none: the language is not asked.
-        least: probability of the language.
+        languages: ISO 639 codes to keep; empty: no language identification.
+        least: minimum probability of the language.
         texts: None stands for a document of ids.
     """
     return [_filter(rules, languages, least).judge(text) for text in texts]
 
 
 def _first(name: str, rules: Mapping[str, Rule], document: Document) -> str | None:
-    """Return the first reason of a set's rules: ``gopher.short: fewer than 50 words``."""
+    """Return the reason of the first rule that drops the document: ``gopher.short: fewer than 50 words``."""
     for one, rule in rules.items():
         if reason := rule(document):
             return f"{name}.{one}: {reason}"
@@ -91,15 +94,15 @@ def _first(name: str, rules: Mapping[str, Rule], document: Document) -> str | No
 
 
 def language_rule(languages: Sequence[str], least: float) -> Rule:
-    """Make the rule that a document is in one of some languages.
+    """Build a rule that keeps documents in the given languages.
 
     Args:
-        languages: codes.
-        least: probability of the language that is most likely.
+        languages: ISO 639 codes.
+        least: minimum probability of the most likely language.
 
     Raises:
         Refusal: py3langid is not installed.
-        ConfigError: it does not know a code.
+        ConfigError: py3langid does not support a code.
     """
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier

@@ -1,11 +1,11 @@
-"""Documents of like length one after another, for data such as chats whose lengths differ widely.
+"""Length bucketing: group documents of similar length, for data such as chats whose lengths vary widely.
 
-Documents are shuffled and divided into buckets of so many; within a bucket they are sorted by
-length, and the buckets stay in random order. Neighbours then have like lengths, so that rows hold
-many short documents or few long ones.
+Documents are shuffled and divided into buckets of ``documents`` each; a bucket is sorted by length,
+and the buckets stay in random order. Neighbours then have similar lengths, so that rows hold many
+short documents or few long ones.
 
-What it costs: batches are less mixed than shuffled ones. A bucket that holds all documents is a
-curriculum from short to long, and every epoch and seed then has the same one, but for documents of one length.
+Cost: batches are less mixed than shuffled ones. A single bucket of all documents is a curriculum from
+short to long, the same in every epoch and for every seed, except among documents of equal length.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class LengthBuckets(Plugin, api=1):
 
 
 def bucketed(lengths: np.ndarray, seed: int, epoch: int, *, documents: int) -> np.ndarray:
-    """Order the documents of an epoch.
+    """Compute the order of an epoch's documents.
 
     Args:
-        lengths: int64 (documents,), tokens of each.
+        lengths: int64 (documents,), tokens of each document.
         seed: data.seed.
-        epoch: from 0.
-        documents: of a bucket; the last one may have fewer.
+        epoch: the epoch, from 0.
+        documents: documents per bucket; the last bucket may have fewer.
 
     Returns:
         A permutation, int64 (documents,).

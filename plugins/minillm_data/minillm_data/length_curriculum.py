@@ -1,29 +1,29 @@
-"""Rows of one document each, whose lengths are powers of two: Dataset Decomposition with a curriculum.
+"""Dataset Decomposition with a length curriculum: rows of one document each, of power-of-two lengths.
 
-Pouransari et al. 2024 (arXiv:2405.13226): laid end to end, documents of all lengths share rows of
-one length, and attention pays for rows that are longer than what is in them. Here a document is cut
-into pieces whose lengths are powers of two, the longest first (1,100 tokens: 1,024, 64, 8, 4), and a
-row is one piece. All rows of a step have one length, and the shorter they are the more there are:
-a step has the same number of tokens, within the rounding of rows to whole numbers. Steps with short
-rows come first and those with long rows last, in each of several cycles.
+Pouransari et al. 2024 (arXiv:2405.13226): with concatenation, documents of all lengths share rows of
+one length, and attention pays for rows longer than their documents. Here a document is cut into pieces
+of power-of-two lengths, the longest first (1,100 tokens: 1,024, 64, 8, 4), and a row is one piece. All
+rows of a step have one length, and the number of rows varies inversely: each step has the same number
+of tokens, up to rounding to whole rows. Within each of several cycles, steps of short rows come first
+and steps of long rows last.
 
-The paper draws from buckets of the whole text without putting back, so that short pieces run out
-first. A stream has no whole buckets: here the odds themselves move. At the start of a cycle each length
-is ``growth`` times as likely as the one twice as long, in the middle all are alike, at its end it is
-the other way round, as in the paper's curricula that grow by powers; 1 is no curriculum.
-Draws are spread evenly over the steps, from a point that data.seed chooses: the length of a step is
-known while planning.
+The paper samples without replacement from buckets of the whole text, so that short pieces run out
+first. A stream has no complete buckets; here the odds themselves change. At a cycle's start each length
+is ``growth`` times as likely as its double, in the middle all are equally likely, at the end the odds
+are inverted, as in the paper's curricula that grow by powers; 1 is no curriculum. Draws are spread
+evenly over the steps (a low-discrepancy sequence offset by data.seed): a step's length is known at
+planning time.
 
-What holds: no row has tokens of two documents, and none has padding; no token is in two rows; the
-label of a row's last token is the token that follows it in the text. Every token is used, but the end
-of a document that is shorter than ``least``. Pieces of other lengths than a step asks for wait, at
-most about ``buffer`` of them. Where they are more, a longer one is halved; where none is longer, the
-shortest is cut: that happens where the curriculum asks for more long rows than there are long
-documents. The run's last lines count what was cut.
+Guarantees: no row has tokens of two documents, or padding; no token is in two rows; the label of a
+row's last token is the token that follows it in the text. Every token is used, except ends of documents
+shorter than ``least``. Pieces of other lengths than the step's wait, at most about ``buffer`` of them.
+When the buffer is full, a longer piece is halved; if none is longer, the shortest is cut: this happens
+where the curriculum needs more long rows than there are long documents. The run's last lines count the
+cut tokens.
 
-What it costs: each length is compiled; a document is read in parts, with no attention between them;
-with few long documents many short pieces are cut; the loader lays out 7 million tokens a second
-on one core, the fewer the shorter rows are.
+Cost: each length is compiled; a document is read in parts, without attention between them; with few
+long documents many short pieces are cut; the dataloader lays out 7 million tokens per second on one
+core, fewer with shorter rows.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from minillm_data.by_size import BySize
 __all__ = ["LengthCurriculum", "LengthPacker", "drawn"]
 
 LENGTHS = 6
-"""Lengths where none is given as the least: as many as the paper's, 256 to 8,192."""
+"""Number of lengths without a given ``least``: as many as in the paper, 256 to 8,192."""
 
 SEARCHED = 100_000
-"""Documents without a piece that is long enough, after which a row is given up."""
+"""Consecutive documents without a long enough piece after which a row fails."""
 
 _STEP, _SEED = (math.sqrt(5) - 1) / 2, math.sqrt(2)  # irrational: multiples spread evenly over 0..1
 
@@ -76,15 +76,15 @@ class LengthCurriculum(Plugin, api=1):
 
 
 def drawn(step: int, steps: int, seed: int, *, lengths: int, growth: float, cycles: int) -> int:
-    """Draw which of so many lengths a step has, 0 the shortest.
+    """Draw the index of a step's row length, 0 the shortest.
 
     Args:
-        step: from 1.
-        steps: of the run.
+        step: the step, from 1.
+        steps: steps of the run.
         seed: data.seed.
-        lengths: how many there are.
-        growth: odds of a length over the next one at the start of a cycle, the inverse at its end.
-        cycles: in the run.
+        lengths: number of lengths.
+        growth: odds of a length over the next longer one at the start of a cycle, inverted at its end.
+        cycles: cycles in the run.
     """
     place = (step - 1) / steps * cycles % 1.0
     odds = [growth ** ((2 * place - 1) * index) for index in range(lengths)]
@@ -97,15 +97,15 @@ def drawn(step: int, steps: int, seed: int, *, lengths: int, growth: float, cycl
 
 
 class LengthPacker(Packer):
-    """Rows of one piece each, of all but one of the capacity's tokens: a power of two.
+    """A packer of rows of one piece each, of ``capacity - 1`` tokens: a power of two.
 
-    ``pending`` is sorted by size, of one size the oldest last. All pieces in it are powers of two from
-    ``least`` to the longest, but the rest of a document that is longer yet, which is one piece.
+    ``pending`` is sorted by size, the oldest of a size last. Its pieces have power-of-two lengths from
+    ``least`` to the longest; only the rest of a document that is longer still stays one piece.
 
     Args:
-        capacity: of the longest rows, or more.
+        capacity: tokens of the longest rows, or more.
         least: tokens of the shortest piece.
-        buffer: pieces that wait; the last document's may be more.
+        buffer: maximum number of pending pieces; the pieces of the last document may exceed it.
     """
 
     any_capacity = True
@@ -117,12 +117,12 @@ class LengthPacker(Packer):
         self._waiting = BySize(self.pending)
 
     def row(self, take: Callable[[], Piece]) -> list[Piece]:
-        """Return the next row: the piece of its length that waited longest.
+        """Return the next row: the oldest pending piece of the row's length.
 
         Raises:
-            DataError: a hundred thousand documents have none.
+            DataError: a hundred thousand documents in a row have no piece of that length.
         """
-        if self._waiting.pieces is not self.pending:  # a resumed run puts another one there
+        if self._waiting.pieces is not self.pending:  # replaced when a run resumes
             self._waiting = BySize(self.pending)
         length, taken, waiting = self.capacity - 1, 0, self._waiting
         while True:
@@ -132,7 +132,7 @@ class LengthPacker(Packer):
             if place < len(waiting) and (length == self.longest or len(waiting) >= self.buffer):
                 self._divide(waiting.pop(waiting.up_to(waiting.size(place)) - 1))
             elif len(waiting) >= self.buffer:
-                waiting.pop(0)  # the shortest; it is counted as cut
+                waiting.pop(0)  # the shortest piece, which is counted as cut
             elif taken == SEARCHED:
                 raise DataError(
                     f"{taken:,} documents in a row have fewer than {length:,} tokens, which a row has",
@@ -144,7 +144,7 @@ class LengthPacker(Packer):
                 self._add(take())
 
     def _divide(self, piece: Piece) -> None:
-        """Halve a piece; of what is longer than the longest row, cut such a row off."""
+        """Halve a piece; split one longer than the longest row as :meth:`_add` does."""
         first, last = piece
         if last - first > self.longest:
             self._add(piece)
@@ -154,7 +154,7 @@ class LengthPacker(Packer):
             self._waiting.add(half, last)
 
     def _add(self, piece: Piece) -> None:
-        """Cut a document, or the rest of one, into powers of two; much is left for later as one piece."""
+        """Cut a document, or the rest of one, into powers of two; keep a long rest as one piece for later."""
         first, last = piece
         if last - first >= 2 * self.longest:
             self._waiting.add(first, first + self.longest)

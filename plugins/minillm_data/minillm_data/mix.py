@@ -105,7 +105,7 @@ def mix(
         doremi: without weights: learn them in two small runs of this many steps, see
             :mod:`minillm_data.doremi`.
         preset: shape and training of these runs; default: ``tiny``.
-        seed: of the sampling of ``like``; default: 0.
+        seed: seed of the sampling of ``like``; default: 0.
         malformed: handling of documents that cannot be read.
         say: prints a line.
         progress: called with the bytes read, or written.
@@ -181,11 +181,11 @@ class Measure:
 
 @dataclass
 class Stream:
-    """The documents of a source, resumed where an earlier start stopped.
+    """A resumable stream of a source's documents.
 
     Attributes:
         rows: the source.
-        measure: of its documents.
+        measure: measures its documents.
         state: the saved state: ``used`` (bytes or tokens written), ``documents`` written, ``taken``
             (rows of this pass), ``epochs`` (whole passes), ``whole`` (size of a pass; 0: unknown).
         repeat: restart at the end.
@@ -232,7 +232,7 @@ class Stream:
             self._turn()
 
     def _turn(self) -> None:
-        """Record the size of a pass at its end, and begin another one."""
+        """Record the size of a pass at its end; begin another one where sources repeat."""
         self.state["whole"] = self.state["whole"] or self.state["used"]
         if self.repeat:
             self.state["epochs"] += 1
@@ -256,9 +256,9 @@ class Mixing:
 
     Attributes:
         inputs: paths and weights.
-        sources: their rows.
-        measure: of documents.
-        temperature: of shares by size, without weights.
+        sources: the inputs' rows.
+        measure: measures documents.
+        temperature: temperature of shares by size, without weights.
         learnt: steps and preset of the runs that learn the weights; None: not learnt.
     """
 
@@ -339,7 +339,7 @@ class Mixing:
     def _shares(
         self, learnt: Mapping[str, Any] | None, progress: Progress | None
     ) -> tuple[list[int], list[int]]:
-        """Return integers proportional to the shares; and sizes, 0: unknown."""
+        """Return integers proportional to the shares, and the sources' sizes, 0 where unknown."""
         sizes = [0] * len(self.inputs)
         parts = learnt["weights"] if learnt else [one.weight or 0.0 for one in self.inputs]
         if not any(parts):
@@ -382,7 +382,7 @@ class Mixing:
             stream.tell = tell
             stream.begin()
         used = [stream.state["used"] for stream in streams]
-        # An exhausted source is represented by a document of one byte until its turn.
+        # An exhausted source counts as having a document of one byte until its turn.
         sizes = [1 if stream.next is None else stream.next[1] for stream in streams]
         while True:
             turn = next_source(shares, used, sizes)

@@ -34,7 +34,7 @@ NOTED = 10.0
 """Seconds between two progress records: the most work that an interruption loses."""
 
 _STATE, _LOCK, REPORT = "progress.json", ".lock", "report.json"
-_PAGE = "report.htm"  # the .html files of a folder are text that is trained on
+_PAGE = "report.htm"  # not .html: the .html files of a data folder are training text
 
 
 def key_of(command: str, sources: list[Source], **arguments: Any) -> str:
@@ -128,7 +128,7 @@ class Output:
                 fix="name another folder with --to, or take that one away",
             )
         self.folder = folder.with_name(f"{folder.name}.unfinished")
-        # An empty one may be of a start that was killed before it had its lock.
+        # An empty folder may be left by a start that was killed before it created its lock.
         if (
             self.folder.exists()
             and any(self.folder.iterdir())
@@ -289,7 +289,7 @@ class Output:
             (self.folder / REPORT).write_text(text + "\n", "utf-8")
             if page:
                 (self.folder / _PAGE).write_text(page, "utf-8", "xmlcharrefreplace")
-            # The state first: without it the next start begins anew, and misses no file that it names.
+            # Remove the state first: without it the next start begins anew, and needs no file it names.
             for name in (_STATE, *self._own):
                 (self.folder / name).unlink(missing_ok=True)
             with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""Rows laid out anew: tokens moved and special tokens put between them, with labels and fields to match."""
+"""Rearranged rows: tokens moved and special tokens inserted, with labels and fields to match."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Batch = dict[str, np.ndarray]
 _OF_ROWS = (
     "positions",
     "source",
-)  # of a row's places, or all of a row: no matter which token is there
+)  # independent of the tokens: per position, or constant over a row
 _PLAIN = ("ids", "labels", "documents", *_OF_ROWS)
 _TARGET = "target_"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A stretch of one document in its new order.
+    """A segment of one document in its new order.
 
     Attributes:
-        take: int (n,), which token of the row stands at each place; a special token: -1 - its id.
-        predicted: bool (n,), whether the token there is predicted from the one before it.
-        ends: whether the label of its last token stays as it was; else nothing is predicted there.
+        take: int (n,), source index in the row of each token; a special token: -1 - its id.
+        predicted: bool (n,), whether the token is predicted from the one before it.
+        ends: whether the segment's last label is kept; else it is -1.
     """
 
     take: np.ndarray
@@ -35,10 +35,10 @@ class Layout:
 
 
 def stretches(documents: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Yield where each document of a row begins and ends; padding, -1, is left out.
+    """Yield the start and end (exclusive) of each document of a row, skipping padding (-1).
 
     Args:
-        documents: int32 (T,), a number for each document.
+        documents: int32 (T,), the document number of each position.
     """
     cuts = np.flatnonzero(np.diff(documents)) + 1
     for first, end in zip([0, *cuts], [*cuts, len(documents)], strict=True):
@@ -47,21 +47,21 @@ def stretches(documents: np.ndarray) -> Iterator[tuple[int, int]]:
 
 
 def as_it_is(first: int, end: int) -> Layout:
-    """Leave a stretch as it is."""
+    """Return the layout that leaves ``[first, end)`` unchanged."""
     return Layout(np.arange(first, end), np.ones(end - first, bool))
 
 
 def relaid(batch: Batch, rows: Sequence[Sequence[Layout]]) -> Batch:
-    """Lay out every row anew; what has no room at a row's end is cut.
+    """Rearrange every row; tokens beyond the row's end are cut.
 
-    A label that was -1 stays so: it goes with the token that it is the label after.
+    A token whose prediction was masked (the label before it was -1) stays masked in its new position.
 
     Args:
-        batch: of on_batch, with the fields of a source and of a mixture at the most.
-        rows: the stretches of each row, in order.
+        batch: the batch of on_batch; of extra fields only those of a source or a mixture are allowed.
+        rows: the segments of each row, in order.
 
     Raises:
-        DataError: another plugin added a field, of which it is not known how it moves.
+        DataError: another plugin added a field that cannot be moved with the tokens.
     """
     names = [name for name in batch if name not in _PLAIN and not name.startswith(_TARGET)]
     for name in names:
@@ -95,16 +95,16 @@ def _fill(
     number: int,
     one: Layout,
 ) -> None:
-    """Write one stretch into a row: its first ``count`` tokens, from ``at`` on."""
+    """Write one segment's first ``count`` tokens into a row, from position ``at`` on."""
     take, here = one.take, slice(at, at + count)
     old = np.maximum(take, 0)
     ids = np.where(take < 0, -1 - take, batch["ids"][row, old])
     found["ids"][row, here], found["documents"][row, here] = ids[:count], number
-    if at and found["labels"][row, at - 1] != ids[0]:  # another token follows now
+    if at and found["labels"][row, at - 1] != ids[0]:  # the next token changed
         found["labels"][row, at - 1] = -1
-    last = int(old.max())  # of the stretch, in the old row
+    last = int(old.max())  # the segment's last token, in the old row
     labels = np.append(np.where(one.predicted[1:], ids[1:], -1), -1)
-    unlabelled = np.zeros(len(take), bool)  # a token that was not predicted where it stood before
+    unlabelled = np.zeros(len(take), bool)  # tokens that were not predicted in the old row
     unlabelled[take > 0] = batch["labels"][row, take[take > 0] - 1] < 0
     labels[:-1][unlabelled[1:]] = -1
     if one.ends:

@@ -1,4 +1,4 @@
-"""The report of a command: report.json, its page, and the lines on the terminal."""
+"""The report of a data command: report.json, its HTML page, and its lines on the terminal."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from minillm_lab.markup import Markup, joined, tag
 from minillm_lab.page import document, facts, section, table
 
 EXAMPLE = 400
-"""Characters of a document that a report shows."""
+"""Characters shown per example document."""
 
 EXAMPLES = 5
-"""Documents that a report shows of each reason."""
+"""Example documents per reason."""
 
 
 class Examples:
-    """Documents that were dropped, a few for each reason, to be read by people."""
+    """Examples of dropped documents, a few per reason, for review."""
 
     def __init__(self, found: Mapping[str, list[dict[str, str]]] | None = None) -> None:
         self.found: dict[str, list[dict[str, str]]] = dict(found or {})
 
     def add(self, reason: str, where: str, text: str) -> None:
-        """Keep the beginning of a document, unless there are enough of its reason."""
+        """Add the beginning of a document, unless its reason has enough examples."""
         kept = self.found.setdefault(reason, [])
         if len(kept) < EXAMPLES:
             kept.append({"where": where, "text": text[:EXAMPLE]})
@@ -37,15 +37,15 @@ def page(
     *more: object,
     sizes: Mapping[str, int] | None = None,
 ) -> str:
-    """Make a report's page.
+    """Render a report's HTML page.
 
     Args:
-        title: of the page.
-        about: its table of facts.
-        counts: documents by what became of them.
+        title: the page's title.
+        about: the table of facts.
+        counts: number of documents by outcome.
         examples: reason -> documents, from :class:`Examples`.
         more: further sections.
-        sizes: bytes by what became of them, beside the counts.
+        sizes: bytes by outcome, shown beside the counts.
     """
     total = sum(counts.values()) or 1
     head, names = ["what became of it", ">documents", ">share"], _sorted(counts)
@@ -67,7 +67,7 @@ def _example(one: Mapping[str, str]) -> Markup:
 
 
 def summary(counts: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> Iterable[str]:
-    """Write a line for each count: ``  1,234  12.3 %  kept``; with sizes in bytes, also in MB."""
+    """Yield a line per count: ``  1,234  12.3 %  kept``; with sizes in bytes, also in MB."""
     total = sum(counts.values()) or 1
     for name, count in _sorted(counts):
         size = "" if sizes is None else f"{sizes.get(name, 0) / 1e6:>10,.1f} MB  "
@@ -75,5 +75,5 @@ def summary(counts: Mapping[str, int], sizes: Mapping[str, int] | None = None) -
 
 
 def _sorted(counts: Mapping[str, int]) -> list[tuple[str, Any]]:
-    """Order counts: kept first, then the most frequent reason."""
+    """Sort counts: kept first, then reasons by frequency."""
     return sorted(counts.items(), key=lambda pair: (pair[0] != "kept", -pair[1], pair[0]))

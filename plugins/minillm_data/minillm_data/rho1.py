@@ -1,18 +1,18 @@
-"""Train on the tokens that are worth it: Rho-1's selective language modelling (arXiv:2404.07965).
+"""Selective language modelling of Rho-1: train on tokens of high excess loss (arXiv:2404.07965).
 
-A reference model, trained before on text like that which the run is for, says what each token's loss
-could be. The excess of a token is the loss of the model that is trained less that of the reference.
-Tokens with a high excess are still to be learnt; those with a low one are learnt already, or are
-noise that the reference cannot predict either. Only the share with the highest excess is trained on.
+A reference model, trained before on text like the run's target, estimates the achievable loss of each
+token. A token's excess loss is the trained model's loss minus the reference's. Tokens of high excess
+are still to be learnt; tokens of low excess are learnt already, or are noise that the reference cannot
+predict either. Only the share with the highest excess is trained on.
 
-Chosen are the highest of all supervised tokens of a micro-batch together, so another ``train.rows``
-chooses others. The objective is the mean loss over the chosen tokens: their losses, over their
-count. The loss that is reported is still the plain one over all tokens, so runs can be compared.
-A weight that another plugin gives a token (the field ``weights``) counts for the chosen ones. Beside
-``jest`` the tokens are chosen of the rows that it keeps.
+The selection is over all supervised tokens of a micro-batch, so it depends on ``train.rows``. The
+objective is the mean loss of the selected tokens: the sum of their losses, over their count. The
+reported loss stays the plain one over all tokens, so runs are comparable. Token weights of another
+plugin (the field ``weights``) apply to the selected tokens. With ``jest``, tokens are selected from the
+rows that it keeps.
 
-What it costs: a forward pass of the reference, and the head's product once more for the losses that
-are compared. Nothing is saved: a token that is not chosen is computed, as others attend to it.
+Cost: a forward pass of the reference, and a second output projection for the compared losses. Nothing
+is saved: tokens that are not selected are still computed, since others attend to them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ExcessLoss(Module):
     """losses, reference, labels (B, T) -> float32 (B, T): supervised / chosen there, 0 elsewhere."""
 
     reads: ClassVar = {"reference": "rho1_reference"}
-    whole = True  # its share is of the micro-batch's tokens, whatever rows they are in
+    whole = True  # the share is of the whole micro-batch's tokens, not per row
 
     def __init__(self, share):
         super().__init__()
@@ -48,12 +48,12 @@ class ExcessLoss(Module):
     def forward(self, losses, reference, labels):
         ops, shape = self.ops, losses.shape
         supervised = labels >= 0
-        # what is not supervised comes last, whatever its excess
-        excess = ops.where(supervised, reference - losses, float("inf"))  # (B, T), to be ascending
+        # unsupervised positions rank last, whatever their excess
+        excess = ops.where(supervised, reference - losses, float("inf"))  # (B, T), ascending
         places = ops.reshape(excess, (-1,))
         rank = ops.argsort(ops.argsort(places))  # of each position, 0 the highest excess
         count = ops.sum(ops.astype(supervised, "float32"))
-        # half a token up, at least one
+        # the share is rounded to whole tokens, half down, at least one
         chosen = ops.maximum(count * self.share, ops.like(1.0, count))
         taken = ops.astype(rank, "float32") + 0.5 < chosen
         taken = ops.astype(ops.reshape(taken, shape), "float32")

@@ -40,7 +40,7 @@ class Row:
 
     @cached_property
     def text(self) -> str | None:
-        """The text: "text", or the contents of a chat's messages by line; None where it holds ids."""
+        """The text: "text", or the contents of a chat's messages, one per line; None for ids."""
         text = self.record.get("text")
         return text if isinstance(text, str) else _chat(self.record)
 
@@ -49,7 +49,7 @@ def text_of(row: Row, what: str, fix: str) -> str:
     """Return a row's text.
 
     Raises:
-        DataError: it holds ids; ``what`` and ``fix`` are the error's message and fix.
+        DataError: the row holds ids; ``what`` and ``fix`` are the error's message and fix.
     """
     if row.text is None:
         raise DataError(what, where=row.where, fix=fix)
@@ -63,7 +63,7 @@ def messages_of(record: dict[str, Any]) -> Any:
 
 @dataclass
 class Rows(Files):
-    """The rows of files, in order; can be iterated repeatedly.
+    """The rows of files, in order; a re-iterable.
 
     Attributes:
         notes: after an iteration, counts of skipped documents by reason: "left out: not UTF-8".
@@ -81,7 +81,7 @@ class Rows(Files):
 
         Args:
             what: the name of the work, for its progress.
-            progress: called with ``what``, the bytes read and those in all.
+            progress: called with ``what``, the bytes read and the total.
 
         Raises:
             DataError: a file cannot be read, or a document where ``malformed`` is strict; names
@@ -124,7 +124,7 @@ class Rows(Files):
                 yield row
 
     def _texts(self, source: Source, reading: Reading) -> Iterator[Row]:
-        """Read the documents of a file without lines, with the size limit of a line of JSON."""
+        """Read the documents of a file that has no lines; the size limit is that of a line of JSON."""
         assert source.format.read is not None
         pieces: list[str] = []
         size, number = 0, 0

@@ -1,15 +1,15 @@
-"""Rules that drop documents of poor quality, as C4, Gopher and FineWeb published them.
+"""Heuristic quality filters of C4, Gopher and FineWeb, as published.
 
-A rule is a function from a document to the reason why it is dropped, or None. A reason is a fixed
-text, so that drops can be counted by it. A line rule is a function from a line to the line as it is
-kept, or None. :data:`SETS` has them all by name; :func:`select` chooses.
+A rule maps a document to the reason for dropping it, or to None. A reason is a fixed text, so that
+drops can be counted by reason. A line rule maps a line to the kept or changed line, or to None.
+:data:`SETS` holds all rules by name; :func:`select` chooses among them.
 
-Words are what stands between white space. Lines and paragraphs (which an empty line ends) are
-compared without the white space around them, and blank ones are not counted. Shares of characters
-are shares of the characters of all words, white space left out.
+Words are separated by white space. Lines and paragraphs (separated by blank lines) are compared
+with surrounding white space stripped, and blank ones are not counted. Shares of characters are
+relative to the characters of all words, without white space.
 
-The sets are made for English web pages. Books with hard line ends and references of functions are
-neither: read a report's examples before you believe its drops.
+The sets were designed for English web pages. They misjudge books with hard line breaks and API
+references: read the examples in the report before trusting its drops.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from minillm_core.commands import nearest
 
 
 class Document:
-    """A text that rules look at; what several of them need is computed once.
+    """A document under quality rules, with cached statistics that several rules share.
 
     Args:
-        text: of the document.
+        text: the document's text.
     """
 
     def __init__(self, text: str) -> None:
@@ -43,43 +43,43 @@ class Document:
 
     @cached_property
     def lines(self) -> list[str]:
-        """The lines that are not blank, without the white space around them."""
+        """The non-blank lines, stripped."""
         return [line for line in map(str.strip, self.text.split("\n")) if line]
 
     @cached_property
     def paragraphs(self) -> list[str]:
-        """The paragraphs, without the white space around them."""
+        """The non-blank paragraphs, stripped."""
         return [part for part in map(str.strip, _PARAGRAPH.split(self.text)) if part]
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """The characters of each word, int64 (words,)."""
+        """The number of characters of each word, int64 (words,)."""
         return np.fromiter(map(len, self.words), np.int64, len(self.words))
 
     @cached_property
     def characters(self) -> int:
-        """The number of characters of all words; at least 1, so that it can divide."""
+        """The number of characters of all words; at least 1, so that it is a safe divisor."""
         return int(self.lengths.sum()) or 1
 
 
 _PARAGRAPH = re.compile(r"\n\s*\n")
 
 Rule = Callable[[Document], str | None]
-"""Document -> why it is dropped; None: it stays."""
+"""Document -> the reason for dropping it; None: kept."""
 
 LineRule = Callable[[str], str | None]
-"""Line, without its LF -> the line as it is kept; None: it is removed."""
+"""Line, without its LF -> the kept or changed line; None: removed."""
 
 
 @dataclass(frozen=True)
 class RuleSet:
-    """Rules of one paper, in the order in which they are applied.
+    """The rules of one paper, in order of application.
 
     Attributes:
-        paper: where they are from.
-        rules: asked of the document as it is.
-        lines: then each line is kept, changed or removed by these.
-        rest: asked of the document that is left.
+        paper: the citation.
+        rules: rules applied to the unmodified document.
+        lines: line rules, applied next; each line is kept, changed or removed.
+        rest: rules applied to the remaining lines.
     """
 
     paper: str
@@ -89,11 +89,11 @@ class RuleSet:
 
     @property
     def names(self) -> list[str]:
-        """The names of all its rules."""
+        """The names of all rules of the set."""
         return [*self.rules, *self.lines, *self.rest]
 
     def only(self, names: Iterable[str]) -> RuleSet:
-        """Make a set of some of its rules."""
+        """Return a set restricted to the named rules."""
         kept = set(names)
 
         def some(rules: Mapping[str, Callable]) -> dict[str, Callable]:
@@ -105,10 +105,10 @@ class RuleSet:
 # C4: Raffel et al. 2020, section 2.2; thresholds of the JMLR version and of its published code.
 
 TERMINAL = (".", "!", "?", '"', "'", "”", "’", "。", "！", "？")
-"""What a finished line ends with: a full stop, exclamation or question mark, or an end quotation mark."""
+"""Terminal punctuation: a full stop, exclamation or question mark, or a closing quotation mark."""
 
 _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")
-# It begins behind no other mark, or a long row of dots would be read again from each of them.
+# The lookbehind prevents quadratic time: a long run of dots would be scanned again from each dot.
 _SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++[\"'”’)\]]*+(?=\s|$)|[。！？]")
 _POLICIES = (
     *("terms of use", "privacy policy", "cookie policy"),
@@ -122,22 +122,22 @@ def lorem_ipsum(document: Document) -> str | None:
 
 
 def curly_bracket(document: Document) -> str | None:
-    """Drop a page with a curly bracket: it is likely to hold code."""
+    """Drop a page with a curly bracket: it probably contains code."""
     return "has a curly bracket" if "{" in document.text else None
 
 
 def citations(line: str) -> str:
-    """Take citation markers ([1], [edit], [citation needed]) out of a line."""
+    """Remove citation markers ([1], [edit], [citation needed]) from a line."""
     return _CITATION.sub("", line)
 
 
 def long_word(line: str) -> str | None:
-    """Remove a line with a word of more than 1,000 characters."""
+    """Remove a line that contains a word of more than 1,000 characters."""
     return None if len(line) > 1000 and max(map(len, line.split()), default=0) > 1000 else line
 
 
 def punctuation(line: str) -> str | None:
-    """Remove a line that ends with no terminal punctuation mark, or with an ellipsis."""
+    """Remove a line that does not end with terminal punctuation, or ends with an ellipsis."""
     end = line.rstrip()
     return line if end.endswith(TERMINAL) and not end.endswith("...") else None
 
@@ -148,7 +148,7 @@ def line_words(line: str) -> str | None:
 
 
 def javascript(line: str) -> str | None:
-    """Remove a line with the word Javascript: it asks for it to be switched on."""
+    """Remove a line with the word Javascript: usually a notice to enable it."""
     return None if "javascript" in line.lower() else line
 
 
@@ -159,7 +159,7 @@ def policy(line: str) -> str | None:
 
 
 def sentences(document: Document) -> str | None:
-    """Drop a page of fewer than 3 sentences; their ends are counted, by punctuation."""
+    """Drop a page of fewer than 3 sentences, counted by sentence-ending punctuation."""
     ends = sum(1 for _ in _SENTENCE_END.finditer(document.text))
     return "fewer than 3 sentences" if ends < 3 else None
 
@@ -183,7 +183,7 @@ C4 = RuleSet(
 # Gopher: Rae et al. 2021, appendix A.1.1, and table A1 for repetition.
 
 BULLETS = ("•", "‣", "▪", "◦", "●", "○", "■", "□", "-", "*", "–", "\u00b7")
-"""What a line of a list begins with."""
+"""Prefixes of a list item."""
 
 _ELLIPSES = ("...", "…")
 _STOP_WORD = re.compile(r"\b(the|be|to|of|and|that|have|with)\b", re.IGNORECASE)
@@ -195,12 +195,12 @@ def short(document: Document) -> str | None:
 
 
 def long(document: Document) -> str | None:
-    """Drop a document of more than 100,000 words; whole books are among them."""
+    """Drop a document of more than 100,000 words, including whole books."""
     return "more than 100,000 words" if len(document.words) > 100_000 else None
 
 
 def word_length(document: Document) -> str | None:
-    """Drop a document whose words have fewer than 3 characters on average, or more than 10."""
+    """Drop a document whose mean word length is below 3 or above 10 characters."""
     mean = document.characters / (len(document.words) or 1)
     if mean < 3:
         return "fewer than 3 characters a word"
@@ -208,7 +208,7 @@ def word_length(document: Document) -> str | None:
 
 
 def symbols(document: Document) -> str | None:
-    """Drop a document with more than 0.1 hash signs, or ellipses, for each word."""
+    """Drop a document with more than 0.1 hash signs, or 0.1 ellipses, per word."""
     allowed = 0.1 * len(document.words)
     if document.text.count("#") > allowed:
         return "more than 0.1 hash signs a word"
@@ -217,19 +217,19 @@ def symbols(document: Document) -> str | None:
 
 
 def bullets(document: Document) -> str | None:
-    """Drop a document with more than 90 % of its lines beginning with a bullet."""
+    """Drop a document in which more than 90 % of lines begin with a bullet."""
     found = sum(line.startswith(BULLETS) for line in document.lines)
     return "more than 90 % of lines are bullets" if found > 0.9 * len(document.lines) else None
 
 
 def ellipses(document: Document) -> str | None:
-    """Drop a document with more than 30 % of its lines ending with an ellipsis."""
+    """Drop a document in which more than 30 % of lines end with an ellipsis."""
     found = sum(line.endswith(_ELLIPSES) for line in document.lines)
     return "more than 30 % of lines end with ..." if found > 0.3 * len(document.lines) else None
 
 
 def alphabetic(document: Document) -> str | None:
-    """Drop a document with fewer than 80 % of its words having a letter."""
+    """Drop a document in which fewer than 80 % of words contain a letter."""
     mixed = [word for word in document.words if not word.isalpha()]
     without = sum(not any(map(str.isalpha, word)) for word in mixed)
     few = len(document.words) - without < 0.8 * len(document.words)
@@ -237,7 +237,7 @@ def alphabetic(document: Document) -> str | None:
 
 
 def stop_words(document: Document) -> str | None:
-    """Drop a document with fewer than two of the words the, be, to, of, and, that, have, with."""
+    """Drop a document with fewer than two of the stop words the, be, to, of, and, that, have, with."""
     seen: set[str] = set()
     for match in _STOP_WORD.finditer(document.text):
         seen.add(match[0].lower())
@@ -247,19 +247,19 @@ def stop_words(document: Document) -> str | None:
 
 
 def _repeated(parts: Sequence[str]) -> tuple[int, int]:
-    """Count the parts that came before, and their characters without white space."""
+    """Count the repetitions of earlier parts, and their characters without white space."""
     counts = Counter(parts)
     more = [(part, n - 1) for part, n in counts.items() if n > 1]
     return sum(n for _, n in more), sum(n * len("".join(part.split())) for part, n in more)
 
 
 def repeated_lines(document: Document) -> str | None:
-    """Drop a document with over 30 % of its lines, or 20 % of its characters, in repeated lines."""
+    """Drop a document in which repeated lines are over 30 % of lines, or 20 % of characters."""
     return _too_repeated(document, document.lines, "lines")
 
 
 def repeated_paragraphs(document: Document) -> str | None:
-    """Drop a document with over 30 % of its paragraphs, or 20 % of its characters, in repeated ones."""
+    """Drop a document in which repeated paragraphs are over 30 % of paragraphs, or 20 % of characters."""
     return _too_repeated(document, document.paragraphs, "paragraphs")
 
 
@@ -273,25 +273,25 @@ def _too_repeated(document: Document, parts: Sequence[str], name: str) -> str | 
 
 
 FREQUENT = {2: 0.20, 3: 0.18, 4: 0.16}
-"""n -> the share of characters that the most frequent n-gram of words may have."""
+"""n -> maximum share of characters in the most frequent n-gram of words."""
 
 REPEATED = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
-"""n -> the share of characters that n-grams of words which came before may have."""
+"""n -> maximum share of characters in repeated n-grams of words."""
 
 
 def ngrams(document: Document) -> str | None:
-    """Drop a document that repeats itself: by the shares in FREQUENT and REPEATED.
+    """Drop a document whose repeated n-grams exceed the shares in FREQUENT or REPEATED.
 
-    A character in several repeated n-grams is counted once. The first occurrence of an n-gram is no
-    repetition, as for lines.
+    A character in several repeated n-grams is counted once. The first occurrence of an n-gram does
+    not count as a repetition, as for lines.
     """
     table: defaultdict[str, int] = defaultdict()
-    table.default_factory = table.__len__  # numbers words as they come
+    table.default_factory = table.__len__  # numbers words by first occurrence
     ids = np.fromiter(map(table.__getitem__, document.words), np.int64, len(document.words))
     lengths = document.lengths
     ends = np.concatenate([[0], np.cumsum(lengths)])  # characters before each word
-    # Only where an n-gram occurs twice can a longer one do so: `at` has those places alone, and
-    # `code` numbers their n-grams.
+    # A longer n-gram can repeat only where a shorter one does: `at` keeps the positions of repeated
+    # n-grams, and `code` their numbers.
     at, code = np.arange(len(ids)), ids
     for n in range(2, max(REPEATED) + 1):
         inside = at + n <= len(ids)
@@ -346,21 +346,21 @@ GOPHER = RuleSet(
 
 
 def line_ends(document: Document) -> str | None:
-    """Drop a document with 12 % or fewer of its lines ending with punctuation."""
+    """Drop a document in which 12 % or fewer of lines end with terminal punctuation."""
     found = sum(line.endswith((*TERMINAL, "…")) for line in document.lines)
     few = found <= 0.12 * len(document.lines)
     return "12 % or fewer of lines end with punctuation" if few else None
 
 
 def short_lines(document: Document) -> str | None:
-    """Drop a document with 67 % or more of its lines shorter than 30 characters."""
+    """Drop a document in which 67 % or more of lines are shorter than 30 characters."""
     found = sum(len(line) < 30 for line in document.lines)
     many = found >= 0.67 * len(document.lines)
     return "67 % or more of lines have under 30 characters" if many else None
 
 
 def repeated_characters(document: Document) -> str | None:
-    """Drop a document with 10 % or more of its characters in repeated lines."""
+    """Drop a document in which repeated lines hold 10 % or more of the characters."""
     _, characters = _repeated(document.lines)
     many = characters >= 0.1 * document.characters
     return "10 % or more of characters are in repeated lines" if many else None
@@ -377,22 +377,22 @@ FINEWEB = RuleSet(
 )
 
 SETS: dict[str, RuleSet] = {"c4": C4, "gopher": GOPHER, "fineweb": FINEWEB}
-"""Name -> rules."""
+"""Rule sets by name."""
 
 NONE = "none"
-"""Selects no rules."""
+"""The name that selects no rules."""
 
 
 def select(text: str) -> dict[str, RuleSet]:
-    """Choose rules by their names.
+    """Select rules by name.
 
     Args:
-        text: sets and rules, separated by commas, in the order in which they are applied:
-            ``gopher,fineweb``; ``c4,-c4.punctuation`` leaves one out, ``gopher.short`` takes one
-            alone; ``none``.
+        text: comma-separated sets and rules, in order of application: ``gopher,fineweb``;
+            ``c4,-c4.punctuation`` excludes one rule, ``gopher.short`` includes a single one;
+            ``none``.
 
     Raises:
-        ConfigError: a name is unknown, or changes nothing.
+        ConfigError: a name is unknown, or has no effect.
     """
     if text.strip() == NONE:
         return {}
@@ -440,16 +440,16 @@ def _useless(name: str, why: str, fix: str) -> ConfigError:
 
 
 def edit(text: str, lines: Mapping[str, LineRule], name: str, edits: list[tuple[str, str]]) -> str:
-    """Keep, change or remove each line of a text.
+    """Apply line rules to each line of a text.
 
     Args:
-        text: of the document.
-        lines: name -> rule, asked in order until one removes the line.
-        name: of their set.
-        edits: takes a rule's name and the line as it was, for each that was removed or changed.
+        text: the document's text.
+        lines: rules by name, applied in order until one removes the line.
+        name: the name of the rule set.
+        edits: receives the rule's name and the original line for each removal or change.
 
     Returns:
-        The lines that are left, joined by LF; the text itself where no rule did anything.
+        The remaining lines, joined by LF; the same text where no rule changed a line.
     """
     kept: list[str] = []
     for line in text.split("\n"):

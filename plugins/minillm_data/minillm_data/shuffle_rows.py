@@ -1,11 +1,11 @@
-"""Rows in an order of their own, so that neighbours in a long document do not share a step.
+"""Row-level shuffling, so that adjacent rows of a long document do not share a step.
 
-Documents are shuffled whole, and rows are cut from them one after the other: of a book, all rows of
-many steps in a row are the same book's, whose gradients say much the same. Here the rows of an epoch
-are shuffled as well, as nanoGPT draws windows at random, but without repetition: an epoch is still
-every token once, and a row the same piece of the same document.
+By default whole documents are shuffled and cut into rows in order: a book then fills many consecutive
+steps, whose gradients are highly correlated. Here the rows of an epoch are shuffled as well, as nanoGPT
+draws random windows, but without repetition: an epoch still has every token once, and each row is the
+same piece of the same document.
 
-It matters where documents are longer than a row. On 45 M tokens of English, half of them in books,
+This matters where documents are longer than a row. On 45 M tokens of English, half of them in books,
 460 steps of 32 rows end 0.45 nats lower (docs/experiments.md).
 """
 
@@ -26,5 +26,5 @@ class ShuffleRows(Plugin, api=1):
 
 
 def shuffled(count, seed, epoch):
-    """Shuffle: int64 (count,), the same for the same seed and epoch."""
+    """Return a permutation of the rows, int64 (count,), determined by seed and epoch."""
     return np.random.default_rng((seed, epoch, 1)).permutation(count)

@@ -81,13 +81,13 @@ class Rules:
 
 
 class Content(NamedTuple):
-    """The content of a row to compare: the words of a text or its ids, and the whole for the digest."""
+    """The compared content of a row: a text, whose words are hashed, or ids; and the digest's input."""
 
     words: str | list[int]
-    whole: str | None = None  # of a chat; None: the words themselves
+    whole: str | None = None  # the digest's input for a chat; None: ``words``
 
     def digest(self) -> bytes:
-        """Hash the whole by xxh3-128; digests of texts, chats and ids are distinct."""
+        """Hash the whole content by xxh3-128; digests of texts, chats and ids are distinct."""
         if self.whole is not None:
             return xxhash.xxh3_128_digest(self.whole.encode(), seed=1)
         if isinstance(self.words, str):
@@ -100,8 +100,8 @@ class Signed(NamedTuple):
 
     digests: np.ndarray  # uint64 (documents, 2)
     counts: np.ndarray  # int64 (documents, 2): shingles, windows
-    shingles: np.ndarray  # uint64, of one document after the other
-    signatures: np.ndarray  # uint32 (documents, PERMUTATIONS), or none
+    shingles: np.ndarray  # uint64, concatenated over the documents
+    signatures: np.ndarray  # uint32 (documents, PERMUTATIONS), or (0, PERMUTATIONS)
     windows: np.ndarray  # uint64
 
 
@@ -126,14 +126,14 @@ def sign(rules: Rules, batch: Sequence[Content]) -> Signed:
 
 
 def _words(words: str | list[int]) -> np.ndarray:
-    """Hash words in the form used for near duplicates."""
+    """Hash a text's words in lower case, for near-duplicate shingles; ids stay as they are."""
     if isinstance(words, str):
         return hashed(WORD.findall(words.lower()))
     return np.array(words, np.uint64)
 
 
 def _minhash(flat: np.ndarray, counts: np.ndarray, rules: Rules) -> np.ndarray:
-    """Make the signatures of sets that lie end to end; none where they are not compared."""
+    """Compute MinHash signatures of concatenated shingle sets; none where near duplicates are not searched."""
     if rules.threshold is None:
         return np.zeros((0, PERMUTATIONS), np.uint32)
     from rensa import RMinHash  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The loss of each source of a mixture, weighed."""
+"""Loss weights for the sources of a mixture."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from minillm_core import ConfigError, Plugin, option
 class SourceWeights(Plugin, api=1):
     """Weighs the loss of each source of a mixture: domain reweighting by the loss, not by sampling.
 
-    The weights are brought to a mean of 1 over the sources; without any, all are 1, and a program
-    that steps a trainer itself may write others into the batch, as DoReMi does (arXiv:2305.10429).
+    The weights are normalised to a mean of 1 over the sources. Without any, all are 1, and a program
+    that steps a trainer itself may set others in the batch, as DoReMi does (arXiv:2305.10429).
     """
 
     weights: tuple[float, ...] = option((), help="one for each --data PATH:WEIGHT, in their order")

@@ -1,8 +1,8 @@
-"""Spans of words that an earlier document holds: found by hashes of windows, and cut out of the text.
+"""Span deduplication: find spans of words that an earlier document contains, and cut them out.
 
-Lee et al. 2022, Deduplicating Training Data Makes Language Models Better, find them in a suffix array
-of the whole corpus. Here each window of N words is a hash, the first document that holds it keeps it,
-and in later ones the windows that touch or overlap make a span.
+Lee et al. 2022, Deduplicating Training Data Makes Language Models Better, use a suffix array of the
+whole corpus. Here each window of N words is hashed, the first document with a hash keeps its window,
+and in later documents repeated windows that touch or overlap are merged into a span.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from minillm_data.columns import Column
 from minillm_data.words import PRINTED
 
 _LOAD = 1 << 22
-"""Windows that are compared with each other at a time, about: some 200 MiB."""
+"""Approximate number of windows compared with each other at a time: some 200 MiB."""
 
 _BLOCK = 1 << 20
 
@@ -27,21 +27,21 @@ def repeated(
     sources: Column,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """Find the spans of each document that an earlier one holds.
+    """Find the spans of each document that an earlier document contains.
 
-    Memory: 24 bytes for each document, 32 for each span, and some 300 MiB.
+    Memory: 24 bytes per document, 32 per span, and some 300 MiB.
 
     Args:
-        hashes: of all windows of all documents, in order, uint64.
+        hashes: hashes of all windows of all documents, in order, uint64.
         counts: windows of each document, int64 (documents,).
-        kept: bool (documents,): others hold nothing, and lose nothing.
+        kept: bool (documents,); False: the document is ignored, as a source and as a target.
         width: words of a window.
-        sources: an empty column of int32 to work in.
-        progress: called with the bytes of hashes that were read, and those to read in all.
+        sources: an empty column of int32, used as scratch space.
+        progress: called with the bytes of hashes read, and the total.
 
     Returns:
-        int64 (spans, 4), in order: a document, the span's first word, the one behind its last, and
-        the document that holds the beginning of it first.
+        int64 (spans, 4), in order: the document, the span's first word, its end (exclusive), and the
+        first document that contains the span's first window.
     """
     ends = np.cumsum(counts)
     starts = ends - counts
@@ -79,7 +79,7 @@ def repeated(
 def _seen(
     places: np.ndarray, values: np.ndarray, ends: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Give the places, in order, whose value is at a place of an earlier document, and which that is."""
+    """Return the positions, in order, whose value an earlier document has too, and those documents."""
     order = np.argsort(values, kind="stable")
     new = np.ones(len(order), bool)
     new[1:] = np.diff(values[order]) != 0
@@ -93,7 +93,7 @@ def _seen(
 
 
 def _merged(spans: np.ndarray) -> np.ndarray:
-    """Join the spans of a document that touch or overlap; they are in order."""
+    """Merge spans of a document that touch or overlap, given in order."""
     if not len(spans):
         return spans
     new = np.ones(len(spans), bool)
@@ -106,14 +106,14 @@ def _merged(spans: np.ndarray) -> np.ndarray:
 
 
 def cut(text: str, spans: np.ndarray) -> tuple[str, list[str]]:
-    """Cut spans of words out of a text; whatever stands between them stays as it is.
+    """Cut spans of words out of a text; the text between them is unchanged.
 
     Args:
-        text: of the document.
-        spans: int64 (spans, 2): first word, and the one behind the last; in order, apart.
+        text: the document's text.
+        spans: int64 (spans, 2): first word and end (exclusive); in order, disjoint.
 
     Returns:
-        The text that is left, and the texts that were cut out.
+        The remaining text, and the removed texts.
     """
     words = [found.span() for found in PRINTED.finditer(text)]
     left, out, place = [], [], 0

@@ -1,4 +1,4 @@
-"""Texts: the documents of files as input of a tokenizer, long ones in pieces."""
+"""Texts: documents of files as tokenizer input, long texts in pieces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from minillm_data.files import Files
 
 
 class Texts(Files):
-    """The documents of files, in order, as input of a tokenizer: long texts in pieces."""
+    """The documents of files, in order, as tokenizer input: long texts in pieces."""
 
     no_shards = (
         "this is a token shard already",

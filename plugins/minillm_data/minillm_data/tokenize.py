@@ -54,11 +54,11 @@ def tokenize(
         to: the folder to write: shards, tokenizer.json, report.json.
         tokenizer: a tokenizer.json; default: one is trained on the text, see
             :func:`~minillm_data.train_tokenizer.train_tokenizer`.
-        vocab: entries of the tokenizer to train; with a given one, or for documents of ids,
-            the exclusive upper bound of ids (default: its size; 65,536).
+        vocab: vocabulary size of the tokenizer to train; with a given tokenizer, or for documents of
+            ids, the exclusive upper bound of ids (default: its size; 65,536).
         format: "shards" of llm.c; "bin" or "bin2d", version 2 of the sets of the first MiniLLM
             trainer: one sample per document, of any length, or padded or truncated to ``seq_len`` + 1.
-        seq_len: of bin2d, required there.
+        seq_len: sequence length of bin2d, required there.
         malformed: "strict" or "skip".
         say: prints a line.
         progress: called with the name of the work, the bytes read and the total.
@@ -143,7 +143,7 @@ class Part(ABC):
         output: the folder.
         vocab: exclusive upper bound of ids.
         tokenizer: its end-of-text id begins each document; None: id 0.
-        seq_len: of bin2d.
+        seq_len: sequence length of bin2d.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class Part(ABC):
         """Write the files of a part.
 
         Args:
-            prefix: of the file names.
+            prefix: prefix of the file names.
             ids: (tokens,), of ``dtype``.
             spans: int64 (documents + 1,), the start of each document, and the end.
 

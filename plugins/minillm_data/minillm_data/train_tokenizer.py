@@ -1,4 +1,4 @@
-"""A byte-level BPE of the text of some files, as a run without ``data.tokenizer`` trains it."""
+"""Training of a byte-level BPE tokenizer, as in a run without ``data.tokenizer``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minillm_data.files import Malformed
 from minillm_data.texts import Texts
 
 ENTRIES = 32_768
-"""Entries of a tokenizer, at the most, unless more are asked for."""
+"""Default maximum vocabulary size of a tokenizer."""
 
 
 def train_tokenizer(
@@ -24,24 +24,24 @@ def train_tokenizer(
     say: Callable[[str], None] = lambda line: None,
     progress: Progress | None = None,
 ) -> tuple[Tokenizer, dict[str, Any]]:
-    """Train a byte-level BPE on a seeded sample of at most 64 MiB of the text of some files.
+    """Train a byte-level BPE tokenizer on a seeded sample of at most 64 MiB of the files' text.
 
     The same files give the same tokenizer. ``<|endoftext|>`` is entry 0.
 
     Args:
         paths: files or folders.
-        to: the tokenizer.json to write; readers see all of it or nothing. None: none is written.
-        vocab: entries; default: 32,768, or for little text one for each 800 bytes.
+        to: the tokenizer.json to write, atomically; None: not written.
+        vocab: vocabulary size; default: 32,768, or for little text one entry per 800 bytes.
         malformed: "strict" or "skip".
-        say: prints a line for people.
-        progress: called with the work's name, the bytes done and those in all.
+        say: prints a line.
+        progress: called with the name of the work, the bytes done and the total.
 
     Returns:
         The tokenizer, and the report: entries, bytes of text, bytes of the sample, notes.
 
     Raises:
-        DataError: the file is there already or cannot be written, there is no text, or something
-            is wrong with the files.
+        DataError: the output file exists or cannot be written, there is no text, or a data file
+            cannot be read.
     """
     target = None if to is None else Path(to)
     if target is not None and target.exists():
@@ -79,7 +79,7 @@ def train_tokenizer(
 
 
 def draw_sample(texts: Texts, reading: Reading) -> Sample:
-    """Read every document, and draw the text that a tokenizer is trained on."""
+    """Read every document and draw the sample of text to train a tokenizer on."""
     sample = Sample()
     for document in texts.read(reading):
         sample.add(document)

@@ -20,7 +20,7 @@ Work = TypeVar("Work")
 Done = TypeVar("Done")
 
 _AHEAD = 2
-"""Pieces of work queued per process."""
+"""Work items queued per process."""
 
 
 def cores() -> int:
@@ -33,14 +33,14 @@ def cores() -> int:
 def in_order(
     function: Callable[[Work], Done], work: Iterable[Work], processes: int
 ) -> Generator[Done]:
-    """Apply a function to each piece of work; yield results in the order of the work.
+    """Apply a function to each work item in worker processes; yield results in order.
 
-    Close the iterator when leaving early (``contextlib.closing``), which ends its processes. They
-    also end where this process is killed.
+    Close the iterator when leaving early (``contextlib.closing``), which ends the processes. They
+    also end when this process is killed.
 
     Args:
         function: importable from a module, or a partial of such a function.
-        work: read a few pieces ahead of the results.
+        work: the items, read a few ahead of the results.
         processes: number of processes; 1: run in this process.
 
     Raises:
@@ -73,7 +73,7 @@ def in_order(
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Start the processes inside with Ctrl-C ignored, so that only this process handles it."""
+    """Block SIGINT inside, so that processes started there ignore Ctrl-C and only this one handles it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

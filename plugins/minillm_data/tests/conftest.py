@@ -17,7 +17,7 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def jsonl(tmp_path: Path) -> Write:
-    """Write records as JSON lines; gives the path."""
+    """Return a function that writes records as JSON lines and returns the path."""
 
     def write(records: Sequence[dict[str, Any]], name: str = "data.jsonl") -> Path:
         path = tmp_path / name
@@ -31,7 +31,7 @@ def jsonl(tmp_path: Path) -> Write:
 
 @pytest.fixture
 def prose() -> Callable[..., list[str]]:
-    """Make documents of words: the same ones for the same seed."""
+    """Return a function that generates documents of random words, determined by a seed."""
 
     def make(count: int, seed: int = 0, words: int = 80) -> list[str]:
         rng = random.Random(seed)

@@ -13,7 +13,7 @@ Program = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache of three texts, and a folder that is not minillm's."""
+    """Create a token cache of three texts, and a folder that is not minillm's."""
     from minillm_core.config.schema import DataConfig
     from minillm_core.data import open_corpus
 

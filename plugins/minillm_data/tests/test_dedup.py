@@ -1,4 +1,4 @@
-"""``minillm data dedup`` against oracles that compare everything with everything, and its refusals."""
+"""``minillm data dedup`` against brute-force oracles that compare all pairs, and its refusals."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def corpus(path: Path, records: Records) -> Path:
 def run(
     folder: Path, records: Records, **options: Any
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Deduplicate records in a folder: what stays, and the report."""
+    """Deduplicate records in a folder; return the kept ones and the report."""
     report = dedup([corpus(folder / "in.jsonl", records)], folder / "out", **options)
     assert report == json.loads((folder / "out" / "report.json").read_text())
     assert sum(report["counts"].values()) == report["documents"]
@@ -52,7 +52,7 @@ def run(
 
 
 def mutants(seed: int, documents: int) -> list[str]:
-    """Make texts of which many are an earlier one with a share of its words replaced."""
+    """Generate texts, many of them an earlier text with a share of its words replaced."""
     draw = random.Random(seed)
     texts: list[str] = []
     for _ in range(documents):
@@ -68,7 +68,7 @@ def mutants(seed: int, documents: int) -> list[str]:
 
 
 def sets_of(texts: Sequence[str], width: int) -> list[set[tuple[str, ...]]]:
-    """Make the shingles of texts, as tuples of words."""
+    """Compute the shingles of texts, as tuples of words."""
     found = []
     for text in texts:
         words = re.findall(r"\w+", text.lower())
@@ -78,7 +78,7 @@ def sets_of(texts: Sequence[str], width: int) -> list[set[tuple[str, ...]]]:
 
 
 def components(texts: Sequence[str], width: int, threshold: float) -> list[int]:
-    """Find the first of each text's group, by comparing every pair."""
+    """Find the first text of each text's group, by comparing every pair."""
     sets = sets_of(texts, width)
     first = list(range(len(texts)))
     for a, b in combinations(range(len(texts)), 2):
@@ -203,7 +203,7 @@ def test_nothing_to_read_is_no_error(tmp_path: Path) -> None:
 
 
 def without_spans(texts: Sequence[str], width: int, least: int) -> tuple[list[str | None], int]:
-    """Cut what an earlier text holds, word by word: what is left of each, and the words cut."""
+    """Cut spans that an earlier text contains, word by word; return the remaining texts and the words cut."""
     seen: set[tuple[str, ...]] = set()
     left: list[str | None] = []
     lost = 0

@@ -1,4 +1,4 @@
-"""Deduplication that is killed anywhere goes on, to the bytes of a run that was never killed."""
+"""Deduplication killed at any point resumes, to the bytes of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-# It works in small steps, and kills itself at the nth time that it opens, renames or removes a file
-# of its folder.
+# Works in small steps, and kills itself the nth time that it opens, renames or removes a file of its
+# folder.
 CHILD = """
 import os, signal, sys
 from minillm_data import dedup, output, spans
@@ -40,7 +40,7 @@ print("events", seen)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Read a folder; the page without the time that it was made."""
+    """Read a folder's files; remove the creation time from the page."""
     found = {path.name: path.read_bytes() for path in folder.iterdir()}
     found["report.htm"] = re.sub(rb"Written by minillm, [^<]*", b"", found["report.htm"])
     return found
@@ -51,9 +51,9 @@ def text(draw: random.Random, words: int) -> str:
 
 
 def corpus(path: Path, documents: int, words: int) -> Path:
-    """Write texts; in the second half some are equal to, like, or share a span with an earlier one.
+    """Write texts; some of the second half equal, resemble, or share a span with an earlier text.
 
-    So that the examples of a report name documents that are in earlier parts.
+    The examples of a report then name documents in earlier parts.
     """
     draw = random.Random(5)
     texts = [text(draw, words)]
@@ -127,7 +127,7 @@ def test_many_kills_of_one_run_cost_no_byte(tmp_path: Path) -> None:
 
 
 def started(path: Path, to: Path) -> subprocess.Popen[str]:
-    """Start the command in a session of its own, and wait until it works with its processes."""
+    """Start the command in its own session, and wait until its worker processes run."""
     process = subprocess.Popen(
         [sys.executable, "-m", "minillm_core", "data", "dedup", str(path), "--to", str(to)],
         stdout=subprocess.PIPE,
@@ -153,7 +153,7 @@ def finished(path: Path, to: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file that several processes work on for seconds."""
+    """Write a file that keeps several processes busy for seconds."""
     return corpus(tmp_path_factory.mktemp("big") / "in.jsonl", 8000, 600)
 
 
@@ -176,7 +176,7 @@ def test_ctrl_c_ends_it_within_a_second_or_so(
     else:
         process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=30)
-    assert time.monotonic() - before < 3.0  # a second, on a machine that does nothing else
+    assert time.monotonic() - before < 3.0  # one second on an idle machine
     assert process.returncode == 130
     assert "Traceback" not in err
     assert "the same command goes on" in err

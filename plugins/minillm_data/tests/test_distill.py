@@ -1,4 +1,4 @@
-"""The divergence from a teacher, in NumPy; what both frameworks learn of it; and that a model is drawn to it."""
+"""Distillation: the divergence and gradients of both frameworks against NumPy, and learning from a teacher."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def divergence(
     ours: np.ndarray, theirs: np.ndarray, labels: np.ndarray, t: float, reverse: bool
 ) -> float:
-    """t^2 times the mean KL over supervised positions, position by position."""
+    """Compute t^2 times the mean KL over supervised positions, position by position."""
     found = []
     for at in np.ndindex(labels.shape):
         if labels[at] >= 0:
@@ -77,7 +77,7 @@ def test_both_frameworks_learn_what_numpy_does(options: dict[str, Any]) -> None:
     assert apart > 0.1
     labels = 0.0 if options.get("only") else plain[batch["labels"] >= 0].mean()
     assert float(loss.objective) == pytest.approx(labels + weight * apart)
-    assert float(loss.sums[0]) == pytest.approx(plain.sum())  # what is reported stays the labels'
+    assert float(loss.sums[0]) == pytest.approx(plain.sum())  # the reported loss is the labels'
     found = {backend: subject.gradients(plan, backend, batch) for backend in BACKENDS}
     for measured, _, _ in found.values():
         assert measured == pytest.approx(plain.sum() / supervised([batch]), rel=1e-5)
@@ -94,7 +94,7 @@ def test_both_frameworks_learn_what_numpy_does(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 def test_a_model_is_drawn_to_its_teacher_without_labels(direction: str) -> None:
-    """By the teacher alone: the divergence of one batch falls to a tenth, the labels' loss need not."""
+    """With the teacher alone, the divergence of one batch falls to a tenth; the labels' loss need not fall."""
     pytest.importorskip("torch")
     subject = Subject("distill", {"direction": direction, "only": True, "temperature": 1.0})
     plan = subject.plan()

@@ -27,7 +27,7 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Noise, which nothing learns, and sentences, which a model learns slowly."""
+    """Write two sources: noise, which cannot be learnt, and sentences, which are learnt slowly."""
     folder, rng = tmp_path_factory.mktemp("sources"), np.random.default_rng(0)
     noise = ["".join(chr(c) for c in rng.integers(97, 123, 200)) for _ in range(60)]
     words = [f"w{n:02d}" for n in range(40)]

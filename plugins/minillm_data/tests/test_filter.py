@@ -113,7 +113,7 @@ def test_c4_edits_text_alone_and_counts_lines(tmp_path: Path) -> None:
         "Menu\nThis is a line of seven words[3].\nHere is another one that stays. And a third one."
     )
     left = "This is a line of seven words.\nHere is another one that stays. And a third one."
-    # what stands around the text stays: escapes, numbers as they are written, spaces
+    # the rest of the line is unchanged: escapes, number formats, spaces
     around = (
         ' {{"a": "\\ud800\\u00e9" ,"text" :\t{} , "n":1e400, "in":{{"text":"{{"}},"o":[1.50] }}\r'
     )
@@ -159,7 +159,7 @@ def test_an_unknown_language_and_a_missing_py3langid_are_refused(
 
 
 class Length:
-    """The bits of a checkpoint that are 8 for each character beyond ten, over all of them."""
+    """A stand-in for Bits: a text's bits per byte are a tenth of its number of characters."""
 
     def __init__(self, *_: object) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Further formats: what they give is what JSON lines of the same documents give."""
+"""Additional file formats yield the same documents as JSON lines of them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ SAMPLES = [[5, 6, 7], [8], [9, 10, 11, 12]]
 
 
 def write_set(folder: Path, kind: str, version: int, changes: dict[str, Any] | None = None) -> Path:
-    """Write a set of ids as the format says, byte by byte."""
+    """Write a set of ids byte by byte, following the format's definition."""
     ids, stride = np.concatenate(SAMPLES).astype("<u4"), 5
     meta: dict[str, Any] = {
         "version": version,

@@ -1,4 +1,4 @@
-"""Datasets of the hub, by the code that loads them, on files made here."""
+"""Datasets of the Hugging Face hub: their loader, on local files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minillm_data.hub import described
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Any:
-    """Describe a dataset; gives the source that reads it."""
+    """Return a function that writes a .hub file and returns its source."""
 
     def make(**given: Any) -> Any:
         path = tmp_path / "some.hub"

@@ -1,4 +1,4 @@
-"""What data hold, against counts that are made by hand."""
+"""Data statistics against hand-computed counts."""
 
 from __future__ import annotations
 

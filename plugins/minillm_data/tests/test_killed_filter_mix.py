@@ -1,4 +1,4 @@
-"""Filter and mix, killed at any place and started again, write what a run writes that was never killed."""
+"""Filter and mix, killed at any point and restarted, write the same bytes as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ for name in ("write", "dealt_with", "note_progress", "close_part", "finish"):
 output.replace_file = dies(output.replace_file)
 sys.exit(main(sys.argv[4:]))
 """
-"""Runs the program, and kills it before or after the at-th thing that it does with its folder."""
+"""Run the program, and kill it before or after its at-th operation on its folder."""
 
 
 def run(at: int, part: int, noted: float, *arguments: str) -> int:
@@ -56,7 +56,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three sources, and a tokenizer."""
+    """Create a folder with three sources and a tokenizer."""
     from minillm_core.documents import Tokenizer
 
     folder = tmp_path_factory.mktemp("sources")

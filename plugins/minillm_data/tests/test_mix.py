@@ -1,4 +1,4 @@
-"""``minillm data mix``: shares hold over any stretch, and documents are the sources', in their order."""
+"""``minillm data mix``: shares hold over any stretch, and each source's documents keep their order."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Program = Callable[..., tuple[int, str, str]]
 
 
 def write(path: Path, sizes: Sequence[int], name: str = "") -> Path:
-    """A file of documents of so many bytes of text."""
+    """Write a file of documents with the given bytes of text."""
     records = (
         {"text": "x" * size, "from": name or path.stem, "n": i} for i, size in enumerate(sizes)
     )
@@ -57,7 +57,7 @@ def test_each_share_holds_after_every_document_to_within_the_longest(
 
 
 def test_taking_the_source_that_lags_most_would_not_do() -> None:
-    """Why the rule is another: with many sources the simple one is more than a document behind."""
+    """Show that the simple rule fails: with many sources it lags by more than a document."""
     shares = [1] * 5 + [45]
     sizes = [100] * 5 + [1]
     worst = {"lags most": Fraction(0), "ours": Fraction(0)}
@@ -273,7 +273,7 @@ def test_a_folder_inside_what_is_read_is_refused(tmp_path: Path) -> None:
         mix([f"{tmp_path}:1"], tmp_path / "out")
 
 
-# What resembles a target
+# Importance resampling (DSIR)
 
 
 def test_words_and_pairs_are_hashed_alike_in_every_process() -> None:

@@ -1,4 +1,4 @@
-"""The folder of a command: whole or not there, and continued by the next start."""
+"""The output folder of a command: atomic, and resumed by the next start."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minillm_data.output import Output
 
 
 def write(folder: Path, rows: int, key: str = "k", until: int | None = None) -> bool:
-    """Write rows of 10 bytes; stop after one of them, as a kill does. Gives whether it went on."""
+    """Write rows of 10 bytes, stopping after one of them as a kill does; return whether it resumed."""
     with Output(folder, key) as output:
         for row in range(output.state.rows, rows):
             if row == until:

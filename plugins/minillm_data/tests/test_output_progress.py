@@ -1,4 +1,4 @@
-"""A folder that was left in the middle of a part is continued behind the last note."""
+"""A folder interrupted in the middle of a part resumes after the last progress record."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from minillm_data.output import Output
 
 
 class Killed(Exception):
-    """The end of a process, as the folder sees it."""
+    """A simulated kill of the process."""
 
 
 def write(folder: Path, lines: list[bytes], stop: int | None = None) -> None:
-    """Write lines behind those that are dealt with; killed after ``stop`` of all of them."""
+    """Write the lines not yet processed; raise Killed after ``stop`` of all lines."""
     with Output(folder, "key") as out:
         for number in range(out.state.rows, len(lines)):
             out.write(lines[number])

@@ -1,4 +1,4 @@
-"""Runs with a packer, through the program itself: what they say, branch from, and are read without."""
+"""Runs with a packer, through the program: their output, branches, and reading without the packer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""best_fit, eos_align, length_buckets and length_curriculum: what each promises of rows and order, and what it costs."""
+"""best_fit, eos_align, length_buckets and length_curriculum: invariants of rows and order, and costs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ splits = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
 class Stream:
-    """Documents of given lengths, again and again, as a packer is given them."""
+    """An endless stream of documents of given lengths, as a packer takes them."""
 
     def __init__(self, lengths: list[int]) -> None:
         self.lengths, self.taken = itertools.cycle(lengths), list[Piece]()
@@ -49,7 +49,7 @@ class Stream:
 
 
 def used_once(rows: list[list[Piece]], stream: Stream, packer: Packer) -> int:
-    """No token is in two rows; how many are in none and not pending."""
+    """Check that no token is in two rows; count the tokens neither in a row nor pending."""
     tokens = Counter(t for row in rows for piece in row for t in range(*piece))
     assert all(count == 1 for count in tokens.values())
     pending = {t for piece in packer.pending for t in range(*piece)}
@@ -101,7 +101,7 @@ def test_best_fit_begins_with_the_oldest_and_takes_the_largest_that_fits(
         assert len(packer.pending) >= buffer
         room = capacity - sum(piece.tokens for piece in row)
         assert all(piece.tokens > room for piece in packer.pending)
-        # behind the first, each was the largest of those that are still there and had room
+        # after the first, each piece was the largest of the remaining ones that fit
         for place, piece in enumerate(row[1:], 1):
             before = capacity - sum(one.tokens for one in row[:place])
             had = [one for one in packer.pending if one in known and one.tokens <= before]
@@ -109,7 +109,7 @@ def test_best_fit_begins_with_the_oldest_and_takes_the_largest_that_fits(
 
 
 def test_no_document_waits_for_more_rows_than_the_buffer_holds() -> None:
-    """Where the largest came first, 55 would wait behind every 60."""
+    """Check the wait: if the largest were taken first, 55 would wait behind every 60."""
     stream, packer = Stream([55] + [60] * 400), BestFitPacker(100, 20)
     rows = [packer.row(stream.take) for _ in range(60)]
     assert next(n for n, row in enumerate(rows) if Piece(0, 55) in row) <= 20
@@ -298,7 +298,7 @@ def documents_of(lengths: list[int]) -> Documents:
 def sized(plan: Plan, documents: Documents, count: int, **more: Any) -> list[StepBatch]:
     given = {**plan.config.train.shapes[-1]._asdict(), "seed": 0, "by": plan.arrangement}
     with Loader(documents, **given, shape_at=plan.shape_at, **more) as loader:
-        # a batch without a label is no step, and the next one has the same size
+        # a batch without labels is not a step, and the next batch has the same size
         labelled = (step for step in itertools.islice(loader, 100) if step.supervised)
         return list(itertools.islice(labelled, count))
 

@@ -1,4 +1,4 @@
-"""Runs beside a frozen model: resumed to the bit, read without it, and refused beside another one."""
+"""Runs with a frozen reference model: bit-exact resume, reading without it, and refusal of another one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Train = Callable[..., Run]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the text, the cache, and the run of a reference model."""
+    """Create a folder with the text, the cache, and the run of a reference model."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "text.txt").write_text(TEXT)
     run(folder, "reference", backend="torch", seed=7).train()

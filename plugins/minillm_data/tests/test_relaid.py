@@ -1,4 +1,4 @@
-"""fim and domain_tokens: what rows hold after them, against oracles written out token by token."""
+"""fim and domain_tokens: the rewritten rows, against token-by-token oracles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def hook(*plugins: Plugin, progress: float = 0.5, **given: Any) -> Any:
 
 
 def stream(lengths: list[int], rows: int = 2, domain: bool = False) -> dict[str, np.ndarray]:
-    """Rows of documents end to end; every id is different but 0, the end-of-text id."""
+    """Return rows of concatenated documents; all ids differ, except 0, the end-of-text id."""
     size = rows * T + 1
     ids, numbers = [], []
     number = 0
@@ -61,7 +61,7 @@ def stream(lengths: list[int], rows: int = 2, domain: bool = False) -> dict[str,
 
 
 def consistent(batch: dict[str, np.ndarray]) -> None:
-    """A label is the next token of the row, or -1."""
+    """Check that every label is the next token of the row, or -1."""
     labels, following = batch["labels"][:, :-1], batch["ids"][:, 1:]
     known = labels >= 0
     np.testing.assert_array_equal(labels[known], following[known])
@@ -103,11 +103,11 @@ def test_fim_keeps_a_documents_ids_and_moves_its_middle(
 
 
 def rejoined(ids: list[int]) -> list[int]:
-    """The document that was laid out with its middle last: the oracle."""
+    """Restore the original document from its layout with the middle last: the oracle."""
     front, rest = ids[: ids.index(PRE)], ids[ids.index(PRE) + 1 :]
     first, middle = rest[: rest.index(MID)], rest[rest.index(MID) + 1 :]
     at = first.index(SUF)
-    if at == 0:  # SPM: the prefix stands before the middle, and which part is it shows in no way
+    if at == 0:  # SPM: the prefix is followed by the middle, and their boundary is not marked
         suffix = first[1:]
         return front + middle + suffix
     return front + first[:at] + middle + first[at + 1 :]
@@ -125,7 +125,7 @@ def test_the_rate_is_the_share_of_documents_and_spm_of_those() -> None:
                 laid[1] += PRE in document
                 laid[2] += swapped
     assert abs(laid[1] / laid[0] - 0.3) < 0.05
-    # PSM looks like SPM where the prefix is empty: one of 5 or 6 places, twice drawn, the smaller
+    # PSM with an empty prefix looks like SPM: the smaller of two cuts drawn from 5 or 6 places is 0
     assert 0.25 < laid[2] / laid[1] < 0.65
 
 
@@ -136,7 +136,7 @@ def test_fim_ends_a_middle_where_its_document_ends_alone() -> None:
     assert made["labels"][0, len(first) - 1] == 0  # of the document behind it
     assert len(second) == T - len(first)
     consistent(made)
-    # the row's last stretch goes on in the next row: nothing is predicted behind its middle
+    # the row's last segment continues in the next row: no label after its middle
     long = hook(Fim(rate=1.0, spm=0.0))(stream([200], rows=1), "train")
     consistent(long)
     for phase in ("eval", "decode"):
@@ -176,7 +176,7 @@ def test_a_domains_token_stands_behind_the_end_of_text(lengths: list[int]) -> No
 
 
 def mixture() -> tuple[Documents, list[tuple[float, Documents]]]:
-    """Two sources, one with ids below 200 and one with those above, each token with its domain."""
+    """Return a mixture of two sources, of ids below and above 200, with each token's domain."""
     lengths = [7, 40, 5, 9, 30, 4, 12]
     ends = np.cumsum(lengths)
     array = np.zeros(ends[-1], [("ids", np.int32), ("domain", np.int32)])
@@ -220,7 +220,7 @@ def test_fim_leaves_the_domains_token_in_front() -> None:
 
 
 class Extra(Plugin, api=1):
-    """Writes a field that it does not say how to move."""
+    """A plugin that adds a field without declaring how it moves."""
 
     def build_data(self, data: Any) -> None:
         data.field("extra")

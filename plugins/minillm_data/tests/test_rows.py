@@ -1,4 +1,4 @@
-"""Rows: every line that is kept is the line that was read."""
+"""Rows: kept lines are the input lines, byte for byte."""
 
 from __future__ import annotations
 

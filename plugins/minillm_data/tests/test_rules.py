@@ -1,4 +1,4 @@
-"""Each rule drops what its definition says, just beyond its threshold, and nothing at it."""
+"""Each rule drops documents just beyond its threshold, and keeps those at it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def dropped(rule: rules.Rule, text: str) -> bool:
 
 
 def lines(count: int, of: int, special: str, other: str = "An ordinary line number {}.") -> str:
-    """``count`` lines of ``of`` are made from one pattern, the rest from another."""
+    """Return ``of`` lines: ``count`` of one pattern, the rest of another."""
     return "\n".join((special if i < count else other).format(i) for i in range(of))
 
 
@@ -153,7 +153,7 @@ def test_repeated_lines_count_by_their_characters_too() -> None:
 
 
 def shares(text: str) -> dict[int, float]:
-    """n -> the share of characters of the most frequent n-gram, or of repeated ones, the plain way."""
+    """Compute by brute force n -> the share of characters in the most frequent or in repeated n-grams."""
     found = text.split()
     total, result = sum(map(len, found)) or 1, {}
     for n in (*FREQUENT, *REPEATED):

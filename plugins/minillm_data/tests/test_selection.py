@@ -1,4 +1,4 @@
-"""rho1 and jest: which tokens and rows are chosen, what is learnt of them, and from whose losses."""
+"""rho1 and jest: the selected tokens and rows, their gradients, and the losses they are selected by."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BACKENDS = ("torch", "mlx")
 
 @st.composite
 def drawn(draw: Any) -> dict[str, np.ndarray]:
-    """Losses of two models and labels, (B, T); some rows are not supervised at all."""
+    """Draw losses of two models, and labels, (B, T); some rows are entirely unsupervised."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     shape = draw(st.integers(1, 4)), draw(st.integers(1, 9))
     labels = rng.integers(-3, 20, shape).astype(np.int32)
@@ -41,14 +41,14 @@ def test_rho1_weighs_the_tokens_of_the_highest_excess_loss(
     excess = arrays["losses"] - arrays["reference"]
     highest = sorted(there.tolist(), key=lambda place: -excess[tuple(place)])
     count = len(there)
-    number = max(1, int(np.ceil(count * share - 0.5))) if count else 0  # half a token is left
+    number = max(1, int(np.ceil(count * share - 0.5))) if count else 0  # rounded half down
     expected = np.zeros_like(excess)
     for place in highest[:number]:
         expected[tuple(place)] = count / number
     np.testing.assert_allclose(weights, expected)
     if (
         count
-    ):  # the objective, weights x losses over the supervised count, is the mean of the chosen
+    ):  # the objective, weights x losses over the supervised count, is the mean of the selected
         chosen = [arrays["losses"][tuple(place)] for place in highest[:number]]
         mean = float((weights * arrays["losses"]).sum()) / count
         assert mean == pytest.approx(sum(chosen) / number)
@@ -64,7 +64,7 @@ def test_jest_scores_a_row_by_the_mean_excess_of_its_tokens(arrays: dict[str, np
 
 
 def oracle_of(name: str) -> tuple[Subject, Plan, dict[str, np.ndarray], Any, np.ndarray, Oracle]:
-    """A plan with a stand-in reference, a batch, NumPy's loss of it, and both models' excess, (B, T)."""
+    """Return a plan with a stand-in reference, a batch, its NumPy loss, and the excess loss (B, T)."""
     subject = Subject(name)
     plan = subject.plan()
     (batch,) = subject.batches(plan, 1)
@@ -127,7 +127,7 @@ def test_an_evaluation_is_of_the_trained_model_alone(name: str, backend: str) ->
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_of_several_micro_batches_weighs_them_by_their_tokens(backend: str) -> None:
-    """Each has the mean over its own chosen tokens, times its share of the step's supervised ones."""
+    """Each micro-batch counts as the mean over its selected tokens, times its share of supervised tokens."""
     subject = Subject("rho1")
     plan = subject.plan()
     batches = subject.batches(plan, 2)

@@ -1,4 +1,4 @@
-"""Text to shards: the ids of tokenizers, document by document, and the same bytes after a kill."""
+"""Tokenization into shards: ids per document, and the same bytes after a kill."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Prose = Callable[..., list[str]]
 
 
 def documents_in(folder: Path) -> list[list[int]]:
-    """Take the documents out of a folder's shards, each behind its end-of-text id, 0."""
+    """Read the documents of a folder's shards, splitting at the end-of-text id, 0."""
     found: list[list[int]] = []
     for path in sorted(folder.glob("*.bin")):
         ids = map_shard(path)[0].tolist()

@@ -1,4 +1,4 @@
-"""A tokenizer of some files, the same for the same files."""
+"""Tokenizer training: the same files give the same tokenizer."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tasks of lm-evaluation-harness, answered by runs and model directories.
+"""Evaluation of runs and model directories on tasks of lm-evaluation-harness.
 
-harness     a run as the harness asks a model: log-likelihoods of continuations, and texts
-judge       tasks by name, and their figures
+harness     the harness's model interface of a run: log-likelihoods and generated texts
+judge       evaluation on tasks by name, and their metrics
 """
 
 from __future__ import annotations

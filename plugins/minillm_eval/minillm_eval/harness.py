@@ -1,11 +1,11 @@
-"""A run as lm-evaluation-harness asks a model.
+"""The model interface of lm-evaluation-harness for a run.
 
-    loglikelihood           of a continuation after a context, and whether it is the likeliest
+    loglikelihood           of a continuation after a context, and whether greedy decoding gives it
     loglikelihood_rolling   of a whole text, in windows where it is longer than a row
-    generate_until          a text, up to a stop or a number of tokens
+    generate_until          generated text, up to a stop sequence or a number of tokens
 
-A document begins with the token that it began with in training. What is longer than a row of the model
-loses its beginning, as in the harness's own models.
+Documents begin with the same token as in training. Input longer than a row of the model is truncated
+on the left, as in the harness's own models.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from minillm_core import Refusal, Run
 __all__ = ["HarnessModel"]
 
 LOGITS = 1 << 28
-"""Numbers that the logits of one batch may be: 1 GiB."""
+"""Maximum number of logits in a batch: 1 GiB."""
 
 ANSWER = 256
-"""Tokens of a generated text, where its task does not say."""
+"""Default maximum tokens of a generated text, where the task sets none."""
 
 Progress = Callable[[str, int, int, str], None]
 
 
 class HarnessModel(TemplateLM):
-    """A run, opened or trained, with the methods that tasks are asked through.
+    """A harness model backed by a run, opened or just trained.
 
     Args:
-        run: it has a tokenizer.
-        progress: takes what is done, how many requests of it are, of how many, and their name.
+        run: a run with a tokenizer.
+        progress: called with the name of the work, the requests done, their total, and their unit.
         say: prints a line.
 
     Raises:
@@ -73,18 +73,18 @@ class HarnessModel(TemplateLM):
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Encode a text, behind the token that begins a document unless that is not wanted."""
+        """Encode a text; prepend the token that begins a document unless ``add_special_tokens`` is False."""
         ids = self.vocabulary.encode([string])[0].tolist()
         return ids if add_special_tokens is False else [self.prefix_token_id, *ids]
 
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = True
     ) -> list[tuple[float, bool]]:
-        """Measure continuations: of each the log-likelihood in nats, and whether it is the likeliest."""
+        """Compute each continuation's log-likelihood in nats, and whether greedy decoding gives it."""
         return super().loglikelihood(requests, disable_tqdm=True)
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
-        """Measure whole texts: of each the log-likelihood in nats, every token predicted once."""
+        """Compute each text's log-likelihood in nats, every token predicted once."""
         windows, owners = [], []
         for owner, request in enumerate(requests):
             (text,) = request.args
@@ -102,7 +102,7 @@ class HarnessModel(TemplateLM):
         return total.tolist()
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
-        """Continue contexts, each until a stop of its task, the end of the document or enough tokens."""
+        """Generate continuations, until a stop sequence, the end of the document or the token limit."""
         texts = []
         for done, request in enumerate(requests):
             self._progress("writing answers", done, len(requests), "answers")
@@ -142,7 +142,7 @@ class HarnessModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """Measure continuations of ids, in batches of rows of like length."""
+        """Score continuations of token ids, in batches of rows of similar length."""
         rows = [[*context, *wanted][-(self.longest + 1) :] for _, context, wanted in requests]
         found: list[tuple[float, bool]] = [(0.0, True)] * len(rows)
         done = 0
@@ -166,7 +166,7 @@ class HarnessModel(TemplateLM):
         return found
 
     def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-        """Divide rows into batches, the longest first: lists of their indices."""
+        """Yield batches of row indices, the longest rows first."""
         config = self.run.plan.config
         most = min(
             config.train.rows * config.train.seq_len,

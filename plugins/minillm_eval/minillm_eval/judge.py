@@ -1,4 +1,4 @@
-"""Public tasks of lm-evaluation-harness, by name, and what a model scores in them."""
+"""Evaluation of a model on public tasks of lm-evaluation-harness, by name."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ _CANNOT = {
     "UNSAFE_CODE": "runs the code that a model writes, which minillm does not",
     "MULTIMODAL": "shows images, and models here read text",
 }
-"""What a task may say of itself -> why it is refused."""
+"""Flag of a task -> the reason why it is refused."""
 
 SEEDS = 0, 1234
-"""Of Python's and of NumPy's random numbers, and of the choice of examples: the harness's own."""
+"""Seeds as in the harness: of Python's ``random``, and of NumPy and the choice of few-shot examples."""
 
 DRAWS = 1_000
-"""Samples by which the error of a figure is estimated that has no formula for it."""
+"""Bootstrap samples for the standard error of metrics without a formula for it."""
 
 
 def judge_command(
     out: Path, read: InferenceOptions, shown: Any, tasks: Sequence[str], **options: Any
 ) -> tuple[Run, dict[str, Any]]:
-    """Judge what ``minillm eval OUT --tasks`` names, a run or a model directory.
+    """Open the run or model directory of ``minillm eval OUT --tasks`` and evaluate it.
 
     Args:
         out: the folder.
-        read: how it is opened.
-        shown: as for :func:`judge_tasks`.
-        tasks: as there.
-        options: as there, ``None`` where not given.
+        read: options for opening it.
+        shown: see :func:`judge_tasks`.
+        tasks: see :func:`judge_tasks`.
+        options: see :func:`judge_tasks`; ``None`` where not given.
 
     Returns:
-        The run, and the figures.
+        The run, and the metrics.
     """
     run = read.open(out, shown)
     return run, judge_tasks(run, tasks, shown, **options)
@@ -59,24 +59,24 @@ def judge_tasks(
     limit: int | None = None,
     shots: int | None = None,
 ) -> dict[str, Any]:
-    """Judge a run by tasks.
+    """Evaluate a run on tasks.
 
     Args:
-        run: the run; it has a tokenizer.
-        tasks: names of tasks, groups or tags, several in one separated by commas; ``arc_*`` is a pattern.
-        shown: where progress and notes are shown (:func:`minillm_core.commands.display`).
-        task_path: folders with tasks of one's own, which go before those of the harness.
-        limit: documents of each task, from its start; None: all.
-        shots: examples before each question; None: as many as the task says.
+        run: a run with a tokenizer.
+        tasks: names of tasks, groups or tags, also comma-separated; ``arc_*`` is a pattern.
+        shown: displays progress and notes (:func:`minillm_core.commands.display`).
+        task_path: folders with custom tasks, which take precedence over the harness's.
+        limit: number of documents per task, from its start; None: all.
+        shots: few-shot examples per question; None: the task's default.
 
     Returns:
-        ``tasks``: name of each task and group -> its figures, as the harness calls them: ``acc``,
-        ``acc_stderr``, ..., and ``shots`` and ``documents``; and ``lm_eval``: the harness's version.
+        ``tasks``: metrics by task and group, under the harness's names (``acc``, ``acc_stderr``, ...),
+        with ``shots`` and ``documents``; and ``lm_eval``: the harness's version.
 
     Raises:
-        Refusal: the harness is not installed; or a task is unknown, or cannot be asked: it runs what
-            the model writes, or needs images.
-        DataError: its data is not available.
+        Refusal: the harness is not installed, or a task is unknown or unsupported: it runs generated
+            code, or needs images.
+        DataError: a task's data is not available.
     """
     try:
         version("lm-eval")
@@ -97,7 +97,7 @@ def judge_tasks(
     with shown.phase("listing the tasks"), _to_stderr():
         manager = TaskManager(include_path=folders or None)
     names = known([one for given in tasks for one in given.split(",") if one], manager)
-    random.seed(SEEDS[0])  # of tasks that shuffle, as the harness seeds them
+    random.seed(SEEDS[0])  # for tasks that shuffle, as in the harness
     np.random.seed(SEEDS[1])
     with shown.phase("reading the tasks' data"), _to_stderr(), _refusals(names):
         loaded = manager.load(names)
@@ -113,10 +113,10 @@ def judge_tasks(
 
 
 def known(names: Sequence[str], manager: Any) -> list[str]:
-    """Find the tasks that names and patterns mean.
+    """Resolve names and patterns to tasks.
 
     Raises:
-        Refusal: there is none of a name.
+        Refusal: a name matches no task.
     """
     found: list[str] = []
     for name in names:
@@ -133,10 +133,10 @@ def known(names: Sequence[str], manager: Any) -> list[str]:
 
 
 def prepare(name: str, task: Any, shots: int | None) -> None:
-    """Set the examples before a task's questions.
+    """Set the number of few-shot examples of a task.
 
     Raises:
-        Refusal: it runs what the model writes, or shows it images; or it has no examples.
+        Refusal: the task runs generated code or needs images, or supports no few-shot examples.
     """
     for lacks, what in _CANNOT.items():
         if getattr(task, lacks, False):
@@ -168,18 +168,18 @@ def _folder(path: str | Path) -> str:
 
 @contextmanager
 def _to_stderr() -> Iterator[None]:
-    """Send what the harness prints to stderr: stdout has the figures."""
+    """Redirect the harness's stdout to stderr, since stdout is for the metrics."""
     with redirect_stdout(sys.stderr):
         yield
 
 
 @contextmanager
 def _refusals(names: Sequence[str]) -> Iterator[None]:
-    """Make refusals of what the harness, and what reads data for it, raise."""
+    """Convert exceptions of the harness and its data libraries into DataError and Refusal."""
     where = f"--tasks {plain(','.join(names), 200)}"
     try:
         yield
-    except OSError as error:  # what the hub's client and the network raise, missing files too
+    except OSError as error:  # of the hub's client and the network, missing files included
         raise DataError(
             f"the data of a task is not available: {plain(str(error) or type(error).__name__, 300)}",
             where=where,
@@ -195,7 +195,7 @@ def _refusals(names: Sequence[str]) -> Iterator[None]:
 
 
 def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the figures of each task and group: numbers, by the harness's names."""
+    """Yield each task's and group's metrics: numbers by the harness's names."""
     shots, samples = found.get("n-shot", {}), found.get("n-samples", {})
     for name, figures in {**found["results"], **found.get("groups", {})}.items():
         own: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""A small run, and tasks on the disk: nothing is fetched."""
+"""Fixtures: a small run, and local tasks, without network access."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a few steps, whose folder is given."""
+    """Train a run of a few steps; return its folder."""
     folder = tmp_path_factory.mktemp("run")
     text = [" ".join(WORDS[(n * k) % len(WORDS)] for k in range(1, 12)) for n in range(200)]
     data = folder / "text.jsonl"
@@ -60,7 +60,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a task of each kind."""
+    """Create a folder with a task of each kind."""
     folder = tmp_path_factory.mktemp("tasks")
     documents = [
         {

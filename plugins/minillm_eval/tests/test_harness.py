@@ -1,4 +1,4 @@
-"""A run answers lm-evaluation-harness as its exported model does in the harness's own class."""
+"""HarnessModel gives the same results as the exported model under the harness's own class."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def asked(*arguments: Any) -> list[Any]:
 
 
 def reference(run: minillm.Run, context: list[int], wanted: list[int]) -> tuple[float, bool]:
-    """By the logits of one row, token by token, in float64."""
+    """Compute the reference result from the logits of one row, token by token, in float64."""
     ids = [*context, *wanted][-(run.plan.config.train.seq_len + 1) :]
     logits = run.logits(ids[:-1]).astype(np.float64)[-len(wanted) :]
     logs = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
@@ -61,7 +61,7 @@ def test_continuations_are_measured_as_by_their_logits(trained: Path, backend: s
         expected, greedy = reference(run, ids, [int(one) for one in whole[len(ids) :]])
         assert nats == pytest.approx(expected, abs=1e-4)
         assert likeliest == greedy
-    # what the model itself goes on with is the likeliest, on every backend
+    # the model's own greedy continuation is the likeliest, on every backend
     said = "".join(run.stream("the quick", max_tokens=3, temperature=0))
     ((_, likeliest),) = model.loglikelihood(asked(("the quick", said)))
     assert likeliest or len(run.tokenizer.encode([said])[0]) != 3
@@ -138,7 +138,7 @@ def test_the_figures_are_those_of_the_exported_model_in_the_harness(
             device="cpu",
             batch_size=3,
             add_bos_token=starts,
-            logits_cache=False,  # it takes one window for another where a text repeats itself
+            logits_cache=False,  # it confuses windows where a text repeats itself
         )
         manager = TaskManager(include_path=str(tasks), include_defaults=False)
         loaded = manager.load(some)

@@ -1,4 +1,4 @@
-"""The entries that a tracker logs: an event's figures by name, its line of text, a run's settings."""
+"""A tracker's entries: an event's metrics by name, its line of text, a run's settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["figures", "flat", "line"]
 
 
 def figures(event: Event) -> dict[str, float]:
-    """Return the numbers of a step or an evaluation by name; unknown ones are left out."""
+    """Return the metrics of a step or an evaluation by name, omitting unknown values."""
     if isinstance(event, Stepped):
         found = {
             "train/loss": event.loss,
@@ -57,7 +57,7 @@ _LINES: Mapping[type[Event], Callable[[Any], str]] = {
 
 
 def line(event: Event) -> str | None:
-    """Describe an event in a line of text; None for events that have figures."""
+    """Describe an event in a line of text; None for events that have metrics."""
     describe = _LINES.get(type(event))
     return describe(event) if describe else None
 

@@ -1,4 +1,4 @@
-"""A run's events in the order in which a tracker needs them: opened once, each step once, closed."""
+"""The event log that feeds a tracker: opened once, each step sent once, closed at the end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from minillm_track.entries import figures, line
 __all__ = ["KINDS", "Log", "Sink", "identity", "inside", "recorded"]
 
 LONGEST = 1024
-"""Bytes of the file that holds a run's name, at most."""
+"""Maximum bytes of the file that holds a run's name."""
 
 _NAME = re.compile(r"[^\x00-\x1f\x7f/]{0,255}-[0-9a-f]{8}")
 
@@ -46,15 +46,15 @@ KINDS: Mapping[str, type[Event]] = {
     )
 }
 _MEASURED = ("loss", "grad_norm", "val_loss")
-"""Fields that are always numbers; metrics.jsonl has null where one was not finite."""
+"""Fields that are always numbers; metrics.jsonl has null for a non-finite value."""
 
 
 def recorded(out: str) -> list[Event]:
-    """Read the events of the run in ``out`` so far, in order; none where it has no metrics.jsonl.
+    """Read the events so far of the run in ``out``, in order; empty without a metrics.jsonl.
 
-    A tracker receives a step once. Where it writes late, a kill takes what it had not written, and the
-    resumed run never sends those steps again. metrics.jsonl has them: it is written line by line, and
-    cut to the checkpoint before a resume is announced.
+    A run sends each step to a tracker once. If the tracker buffers writes, a kill loses the unwritten
+    steps, and the resumed run does not send them again. metrics.jsonl has them: it is written line by
+    line, and truncated to the checkpoint before the event of a resume.
     """
     path = Path(out) / "metrics.jsonl"
     if not path.exists():
@@ -67,7 +67,7 @@ def _events(lines: list[str]) -> Iterator[Event]:
         data = json.loads(text)
         kind = KINDS.get(data["event"])
         if kind is not None:
-            known = [one.name for one in fields(kind) if one.name in data]  # the others are empty
+            known = [one.name for one in fields(kind) if one.name in data]  # others keep defaults
             yield kind(**{name: _value(name, data[name]) for name in known})
 
 
@@ -78,10 +78,10 @@ def _value(name: str, value: Any) -> Any:
 
 
 class Sink(Protocol):
-    """One tracker's run, open.
+    """A tracker's open run.
 
     Attributes:
-        forgets: entries from before a resume may be lost, so they are sent again.
+        forgets: whether entries from before a resume may be lost, so that they are sent again.
     """
 
     forgets: bool
@@ -92,26 +92,26 @@ class Sink(Protocol):
     def line(self, kind: str, step: int, text: str) -> None:
         """Log a line of text at a step; ``kind`` is the event's name.
 
-        Lines of one kind come in the order of their steps; that of a checkpoint comes late, once it is
-        on the disk.
+        Lines of one kind arrive in order of steps. A checkpoint's line arrives late, once the checkpoint
+        is on disk.
         """
 
     def back(self, step: int, to: int) -> None:
-        """Take back the entries after step ``to``: the run, at ``step``, goes back there."""
+        """Revoke the entries after step ``to``: the run, at ``step``, rewinds to it."""
 
     def close(self, code: int) -> None:
-        """Close the run, which ended with an exit code."""
+        """Close the run; ``code`` is its exit code."""
 
 
 class Log:
-    """A filter that passes events on to a sink, opened at the first event after the run's start.
+    """A filter that forwards events to a sink, opened at the first event after the run's start.
 
     Steps are those of metrics.jsonl: the first, every ``log.every``-th, and the last. Events without
-    a run's start before them, such as those of an ablation, are not logged.
+    a preceding start of a run, such as an ablation's, are not logged.
 
     Args:
-        open_run: opens the tracker's run, given the run's start and the step that it continues from:
-            0 for a new run.
+        open_run: opens the tracker's run, given the start event and the step to continue from, 0 for a
+            new run.
     """
 
     def __init__(self, open_run: Callable[[Started, int], Sink]) -> None:
@@ -146,7 +146,7 @@ class Log:
             self._sink.close(event.exit)
 
     def _send_again(self, sink: Sink, out: str, resumed: Resumed) -> None:
-        """Send everything from before the resume; the resume itself, already in the file, is left out."""
+        """Resend the events before the resume; the resume event itself, already in the file, is omitted."""
         earlier = recorded(out)
         if earlier and earlier[-1] == resumed:
             earlier.pop()
@@ -166,10 +166,10 @@ class Log:
 
 
 def inside(out: str, name: str) -> Path:
-    """Return a path in a run's folder, out of which no link may lead: the folder may be a stranger's.
+    """Return a path in a run's folder; symlinks may not lead out of it, as the folder may be untrusted.
 
     Raises:
-        ValueError: a link leads out of it.
+        ValueError: a link leads out of the folder.
     """
     folder = Path(out).resolve()
     if not (folder / name).resolve().is_relative_to(folder):
@@ -178,15 +178,15 @@ def inside(out: str, name: str) -> Path:
 
 
 def identity(out: str, tracker: str) -> str:
-    """Return the tracker's name for the run in ``out``: made once, kept there, read again on resume.
+    """Return the tracker's name of the run in ``out``: generated once, stored there, and read on resume.
 
     Raises:
-        ValueError: the file that keeps it was not written by this function.
+        ValueError: the stored file was not written by this function.
     """
     file = Path(out) / f"{tracker}.id"
     name = f"{Path(out).resolve().name}-{uuid4().hex[:8]}"
     try:
-        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # no link is followed
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)  # follows no link
     except FileExistsError:
         return _kept(file)
     with open(handle, "w", encoding="utf-8") as kept:
@@ -195,7 +195,7 @@ def identity(out: str, tracker: str) -> str:
 
 
 def _kept(file: Path) -> str:
-    """Read a run's name from a file, in bounded time. It is checked: a tracker removes runs by it."""
+    """Read a run's name from a file, in bounded time; validate it, since a tracker deletes runs by name."""
     handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(handle, "rb") as kept:
         data = kept.read(LONGEST) if stat.S_ISREG(os.fstat(handle).st_mode) else b""

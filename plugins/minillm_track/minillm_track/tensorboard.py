@@ -1,7 +1,7 @@
-"""TensorBoard's event files, in the run's folder: ``tensorboard --logdir runs`` shows all runs.
+"""TensorBoard event files in the run's folder; ``tensorboard --logdir runs`` shows all runs.
 
-A run that goes back to a checkpoint, on resume or after a spike, marks this in the file, and TensorBoard
-hides the entries of later steps: no step is there twice.
+When a run returns to a checkpoint, on resume or after a spike, a marker in the file makes TensorBoard
+hide the entries of later steps: no step is shown twice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TensorBoard(Plugin, api=1, requires=("tensorboard>=2.16",)):
         return folder
 
     def model_post_init(self, context: Any) -> None:
-        """Make the log; nothing is opened before a run starts."""
+        """Create the log; files are opened when a run starts."""
         self._log = Log(self._open)
 
     def on_event(self, event: Event) -> None:
@@ -67,12 +67,12 @@ class _Files:
         self._add(step, summary=hparams_pb(flat(started.settings)))
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """Write each as a scalar."""
+        """Write each metric as a scalar."""
         for name, value in figures.items():
             self._add(step, summary=self._scalar(name, value))
 
     def line(self, kind: str, step: int, text: str) -> None:
-        """Write a text under a tag of its kind: within a tag TensorBoard drops steps that are out of order."""
+        """Write a text under a tag per kind: within a tag TensorBoard drops steps that are out of order."""
         self._add(step, summary=self._text(f"events/{kind}", text))
 
     def back(self, step: int, to: int) -> None:

@@ -1,11 +1,10 @@
 """Throttle: pauses between steps, so that a machine stays cool and usable while it trains.
 
-Steps take ``share`` of the time, and the rest of it the machine has for itself: with 0.5 a step of a second
-is followed by a pause of a second. How long a step takes is measured at full speed, at the start and every
-100 steps, since on a GPU the next step is computed while the one before is read. What is computed stays the
-same; speed and remaining time that a run shows are those with pauses. The first Ctrl-C waits for the end of
-a pause. Evaluations and checkpoints are not slowed down. Where only other programs are to go first, ``nice
-minillm train`` costs no time.
+Steps take ``share`` of the time, pauses the rest: with 0.5 a step of one second is followed by a pause of
+one second. The step time is measured at full speed, at the start and every 100 steps, since on a GPU the
+next step is computed while the previous one is read. Results do not change; the displayed speed and
+remaining time include the pauses. The first Ctrl-C waits for the end of a pause. Evaluations and
+checkpoints are not throttled. If other programs only need priority, ``nice minillm train`` costs no time.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from minillm_core import Event, Plugin, Stepped, option
 __all__ = ["Pace", "Throttle"]
 
 MEASURED = 4
-"""Steps at full speed; the first of them follows a pause, or compiles, and is not counted."""
+"""Steps at full speed per measurement; the first follows a pause, or compiles, and is not counted."""
 
 EVERY = 100
-"""Steps after which it is measured anew: a machine that is in use is slower."""
+"""Steps between measurements, repeated because other programs may slow the machine down."""
 
 
 class Throttle(Plugin, api=1):
@@ -36,7 +35,7 @@ class Throttle(Plugin, api=1):
     _pace: Pace = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Make the pace; it is measured by steps."""
+        """Create the pace; it measures the steps."""
         self._pace = Pace(self.share)
 
     def on_event(self, event: Event) -> None:
@@ -45,12 +44,12 @@ class Throttle(Plugin, api=1):
 
 
 class Pace:
-    """The time from one step to the next: a step's own, measured at full speed, over a share.
+    """The step interval: the step time, measured at full speed, divided by the share.
 
     Args:
-        share: of the time that steps take.
-        clock: seconds that never go back.
-        sleep: waits for seconds.
+        share: share of the time that steps take.
+        clock: a monotonic clock, in seconds.
+        sleep: waits for a number of seconds.
     """
 
     def __init__(
@@ -60,13 +59,13 @@ class Pace:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.share, self.clock, self.sleep = share, clock, sleep
-        self.last: float | None = None  # when the step before, or the pause behind it, was over
-        self.free: list[float] = []  # seconds of the steps at full speed that are being measured
+        self.last: float | None = None  # end of the previous step, or of the pause after it
+        self.free: list[float] = []  # seconds of the current measurement's steps
         self.seconds = 0.0  # of a step at full speed
-        self.left = 0  # steps until it is measured anew
+        self.left = 0  # steps until the next measurement
 
     def step(self) -> None:
-        """Note the end of a step, and pause."""
+        """Record the end of a step, and pause."""
         now = self.clock()
         if self.last is not None and self.left == 0:
             self.free.append(now - self.last)

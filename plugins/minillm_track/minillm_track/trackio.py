@@ -1,9 +1,9 @@
-"""trackio: a local database and dashboard, ``trackio show``; nothing is sent anywhere.
+"""trackio: a local database and dashboard (``trackio show``) that sends nothing over the network.
 
 (Unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL is set, which trackio itself reads.) A resumed run keeps
-its name. trackio cannot take back steps and writes twice a second, so a kill loses some of them: on
-resume the run is removed from this machine's database and logged again from metrics.jsonl. After a
-spike the steps in between are there twice.
+its name. trackio cannot revoke steps and writes twice a second, so a kill loses some of them: on
+resume the run is deleted from this machine's database and logged again from metrics.jsonl. After a
+spike the repeated steps appear twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Trackio(Plugin, api=1, requires=("trackio>=0.20",)):
     _log: Log = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Make the log; nothing is opened before a run starts."""
+        """Create the log; the tracker's run is opened when a run starts."""
         self._log = Log(self._open)
 
     def on_event(self, event: Event) -> None:
@@ -63,7 +63,7 @@ class _Run:
             )
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """Log the figures of a step together."""
+        """Log the metrics of a step together."""
         self._run.log(dict(figures), step=step)
 
     def line(self, kind: str, step: int, text: str) -> None:
@@ -71,19 +71,19 @@ class _Run:
         self._run.log({"events": self._markdown(text)}, step=step)
 
     def back(self, step: int, to: int) -> None:
-        """Do nothing: trackio cannot take back steps."""
+        """Do nothing: trackio cannot revoke steps."""
 
     def close(self, code: int) -> None:
         """Flush and close the run."""
         with redirect_stdout(sys.stderr):
-            self._finish()  # the run's own method would be called again, and print, when Python ends
+            self._finish()  # the run's own method would run again at exit, and print
 
 
 def _remove(api: Any, project: str, name: str) -> None:
-    """Remove a run, which is logged again from its first step."""
+    """Delete a run, so that it can be logged again from its first step."""
     try:
         runs = list(api.runs(project))
-    except ValueError:  # there is no such project yet
+    except ValueError:  # the project does not exist yet
         return
     for run in runs:
         if run.name == name:

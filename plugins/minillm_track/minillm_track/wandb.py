@@ -1,12 +1,12 @@
 """Weights & Biases: offline, in the run's folder, unless ``wandb.mode=online``.
 
-``wandb sync OUT/wandb/latest-run`` sends an offline run later. A run that was resumed has several
-folders under one id; each is logged from the first step, from metrics.jsonl, since a kill takes what
-W&B had not written yet: the last folder is complete.
+``wandb sync OUT/wandb/latest-run`` uploads an offline run later. A resumed run has several folders
+under one id; each is logged from the first step, from metrics.jsonl, since a kill loses the entries
+that W&B has not written yet: the last folder is complete.
 
-W&B's own counter never goes back, and entries with an earlier number are dropped. Charts are therefore
-drawn over the figure ``step``; after a spike the counter continues while ``step`` goes back, so the
-steps in between are there twice. W&B has no way to take them back.
+W&B's step counter never decreases, and it drops entries with an earlier step. Charts therefore use the
+logged metric ``step`` as x-axis; after a spike the counter continues while ``step`` goes back, so the
+repeated steps appear twice. W&B cannot revoke them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WandB(Plugin, api=1, requires=("wandb>=0.20",)):
     _log: Log = PrivateAttr()
 
     def model_post_init(self, context: Any) -> None:
-        """Make the log; nothing is opened before a run starts."""
+        """Create the log; the tracker's run is opened when a run starts."""
         self._log = Log(self._open)
 
     def on_event(self, event: Event) -> None:
@@ -50,7 +50,7 @@ class WandB(Plugin, api=1, requires=("wandb>=0.20",)):
 
 
 class _Run:
-    """A run of wandb, which records no output, code or commit."""
+    """A wandb run that records no console output, code or commit."""
 
     forgets = True
 
@@ -73,18 +73,18 @@ class _Run:
             ),
         )
         self._run.define_metric("*", step_metric="step")
-        self._ahead = 0  # of W&B's counter over the run's steps
+        self._ahead = 0  # W&B's counter minus the run's step
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
-        """Log the figures of a step together."""
+        """Log the metrics of a step together."""
         self._run.log({**figures, "step": step}, step=step + self._ahead)
 
     def line(self, kind: str, step: int, text: str) -> None:
-        """Log text in the row that is being written: a new row would advance the counter and lose figures."""
+        """Log text in the pending row: a new row would advance the counter and lose metrics."""
         self._run.log({"events": f"step {step}: {text}"}, commit=False)
 
     def back(self, step: int, to: int) -> None:
-        """Keep the counter, and remember how far it is ahead of the steps."""
+        """Keep the counter, and increase its offset over the run's steps."""
         self._ahead += step - to
 
     def close(self, code: int) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of this distribution share: the events of a run, and stand-ins for the packages."""
+"""Shared fixtures: a run's events, and fakes of the tracker packages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS = {"log": {"every": 1}, "train": {"lr": 0.1, "betas": [0.9, 0.95]}, "in
 
 @pytest.fixture
 def step() -> Callable[[int], Stepped]:
-    """A step's event, whose loss is 10 - n; what a CPU does not know is None."""
+    """Return a factory of step events with loss 10 - n; values unknown on a CPU are None."""
 
     def make(n: int) -> Stepped:
         speed = Throughput(100.0, 120.0, 90.0)
@@ -29,9 +29,9 @@ def step() -> Callable[[int], Stepped]:
 
 @pytest.fixture
 def tell(tmp_path: Path) -> Callable[..., None]:
-    """``tell(plugin, *events)``: a run's start, and then the events; ``resumed``: from a step.
+    """Return ``tell(plugin, *events)``, which sends a run's start, then the events; ``resumed``: a step.
 
-    metrics.jsonl is written beside, as by the loop: before the plugin hears of an event.
+    As in the training loop, metrics.jsonl is written before the plugin receives an event.
     """
 
     def run(plugin: Plugin, *events: Event, resumed: int | None = None, every: int = 1) -> None:
@@ -51,7 +51,7 @@ def tell(tmp_path: Path) -> Callable[..., None]:
 
 
 class FakeRun:
-    """A run of wandb's or trackio's: W&B drops what has a number below the last, and so does this."""
+    """A fake run of wandb or trackio that records every row, also those W&B would drop as too early."""
 
     def __init__(self, asked: dict[str, Any]) -> None:
         self.asked, self.rows, self.pending = asked, [], {}
@@ -75,7 +75,7 @@ class FakeRun:
 
 
 class FakeApi:
-    """trackio's way to the runs that are there; a project that has none is an error."""
+    """A fake of trackio's Api to stored runs; a project without runs is an error."""
 
     def __init__(self, runs: list[FakeRun]) -> None:
         self.kept = runs
@@ -92,7 +92,7 @@ class FakeApi:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[FakeRun]]:
-    """``fake("wandb")`` puts a stand-in where the package would be; the runs that are opened."""
+    """Return ``fake("wandb")``, which replaces the package by a fake and returns the list of opened runs."""
 
     def put(name: str) -> list[FakeRun]:
         runs: list[FakeRun] = []

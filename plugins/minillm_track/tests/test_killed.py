@@ -1,4 +1,4 @@
-"""A run that is killed and resumed: no step is lost to a tracker, and none is there twice."""
+"""A killed and resumed run: a tracker loses no step, and has none twice."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ NAN = float("nan")
 
 
 class Late:
-    """What the sink of a tracker is told is there when it is closed, and not before."""
+    """A sink whose entries are stored only when it is closed."""
 
     forgets = True
 
@@ -70,7 +70,7 @@ def stepped(n: int, loss: float = 1.0) -> Stepped:
 def test_what_a_kill_takes_is_told_again(
     tmp_path_factory: pytest.TempPathFactory, every: int, kills: list[tuple[int, int]]
 ) -> None:
-    """Killed so many steps after a checkpoint that is so many steps further than the one before."""
+    """Each kill is ``lost`` steps after a checkpoint, ``further`` steps after the previous checkpoint."""
     out = tmp_path_factory.mktemp("run")
     kept: list[int] = []
     at = saved = 0

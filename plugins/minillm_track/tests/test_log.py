@@ -1,4 +1,4 @@
-"""What every tracker is told: each step that metrics.jsonl has, once, in the run's order."""
+"""Every tracker receives each step of metrics.jsonl once, in the run's order."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from minillm_track.log import Log, identity, inside
 
 
 class Sink:
-    """Writes down what it is told; takes back what is void, as a good tracker would."""
+    """A recording sink that revokes entries on a rewind, as a good tracker does."""
 
     forgets = False
 
@@ -96,7 +96,7 @@ def test_the_steps_are_those_of_metrics_jsonl(
 
 def test_nothing_is_opened_before_it_is_known_where_the_run_goes_on() -> None:
     log, sinks = opened()
-    log(stepped(1))  # of no run: an ablation's
+    log(stepped(1))  # without a run: an ablation's
     log(Started("h", 9, 1))
     assert sinks == []
     log(Resumed(4, "checkpoints/step-4"))
@@ -183,7 +183,7 @@ def test_importing_the_plugins_imports_no_tracker() -> None:
     assert found.stdout == "[]\n", found.stderr
 
 
-# A folder that is somebody else's
+# An untrusted folder
 
 
 def test_the_name_of_a_run_is_not_read_through_a_link(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What TensorBoard itself reads from the files is what was told, each step once."""
+"""TensorBoard's own reader finds the logged entries in the files, each step once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytest.importorskip("tensorboard")
 
 @pytest.fixture
 def shown(tmp_path: Path) -> Callable[[], Any]:
-    """What TensorBoard reads from the run's folder."""
+    """Read the run's folder with TensorBoard's own reader."""
 
     def read(folder: str = "tensorboard") -> Any:
         from tensorboard.backend.event_processing import plugin_event_accumulator as reading

@@ -1,4 +1,4 @@
-"""Steps take their share of the time, on machines that compute at once and on those that queue; the run stays."""
+"""Steps take their share of the time, on synchronous and queueing devices; the run's results do not change."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from minillm_track.throttle import EVERY, MEASURED, Pace, Throttle
 
 
 class Machine:
-    """A clock, and a device that makes steps of some seconds, queued or at once."""
+    """A simulated clock and device with steps of some seconds, queued or synchronous."""
 
     def __init__(self, *, queues: bool) -> None:
         self.queues, self.now, self.seconds = queues, 0.0, 1.0
-        self.done = 0.0  # when the device has made the last step that was queued
-        self.busy = 0.0  # seconds that it has computed
+        self.done = 0.0  # time at which the last queued step is done
+        self.busy = 0.0  # seconds of computation
         self.slept = 0.0
 
     def clock(self) -> float:
@@ -31,17 +31,17 @@ class Machine:
         self.now += seconds
 
     def queue(self) -> float:
-        """Queue a step; when it is made."""
+        """Queue a step; return the time at which it is done."""
         self.done = max(self.done, self.now) + self.seconds
         self.busy += self.seconds
         return self.done
 
     def train(self, pace: Pace, steps: int) -> tuple[float, float]:
-        """Seconds in all, and those in which the device computed."""
+        """Run steps; return the total seconds, and those in which the device computed."""
         began, busy = self.now, self.busy
         before = self.queue() if self.queues else 0.0
         for _ in range(steps):
-            made = self.queue()  # the loop queues a step, and then reads the one before
+            made = self.queue()  # the loop queues a step, then reads the previous one
             self.now = max(self.now, before if self.queues else made)
             before = made
             pace.step()
@@ -57,7 +57,7 @@ def test_steps_take_their_share(queues: bool, share: float) -> None:
     assert machine.slept == 0
     total, busy = machine.train(pace, EVERY - 2)
     assert busy / total == pytest.approx(share, rel=0.05)
-    machine.train(pace, MEASURED + 2)  # measured anew
+    machine.train(pace, MEASURED + 2)  # measured again
     machine.seconds = 3.0  # another program takes the machine
     machine.train(pace, EVERY + MEASURED)
     total, busy = machine.train(pace, EVERY - MEASURED - 2)

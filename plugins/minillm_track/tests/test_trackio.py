@@ -1,4 +1,4 @@
-"""trackio is asked for a local run that goes on under its name."""
+"""The trackio plugin opens a local run, and continues it under the same name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_figures_words_and_settings_go_to_a_local_run(fake, tell, step, capsys) 
     assert run.rows[1][1] == {"val/loss": 4.0}
     assert run.rows[2][1] == {"events": "checkpoint c (0.1 s)"}
     assert run.code == 0
-    assert capsys.readouterr().out == ""  # stdout is for what a command is asked for
+    assert capsys.readouterr().out == ""  # stdout is for the command's results
 
 
 def test_a_resumed_run_takes_the_place_of_what_there_is_under_its_name(fake, tell, step) -> None:

@@ -1,4 +1,4 @@
-"""Weights & Biases is asked for a run, offline, and never told of a number below the last."""
+"""The wandb plugin opens an offline run, and never logs a step below the last."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_no_number_is_below_the_last_and_the_step_is_the_run_s(
 
 
 def test_words_wait_for_the_next_row(fake, tell, step) -> None:
-    """A skip is told of before the step that it is ahead of: its number must not pass that one."""
+    """A skip is reported before the step that follows it: its number must not exceed that step's."""
     runs = fake("wandb")
     tell(WandB(), step(1), Skipped(3, 1), step(2), Saved(2, "c", 0.1), Ended(2, 0, 1.0))
     (run,) = runs

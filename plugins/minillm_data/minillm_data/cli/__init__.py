@@ -1,4 +1,4 @@
-"""The commands ``minillm data ...``, and the options that they share; light, so that help comes at once."""
+"""The commands ``minillm data ...`` and their shared options; imports stay light, so that help is fast."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ Malformed = Annotated[
 
 
 def check_malformed(value: str) -> Literal["strict", "skip"]:
-    """Return a value of --malformed that is one of its values.
+    """Validate the value of --malformed and return it.
 
     Raises:
-        ConfigError: it is none of them.
+        ConfigError: the value is neither strict nor skip.
     """
     if value == "strict" or value == "skip":
         return value

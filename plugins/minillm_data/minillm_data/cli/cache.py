@@ -1,4 +1,4 @@
-"""``minillm data cache``: the tokens that are kept between runs."""
+"""``minillm data cache``: list and clear the token cache."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def clear_command(
 ) -> None:
     """Remove the entries of the token cache; a run that reads one is not disturbed.
 
-    Nothing is lost: the next run makes again what it needs.
+    Nothing is lost: the next run tokenises its data again.
     """
     from minillm_data.cache import clear_cache
 

@@ -1,4 +1,4 @@
-"""``minillm data dedup``: documents without those that were there before."""
+"""``minillm data dedup``: deduplication of documents."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def dedup_command(
 ) -> None:
     """Drop documents that duplicate an earlier one; the first of each group stays.
 
-    Whole documents by their bytes, near duplicates by MinHash and then exact Jaccard similarity, spans
-    of words on request. After a kill the same command continues where it stopped.
+    Exact duplicates by their bytes, near duplicates by MinHash and exact Jaccard similarity; --spans
+    also cuts repeated spans of words. After a kill the same command resumes.
     """
     kind = check_malformed(malformed)
     with display(say) as shown:

@@ -1,4 +1,4 @@
-"""``minillm data filter``: keep the documents that are worth training on."""
+"""``minillm data filter``: quality, language and perplexity (bits per byte) filters of documents."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def filter_command(
 ) -> None:
     """Keep the documents that published rules, a language or a checkpoint let through.
 
-    Each drop is counted by its reason, with examples in report.htm. Kept lines are the input's,
-    byte for byte, unless c4 removes lines of their text.
+    Drops are counted by reason, with examples in report.htm. Kept lines are copied byte for byte,
+    unless c4 removes lines of their text.
     """
     from minillm_data.filter import filter_rows
     from minillm_data.report import summary

@@ -1,4 +1,4 @@
-"""``minillm data mix``: sources in proportions that hold over any stretch."""
+"""``minillm data mix``: mixtures of sources whose proportions hold over any stretch."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def mix_command(
     """Mix sources by weight, by size, by what two small runs learn, or by likeness to a target.
 
     After any number of documents each source has its share, to within the longest document. The
-    mixture ends where a source whose turn it is has nothing left.
+    mixture ends when the source whose turn it is is exhausted.
     """
     from minillm_data.mix import epochs, mix
 

@@ -60,8 +60,8 @@ def tokenize_command(
 ) -> None:
     """Encode text into token shards, which a run maps without reading any text.
 
-    Shards begin with llm.c's header; a document begins with its end-of-text id. All cores are
-    used; after a kill the same command continues where it stopped.
+    Shards have llm.c's header; a document begins with its end-of-text id. All cores are used; after
+    a kill the same command resumes.
     """
     from minillm_data.tokenize import tokenize
 
