@@ -10,21 +10,22 @@ the core's table always refer to the core's commands.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn, get_args, get_type_hints
 
 import typer
 import typer.main
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from minillm_core.cli.options import Debug, Help, command, help_without_command
+from minillm_core.cli.console import documents_alone
 from minillm_core.errors import MinillmError, PluginCodeError, PluginError
 from minillm_core.plugins import first_party
 from minillm_core.plugins.attribution import root_of, shown_frames, watch_signals
@@ -34,6 +35,29 @@ from minillm_core.text import few, plain
 
 OTHERS = "Commands of other distributions"
 """Title of the help panel of these commands."""
+
+
+def help_without_command(context: typer.Context) -> None:
+    """Show the help of a group that is called without a command."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def _show_help(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        typer.echo(context.get_help())
+        raise typer.Exit
+
+
+# typer's own --help makes it import pydantic for every command, `minillm plugins list` as well.
+Help = Annotated[
+    bool,
+    typer.Option(
+        "--help", metavar="", callback=_show_help, is_eager=True, help="Show this message and exit."
+    ),
+]
+# main() removes --debug from the arguments at any position; it is declared here for --help.
+Debug = Annotated[bool, typer.Option("--debug", metavar="", help="Show the traceback of an error.")]
 
 
 @dataclass(frozen=True)
@@ -220,6 +244,69 @@ def _import(name: str, target: str) -> TyperCommand | TyperGroup:
     made = typer.main.get_command(outer).commands[name]  # type: ignore[attr-defined]
     made.epilog = made.epilog or getattr(module, "EXAMPLES", None)
     return made
+
+
+def command(function: Callable[..., object]) -> Callable[..., None]:
+    """Turn a command's function into one that typer accepts.
+
+    A parameter whose type is a dataclass is replaced by the options in its fields; ``--debug`` and
+    ``--help`` are added; with ``--json`` all printed output except that of ``emit`` goes to stderr.
+    """
+    from minillm_core.cli.options import AsJson  # no help page needs the options of commands
+
+    parameters: dict[str, inspect.Parameter] = {}
+    bundles: dict[str, tuple[Any, list[str]]] = {}
+    document = None  # name of the --json parameter
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        bundle, *rest = get_args(parameter.annotation) or (parameter.annotation,)
+        if is_dataclass(bundle):
+            options = _options(bundle, *rest)
+            bundles[name] = bundle, list(options)
+            parameters |= options
+        else:
+            parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        if parameter.annotation == AsJson:
+            document = name
+    added = {
+        name: _option(name, annotation, False)
+        for name, annotation in (("debug", Debug), ("show_help", Help))
+        if name not in parameters
+    }
+
+    def run(**given: Any) -> None:
+        for name in added:
+            del given[name]
+        for name, (bundle, names) in bundles.items():
+            given[name] = bundle(**{one: given.pop(one) for one in names})
+        with documents_alone() if document and given[document] else nullcontext():
+            function(**given)
+
+    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    every = [*parameters.values(), *added.values()]
+    setattr(run, "__signature__", inspect.Signature(every))  # noqa: B010
+    return run
+
+
+def _options(bundle: Any, *annotations: Any) -> dict[str, inspect.Parameter]:
+    """Return the options of a bundle, except for those that a command leaves out."""
+    from minillm_core.cli.options import Without
+
+    without = [one for one in annotations if isinstance(one, Without)]
+    left_out = {name for one in without for name in one.names.split()}
+    kinds = get_type_hints(bundle, include_extras=True)
+    for one in fields(bundle):
+        if declared := one.metadata.get("option"):
+            kinds[one.name] = Annotated[kinds[one.name], declared]
+    return {
+        name: _option(name, kind, getattr(bundle, name))
+        for name, kind in kinds.items()
+        if name not in left_out
+    }
+
+
+def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 def _import_offered(name: str, whole: str, offers: list[CommandEntry]) -> TyperCommand | TyperGroup:

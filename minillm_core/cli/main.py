@@ -13,9 +13,15 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from minillm_core.cli.commands import CommandGroup, Group, group_command
+from minillm_core.cli.commands import (
+    CommandGroup,
+    Debug,
+    Group,
+    Help,
+    group_command,
+    help_without_command,
+)
 from minillm_core.cli.console import explain, nothing_more_to, say
-from minillm_core.cli.options import Debug, Help, help_without_command
 from minillm_core.errors import Refusal
 from minillm_core.plugins.attribution import SIGNALS
 from minillm_core.plugins.watch import watching

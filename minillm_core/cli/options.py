@@ -6,18 +6,16 @@ wrong ``key=value`` are refused in the same words.
 
 from __future__ import annotations
 
-import inspect
-import secrets
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from random import SystemRandom
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from minillm_core.cli.console import documents_alone, say
+from minillm_core.cli.console import say
 from minillm_core.config.presets import SHAPES, recipe_names
 
 if TYPE_CHECKING:
@@ -97,29 +95,6 @@ AsJson = Annotated[bool, switch("--json", "Write one JSON document to stdout and
 def examples(*lines: str) -> str:
     """Format the examples of a help page, one per paragraph."""
     return "\n\n".join(("Examples:", *lines))
-
-
-def help_without_command(context: typer.Context) -> None:
-    """Show the help of a group that is called without a command."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-def _show_help(context: typer.Context, wanted: bool) -> None:
-    if wanted:
-        typer.echo(context.get_help())
-        raise typer.Exit
-
-
-# typer's own --help makes it import pydantic for every command, `minillm plugins list` as well.
-Help = Annotated[
-    bool,
-    typer.Option(
-        "--help", metavar="", callback=_show_help, is_eager=True, help="Show this message and exit."
-    ),
-]
-# main() removes --debug from the arguments at any position; it is declared here for --help.
-Debug = Annotated[bool, switch("--debug", "Show the traceback of an error.")]
 
 
 @dataclass(frozen=True)
@@ -322,7 +297,7 @@ class SamplingOptions:
         """Return the given seed, or a new one, which is shown where it matters."""
         if self.seed is not None:
             return self.seed
-        seed = secrets.randbits(32)
+        seed = SystemRandom().getrandbits(32)
         if self.temperature > 0:
             say(f"drawn with --seed {seed}")
         return seed
@@ -342,62 +317,3 @@ StudyOptions = Annotated[
     RunOptions, Without("plugins task init out resume branch steps prompts memory deterministic")
 ]
 """The run options of a command that trains to measure: it has its own options for plugins and steps."""
-
-
-def command(function: Callable[..., object]) -> Callable[..., None]:
-    """Turn a command's function into one that typer accepts.
-
-    A parameter whose type is a dataclass is replaced by the options in its fields; ``--debug`` and
-    ``--help`` are added; with ``--json`` all printed output except that of ``emit`` goes to stderr.
-    """
-    parameters: dict[str, inspect.Parameter] = {}
-    bundles: dict[str, tuple[Any, list[str]]] = {}
-    document = None  # name of the --json parameter
-    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
-        bundle, *rest = get_args(parameter.annotation) or (parameter.annotation,)
-        if is_dataclass(bundle):
-            options = _options(bundle, *rest)
-            bundles[name] = bundle, list(options)
-            parameters |= options
-        else:
-            parameters[name] = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        if parameter.annotation == AsJson:
-            document = name
-    added = {
-        name: _option(name, annotation, False)
-        for name, annotation in (("debug", Debug), ("show_help", Help))
-        if name not in parameters
-    }
-
-    def run(**given: Any) -> None:
-        for name in added:
-            del given[name]
-        for name, (bundle, names) in bundles.items():
-            given[name] = bundle(**{one: given.pop(one) for one in names})
-        with documents_alone() if document and given[document] else nullcontext():
-            function(**given)
-
-    run.__name__, run.__doc__ = function.__name__, function.__doc__
-    every = [*parameters.values(), *added.values()]
-    setattr(run, "__signature__", inspect.Signature(every))  # noqa: B010
-    return run
-
-
-def _options(bundle: Any, *annotations: Any) -> dict[str, inspect.Parameter]:
-    """Return the options of a bundle, except for those that a command leaves out."""
-    without = [one for one in annotations if isinstance(one, Without)]
-    left_out = {name for one in without for name in one.names.split()}
-    kinds = get_type_hints(bundle, include_extras=True)
-    for one in fields(bundle):
-        if declared := one.metadata.get("option"):
-            kinds[one.name] = Annotated[kinds[one.name], declared]
-    return {
-        name: _option(name, kind, getattr(bundle, name))
-        for name, kind in kinds.items()
-        if name not in left_out
-    }
-
-
-def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
-    kind = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter(name, kind, default=default, annotation=annotation)

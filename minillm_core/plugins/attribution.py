@@ -8,7 +8,6 @@ it runs (:func:`at_work`).
 
 from __future__ import annotations
 
-import hashlib
 import signal
 import sys
 import threading
@@ -168,6 +167,8 @@ class Origin:
 
 def digest_of(file: str) -> str:
     """Return the sha256 of a file, in hexadecimal digits."""
+    import hashlib  # with OpenSSL, which no help page needs
+
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
