@@ -9,6 +9,7 @@ import ast
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeGuard
@@ -151,12 +152,19 @@ def plugin_classes(source: bytes) -> list[str]:
 def command_summary(source: bytes, name: str) -> str:
     """Return the summary of a command: the first line of its function's docstring.
 
-    For a typer app: the first line of the callback's docstring, or the app's ``help``.
+    For a typer app: the first line of the callback's docstring, or the app's ``help``. Of a function only
+    its own lines are parsed, since a help page reads every installed command; an import finds other errors.
 
     Raises:
         SyntaxError: Python cannot parse the source.
         ManifestError: ``source`` defines no such function or app at its top level.
     """
+    function = rb"^def %s\b.*?(?=^[^\s)#]|\Z)" % name.encode()
+    for own in re.findall(function, source, re.MULTILINE | re.DOTALL)[-1:]:
+        with suppress(SyntaxError):  # a text of several lines may have cut the function short
+            (node,) = _body(own)
+            if isinstance(node, ast.FunctionDef) and (docstring := ast.get_docstring(node)):
+                return summary(docstring)
     body = _body(source)
     for node in reversed(body):
         if isinstance(node, ast.FunctionDef) and node.name == name:
