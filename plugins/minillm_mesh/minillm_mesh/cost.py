@@ -175,7 +175,7 @@ def seconds(kind: str, size: float, ranks: int, card: Card) -> float:
         return 0.0
     here, hosts = min(ranks, card.host), math.ceil(ranks / card.host)
     times, how = MOVED[kind]
-    if how == "one":  # where there are several hosts the other card is in one of them
+    if how == "one":  # with several hosts the other card may be on another one
         hop, bandwidth = (
             (NVLINK, card.link) if hosts == 1 else (NETWORK, min(card.link, card.network))
         )
@@ -185,7 +185,7 @@ def seconds(kind: str, size: float, ranks: int, card: Card) -> float:
         outside = sent(kind, size, ranks) * (ranks - here) / (ranks - 1) / card.network
         hops = (here - 1) * NVLINK[how] + (ranks - here) * NETWORK[how]
         return BASE[how] + hops + max(inside, outside) / card.reached
-    # in a ring over hosts each of a host's cards has a line of its own to the next host
+    # in a ring over hosts each card of a host has its own link to the next host
     bandwidth = card.reached * (card.link if hosts == 1 else min(card.link, here * card.network))
     crossed = times * (hosts - 1)
     hops = crossed * NETWORK[how] + (times * (ranks - 1) - crossed) * NVLINK[how]

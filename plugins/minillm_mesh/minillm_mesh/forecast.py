@@ -366,7 +366,7 @@ class Forecast:
     def _layout(self, updates: str) -> Divided:
         mine = self._owned(updates)
         each = [one.flops for one in self.stages]
-        tokens = self.part[2] * max(each) / sum(each) / self.tensor  # of the whole model, as costly
+        tokens = self.part[2] * max(each) / sum(each) / self.tensor  # whole-model equivalent
         flops = self.plan.estimate(self.dtype).flops_per_token * tokens
         exchanges = (*self._exchanges(updates), *self._activations())
         exchanges += (*self._of_columns(), *self._of_stages())
@@ -520,7 +520,7 @@ class Forecast:
         held, mesh = dict(estimate.memory), self.plan.config.mesh
         if (
             self.tensor > 1
-        ):  # the stream is whole in each, the inside of layers and the loss are not
+        ):  # the residual stream is replicated, the inside of layers and the loss are sharded
             own = replace(self.plan, spec=divided(self.plan.spec, self.tensor))
             held["activations"] = own.estimate(self.dtype).memory["activations"]
             held["logits"] = held["logits"] // self.tensor
@@ -536,7 +536,7 @@ class Forecast:
             held |= self._in_flight(held["activations"])
         if updates == SHARDED and self.ranks > 1 and COMPUTE[self.dtype] < MASTER:
             held["master weights"] = mine.parameters * MASTER
-        if self.ranks > 1:  # what comes back: the sums, or those of the rank's own part
+        if self.ranks > 1:  # all reduced gradients, or those of the rank's part
             held["gradients, summed"] = mine.parameters * MASTER
         if updates == FULLY and self.ranks > 1:
             held |= self._in_rows()
