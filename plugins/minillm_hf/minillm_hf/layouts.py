@@ -24,9 +24,7 @@ _QK = re.compile(r"(layers\.\d+\.attention)\.(qk|v_terms)\.\w+\.(q|k|[qkv]_bias)
 class Tensor:
     """A tensor of a layout: of the model, or of each layer."""
 
-    place: (
-        str  # minillm's parameter: layers.0.attention.q.weight; in Layout.layer without layers.0.
-    )
+    place: str  # minillm's parameter: layers.0.attention.q.weight; in Layout.layer attention.q...
     shape: tuple[Any, ...]  # sizes; in a layout the names of sizes, which tensors() resolves
     ones: bool = False  # a model without this parameter computes as with all ones
 
@@ -42,9 +40,7 @@ class Layout:
     layer: Mapping[str, Tensor]
     settings: Mapping[str, Any] = field(default_factory=dict)  # further keys of config.json
     stated: tuple[str, ...] = ()  # required keys: Transformers' defaults differ from minillm's
-    lacks: Callable[[Plan], str | None] = lambda plan: (
-        None
-    )  # why a plan does not fit; None: it does
+    lacks: Callable[[Plan], str | None] = lambda plan: None  # why a plan does not fit
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # needed, with options
 
     def tensors(self, model: ModelConfig) -> dict[str, Tensor]:

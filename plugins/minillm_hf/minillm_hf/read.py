@@ -106,9 +106,7 @@ class HuggingFaceDirectory:
     positions: int | None  # max_position_embeddings
     stored: Mapping[str, FileTensor]  # every tensor by its name there
     end_of_text: str | None = None  # eos_token of the tokenizer's config
-    begins: str | None = (
-        None  # bos_token, where the tokenizer prepends it and it is not end_of_text
-    )
+    begins: str | None = None  # bos_token, where the tokenizer prepends it; not end_of_text
     chat_template: str | None = None  # as JSON, with its special tokens
     notes: tuple[str, ...] = ()  # for the user
 
