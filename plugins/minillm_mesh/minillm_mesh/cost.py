@@ -5,7 +5,7 @@
     update    = FLOPs / (peak x utilisation) + bytes / memory bandwidth
     exposed   = time of collectives beyond the overlapping computation
     slowed    = SLOWED x time of overlapped collectives: their kernels compete for memory and cores
-    waiting   = SPREAD x E[largest of n normal numbers] x computing: all cards wait for the slowest
+    waiting   = SPREAD x E[largest of n normal samples] x computing: all cards wait for the slowest
     bubble    = (stages - 1) / micro-batches x computing: pipeline stages wait for each other
 
 A collective of S bytes over n cards on h hosts takes latency + bytes / bandwidth, by NCCL's choice of:
@@ -78,10 +78,10 @@ def _cards(*rows: tuple[str, float, float, float, float, float]) -> dict[str, Ca
 
 CARDS: Mapping[str, Card] = _cards(
     # TFLOP/s, GiB, TB/s, GB/s within a host, GB/s between
-    ("h200", 989.4, 139, 4.8, 450, 50),  # NVLink 4; ConnectX-7, 400 Gb/s a card
+    ("h200", 989.4, 139, 4.8, 450, 50),  # NVLink 4; ConnectX-7, 400 Gb/s per card
     ("h100", 989.4, 80, 3.35, 450, 50),
-    ("b200", 2250, 178, 8.0, 900, 50),  # NVLink 5; DGX B200: 400 Gb/s a card
-    ("a100", 312, 80, 2.039, 300, 25),  # NVLink 3; DGX A100: 200 Gb/s a card
+    ("b200", 2250, 178, 8.0, 900, 50),  # NVLink 5; DGX B200: 400 Gb/s per card
+    ("a100", 312, 80, 2.039, 300, 25),  # NVLink 3; DGX A100: 200 Gb/s per card
     ("l40s", 362, 45, 0.864, 32, 25),  # PCIe 4 x16
     ("rtx4090", 165.2, 24, 1.008, 32, 1.25),  # PCIe 4 x16; 10 Gb/s Ethernet
 )
