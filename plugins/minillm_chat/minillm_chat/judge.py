@@ -64,11 +64,11 @@ def judge_chats(
         limit: number of chats to answer; None: all.
 
     Returns:
-        ``answer_loss`` (nats a token of all answers), ``exact_match`` (share of the given answers whose
-        part is the chat's), ``format_rate`` (share in which the pattern is found; without a pattern,
-        share that came to an end), ``ended_rate`` (share that came to an end of turn), ``chats``,
-        ``left_out`` (without an answer, or whose own answer lacks the pattern) and ``tokens`` (of the
-        loss).
+        ``answer_loss`` (nats per token over all answers), ``exact_match`` (share of generated answers
+        whose part equals the chat's), ``format_rate`` (share with a match of the pattern; without a
+        pattern, ``ended_rate``), ``ended_rate`` (share that reach an end of turn), ``chats``,
+        ``left_out`` (chats without an answer, or whose own answer lacks the pattern) and ``tokens``
+        (counted in the loss).
 
     Raises:
         Refusal: the run was not trained on chats, or the pattern is invalid.
@@ -127,7 +127,7 @@ def _answers(message: dict[str, Any]) -> bool:
 
 
 def _said(model: ChatModel, messages: list[dict[str, Any]], tools: Any) -> tuple[str | None, bool]:
-    """Give an answer; None: the template refuses the conversation. Whether it came to an end."""
+    """Generate an answer greedily (None: the template rejects the chat); return it and whether it ended."""
     try:
         prompt = model.ids(model.template.prompt(messages, tools=tools))
     except ChatRefusedError:

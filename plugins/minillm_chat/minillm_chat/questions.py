@@ -15,7 +15,7 @@ __all__ = ["Questions"]
 WEIGHTS = "weights"  # the column of documents with the weight of each token
 
 _LOOKED_AT = 64  # maximum documents to search for questions
-_LONGEST = 400  # characters of one
+_LONGEST = 400  # maximum characters of a question
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Questions:
         return found if found[:1] == [start] else [start, *found]
 
     def held_out(self, documents: Any, count: int) -> list[str]:
-        """Find questions of documents: what stands alone between what is written around any question."""
+        """Find up to ``count`` questions in documents, between the texts that the template puts around one."""
         mark, found = "\U000f0000", list[str]()
         written = "".join(self._text(part.content) for part in self._segments(mark))
         before, _, after = written.partition(mark)
@@ -51,7 +51,7 @@ class Questions:
         return found
 
     def _first(self, documents: Any, index: int, before: str, after: str) -> str | None:
-        """Return the question before a document's first answer; None: more than that stands there."""
+        """Return the question before a document's first answer; None: no single question, or too long."""
         tokens = int(documents.lengths[index])
         columns = documents.room(tokens)
         documents.read(int(documents.offsets[index]), columns, np.zeros(tokens, bool))

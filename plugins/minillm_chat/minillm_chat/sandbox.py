@@ -29,7 +29,7 @@ from jinja2.visitor import NodeTransformer
 from minillm_core import DataError
 
 LARGEST = 1 << 20
-"""Characters of a template."""
+"""Maximum characters of a template."""
 
 STEPS = 600_000
 """Budget of loop iterations, calls and filters per conversation."""
@@ -38,16 +38,16 @@ CHARACTERS = 1 << 26
 """Budget of characters per conversation, including intermediate texts."""
 
 _ITEMS = 8
-"""Items of a list that are gone through in one step."""
+"""Items of a list that are charged as one step."""
 
 _TEXT = 512
-"""Characters of a text that are looked through in one step."""
+"""Characters of a text that are charged as one step."""
 
 _CHEAP = frozenset(["length", "count", "first", "last", "default", "d", "string"])
-"""Filters whose work does not grow with the items that they are given."""
+"""Filters whose cost does not grow with the size of their input."""
 
-_WIDEST = 64  # columns of an indent or a field
-_LONGEST = 10_000  # any other number that a filter is given
+_WIDEST = 64  # maximum columns of an indent or a field
+_LONGEST = 10_000  # maximum of any other number passed to a filter
 _WIDE = re.compile(r"%[^a-zA-Z%]*(?:\*|\d{3,})")
 _REFUSED_CALLS = frozenset(
     ["center", "expandtabs", "format", "format_map", "ljust", "rjust", "translate", "zfill"]
@@ -67,8 +67,8 @@ class Sandbox:
     """A compiled template.
 
     Args:
-        source: of the template.
-        today: the date formatted by ``strftime_now``; None: the day of the call.
+        source: the template, Jinja.
+        today: the date formatted by ``strftime_now``; None: the current date.
 
     Raises:
         DataError: the template is invalid or too large.
@@ -119,7 +119,7 @@ class Sandbox:
             raise _refused(error) from error
         except TemplateError as error:
             raise ChatRefusedError(f"the template says: {_words(error)}") from error
-        except Exception as error:  # whatever an expression of the template meets in this chat
+        except Exception as error:  # any error of a template's expression on this chat
             raise ChatRefusedError(f"the template fails: {_words(error)}") from error
 
 
@@ -157,7 +157,7 @@ class Budget:
 
 
 class _Generation(Extension):
-    """The block that Transformers finds answers by; here its content alone counts."""
+    """The block that marks answers for Transformers; here its content is rendered, the mark ignored."""
 
     tags: ClassVar[set[str]] = {"generation"}
 
@@ -168,7 +168,7 @@ class _Generation(Extension):
 
 
 class _Counting(NodeTransformer):
-    """Puts the budget's filters around whatever repeats or joins."""
+    """A transformer that wraps loops, concatenations, comparisons and slices in the budget's filters."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         if node.recursive:
@@ -201,7 +201,7 @@ def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
 
 
 class _Namespace(Namespace):
-    """A namespace without names that begin with an underscore, as that of Transformers."""
+    """A namespace that refuses names with a leading underscore, like that of Transformers."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # a template may set `self`
         own, *rest = args
@@ -234,7 +234,7 @@ class _Environment(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             finalize=finalize,
-            optimized=False,  # nothing runs while a template is compiled
+            optimized=False,  # no constant folding: compilation runs nothing
             extensions=[_Generation, loopcontrols],
         )
         self.budget = Budget()
@@ -297,17 +297,17 @@ class _Environment(ImmutableSandboxedEnvironment):
         return found
 
     def _gone_through(self, value: Any) -> Any:
-        """Take steps for the items that a filter goes through, of an iterator as it does so."""
+        """Charge steps for the items that a filter reads; those of an iterator as it is consumed."""
         return self._counted(value) if isinstance(value, Iterator) else self._read(value)
 
     def _read(self, value: Any) -> Any:
-        """Take steps for what is compared, searched or copied whole, and return it."""
+        """Charge steps for a value that is compared, searched or copied whole, and return it."""
         if isinstance(value, Sized):
             self.budget.step(len(value) // (_TEXT if isinstance(value, str) else _ITEMS))
         return value
 
     def _tested(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Let a test take from the budget, by what it is given."""
+        """Wrap a Jinja test: charge the size of its arguments."""
 
         @functools.wraps(function)
         def tested(*args: Any, **kwargs: Any) -> Any:
@@ -344,7 +344,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return self.budget.took(str(text) % (kwargs or args))
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Let a filter take from the budget, and refuse it large numbers."""
+        """Wrap a filter: charge its work to the budget, and refuse large numbers."""
         first = 2 if getattr(function, "jinja_pass_arg", None) is not None else 1
         largest = _WIDEST if name in ("indent", "tojson") else _LONGEST
 

@@ -1,9 +1,9 @@
 """Supervised fine-tuning on chats: a model learns to write the answers of conversations.
 
-Each conversation is written by a chat template and is one document, whose answers and their ends of
-turn have labels, and nothing else has. What the template writes as special tokens are special tokens of
-the tokenizer: one that is trained for the run reserves them, a given one has them or gets them in rows of
-the embedding that are not used. Where it has no such rows, the template ``plain`` writes text alone.
+A chat template renders each conversation as one document; only its answers and their ends of turn have
+labels. The template's special tokens are special tokens of the tokenizer: one that is trained for the
+run reserves them; a given one has them, or gets them in unused rows of the embedding. For a tokenizer
+without such rows there is the template ``plain``, which renders text alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Sft"]
 
 
 EPOCHS = 2.0
-"""How often chats are read by default: more make a good model worse."""
+"""Default number of epochs over the chats: more make a good model worse."""
 
 
 class Sft(Plugin, api=1, task=True):

@@ -1,16 +1,16 @@
 """Sparse loss: the head and the cross-entropy at supervised positions alone.
 
-Of a chat the answers alone are learnt, half of the positions in usual data, yet the product with the
-head, a fifth to two fifths of a small model's FLOPs, is made at every position. Here the stream behind
-the last attention is gathered first, (B T, C) -> (S, C), before the last MLP or, where a plugin reads
-what follows, before the head; its gradient is written back to where it came from. Loss and gradients are
-the same to rounding: an unsupervised position adds 0 to both.
+In a chat the answers alone are supervised, half of the positions in typical data, yet the product with
+the head, a fifth to two fifths of a small model's FLOPs, is computed at every position. Here the residual
+stream after the last attention is gathered first, (B T, C) -> (S, C), before the last MLP or, where a
+plugin reads a later activation, before the head; its gradient is scattered back to the same positions.
+Loss and gradients are the same to rounding: an unsupervised position adds 0 to both.
 
-S is the number of supervised positions, rounded up to one of a few sizes (label buckets), since each
-size is a graph of its own where the step is compiled: more buckets waste less of the head, fewer are
-compiled sooner. Micro-batches of 32 x 1,024 tokens of one data set fall into one to five of 32.
+S is the number of supervised positions, rounded up to one of a few sizes (label buckets), since a
+compiled step has one graph per size: more buckets waste less of the head, fewer take less time to
+compile. Micro-batches of 32 x 1,024 tokens of one data set fall into one to five of 32 buckets.
 
-Evaluation is as without: the head is computed at every position.
+Evaluation is unchanged: the head is computed at every position.
 """
 
 from __future__ import annotations

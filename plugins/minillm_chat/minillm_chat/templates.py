@@ -1,13 +1,13 @@
-"""Chat templates: how a conversation becomes text, and which of it the assistant writes.
+"""Chat templates: render a conversation as text, and find its supervised spans, the answers.
 
-A template writes a whole conversation and says nothing of who wrote what. Answers are found by
-*incremental prefix rendering*: what the template adds to ``messages[:i]`` and a generation prompt when
-message i, an answer, follows. Templates that drop the reasoning of earlier turns, or end the last
-turn otherwise than the others, write another beginning of a short conversation than of a long one;
-there each answer is found within the whole, by writing the conversation again with a mark in the place
-of each of its texts. Where neither places it exactly, the conversation is refused with the reason.
+A template renders a whole conversation without marking who wrote what. Answers are found by
+*incremental prefix rendering*: ``messages[:i]`` with a generation prompt is rendered, then
+``messages[:i + 1]``, where message i is an answer; the added text is the span. Templates that drop the
+reasoning of earlier turns, or end the last turn differently, render a short conversation as no prefix of
+a longer one; there each answer is located in the whole, by rendering the conversation again with a marker
+in place of each of its texts. A conversation whose answers neither method locates exactly is refused.
 
-Special tokens that are written out in a message are text: marks keep them apart from the template's.
+Special tokens spelled out in a message are text: markers distinguish them from the template's own.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CHATML = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
 """
-"""Of turns between special tokens; reasoning and tool calls as those of Qwen write them."""
+"""ChatML: turns between special tokens; reasoning and tool calls in the format of Qwen's templates."""
 
 PLAIN = """\
 {%- for tool in tools or [] %}{{ 'Tool: ' + (tool | tojson) + '\\n\\n' }}{% endfor %}
@@ -66,22 +66,22 @@ PLAIN = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}
 """
-"""Of text alone, for a tokenizer that has no special token but its end of text."""
+"""Plain text, for a tokenizer whose only special token is its end of text."""
 
 BUILT_IN: Mapping[str, str] = {"chatml": CHATML, "plain": PLAIN}
-"""Name -> source."""
+"""Name -> template source."""
 
 _FORMS = re.compile(r"<\|[^<>|\s]+\|>|<(?:start|end)_of_\w+>")
-"""How special tokens are written in templates that come without a list of them."""
+"""Special tokens recognised in a template that has no list of them."""
 
 _SAID = ("content", "reasoning_content", "reasoning", "thinking", "tool_calls")
-"""What of a message the assistant says."""
+"""Fields of a message with the assistant's output."""
 
-_MARKS = range(0xF0000, 0xFFFFE)  # private use: in no text that means anything
+_MARKS = range(0xF0000, 0xFFFFE)  # private-use code points, absent from ordinary text
 
 
 class Part(NamedTuple):
-    """A part of a written conversation: a text or a special token, and what its prediction counts."""
+    """A part of a rendered conversation: a text or a special token, and its weight in the loss."""
 
     text: str
     special: bool
@@ -90,13 +90,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A chat template, with the special tokens that it writes.
+    """A chat template, with its special tokens.
 
     Attributes:
         source: Jinja.
-        specials: texts of special tokens; whatever else it writes is text.
-        variables: what templates read beside the messages: bos_token, eos_token, enable_thinking, ...
-        today: what strftime_now formats; None: the day.
+        specials: texts of its special tokens; all other output is text.
+        variables: template variables besides the messages: bos_token, eos_token, enable_thinking, ...
+        today: the date formatted by strftime_now; None: the current date.
     """
 
     source: str
@@ -113,18 +113,18 @@ class ChatTemplate:
         arguments: Mapping[str, Any] | None = None,
         today: date | None = None,
     ) -> ChatTemplate:
-        """Read a template, and see that answers can be found in what it writes.
+        """Read a template, and check that answers can be found in its output.
 
         Args:
             given: a name of :data:`BUILT_IN`, the source of a template, or a tokenizer_config.json
                 that has one.
-            specials: texts of its special tokens; default: those of the tokenizer_config.json that it
-                writes, or else what looks like one: ``<|...|>``, ``<start_of_...>``, ``<end_of_...>``.
-            arguments: more variables.
+            specials: texts of its special tokens; default: those of the tokenizer_config.json that its
+                source contains, or else the forms ``<|...|>``, ``<start_of_...>``, ``<end_of_...>``.
+            arguments: further variables.
             today: see the class.
 
         Raises:
-            DataError: it is no template, is refused by the sandbox, or has no place for answers.
+            DataError: not a template, refused by the sandbox, or without locatable answers.
         """
         source, tokens, variables = _read(given)
         variables = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT, **variables}
@@ -146,10 +146,10 @@ class ChatTemplate:
         return made
 
     def check(self) -> None:
-        """See that a template asks for an answer, and says where one ends.
+        """Check that a template has a generation prompt and ends answers with a special token.
 
         Raises:
-            DataError: it does not, or is refused.
+            DataError: it does not, or is refused by the sandbox.
         """
         question, answer = {"role": "user", "content": "a"}, {"role": ASSISTANT, "content": "b"}
         try:
@@ -170,7 +170,7 @@ class ChatTemplate:
 
     @cached_property
     def exported(self) -> str:
-        """The template with its own variables, and with the token that begins every document."""
+        """The source with its variables set, rendering the token that begins every document first."""
         usual = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
         given = [
             f"{{%- set {name} = {json.dumps(value, ensure_ascii=False)} %}}\n"
@@ -182,16 +182,16 @@ class ChatTemplate:
         return "".join(given) + first + self.source
 
     def render(self, messages: Chat, *, tools: Any = None, prompt: bool = False) -> str:
-        """Write a conversation.
+        """Render a conversation.
 
         Args:
             messages: the conversation.
-            tools: descriptions of tools, as templates read them.
-            prompt: add the beginning of an answer.
+            tools: tool descriptions, as JSON.
+            prompt: add the generation prompt.
 
         Raises:
-            ChatRefusedError: the template refuses the conversation.
-            DataError: the template is refused.
+            ChatRefusedError: the template rejects the conversation.
+            DataError: the sandbox refuses the template.
         """
         given = {"tools": tools, "documents": None, **self.variables}
         return self._sandbox.render(
@@ -199,15 +199,15 @@ class ChatTemplate:
         )
 
     def parts(self, messages: Chat, *, tools: Any = None) -> list[Part]:
-        """Write a conversation as parts, of which the answers have weights.
+        """Render a conversation as parts, with loss weights on the answers.
 
-        Joined, the texts of the parts are what :meth:`render` writes. An answer's weight is the number
-        ``weight`` of its message, 1 where there is none; one without a text has 0. Behind it stands
-        its end of turn, up to the special token.
+        Joined, the texts of the parts equal the output of :meth:`render`. An answer's weight is its
+        message's ``weight``, 1 by default; a message without text has 0. The supervised span ends with
+        the end of turn, up to its special token.
 
         Raises:
-            ChatRefusedError: the template refuses it, or an answer cannot be found in it.
-            DataError: the template is refused.
+            ChatRefusedError: the template rejects it, or an answer cannot be located in it.
+            DataError: the sandbox refuses the template.
         """
         written = _Written(self, messages, tools)
         found: list[Part] = []
@@ -220,22 +220,22 @@ class ChatTemplate:
         return found
 
     def prompt(self, messages: Chat, *, tools: Any = None) -> list[Part]:
-        """Write a conversation with the generation prompt, as parts of weight 0.
+        """Render a conversation with the generation prompt, as parts of weight 0.
 
         Raises:
-            ChatRefusedError: the template refuses it.
+            ChatRefusedError: the template rejects it.
         """
         written = _Written(self, messages, tools, prompt=True)
         return written.split(0, len(written.whole), 0.0)
 
     def answers(self, messages: Chat, *, tools: Any = None) -> list[str]:
-        """Return what is supervised of each answer, its end of turn included."""
+        """Return the supervised span of each answer, including its end of turn."""
         written = _Written(self, messages, tools)
         return [written.plain(written.whole[a:b]) for a, b, _ in self._answers(written)]
 
     @cached_property
     def ends(self) -> frozenset[str]:
-        """The special tokens that end an answer, the last of a conversation and those before it."""
+        """The special tokens that end an answer, at the end of a conversation or before further turns."""
         turns: list[Message] = [
             {"role": "user", "content": "a"},
             {"role": ASSISTANT, "content": "b"},
@@ -273,7 +273,7 @@ class ChatTemplate:
 
     @cached_property
     def _probe(self) -> str:
-        """The source, with what it writes of turns of every role: tokens may be put together."""
+        """The source, and renderings of turns of every role: a template may assemble tokens from pieces."""
         found, pair = [self.source], ("user", ASSISTANT)
         for roles in (pair, ("system", *pair), ("developer", *pair), (*pair, "tool")):
             with suppress(ChatRefusedError):
@@ -292,11 +292,11 @@ class ChatTemplate:
 
 
 class _Written:
-    """A conversation as a template writes it.
+    """A conversation rendered by a template, in which answers are located.
 
     Attributes:
-        messages: with a mark within each special token that they write out.
-        whole: the text of all of them.
+        messages: the messages, with a marker inside each special token spelled out in them.
+        whole: the rendering of all messages, markers included.
     """
 
     def __init__(self, template: ChatTemplate, messages: Chat, tools: Any, prompt: bool = False):
@@ -315,11 +315,11 @@ class _Written:
                 )
 
     def plain(self, text: str) -> str:
-        """Take the marks out of a text."""
+        """Remove the markers from a text."""
         return text.replace(self._mark, "")
 
     def split(self, start: int, end: int, weight: float) -> list[Part]:
-        """Divide a stretch of the whole at special tokens."""
+        """Split a span of the whole at special tokens."""
         found, place = [], start
         for match in self.template._special.finditer(self.whole, start, end):
             if place < match.start():
@@ -331,10 +331,10 @@ class _Written:
         return found
 
     def answer(self, index: int) -> tuple[int, int]:
-        """Find what the assistant writes for the message ``index``: where it starts and ends.
+        """Locate the supervised span of message ``index``: its start and end in the whole.
 
         Raises:
-            ChatRefusedError: it cannot be placed exactly.
+            ChatRefusedError: it cannot be located exactly.
         """
         asked = self._render(self.messages[:index], True)
         answered = self._render(self.messages[: index + 1])
@@ -346,17 +346,17 @@ class _Written:
         return self._start(index, asked), end
 
     def _start(self, index: int, asked: str) -> int:
-        """Find where an answer starts whose beginning is written otherwise than in the whole."""
+        """Find the start of an answer whose prompt, rendered alone, is no prefix of the whole."""
         first = self._first(index, min)
         if first is None:
             raise ChatRefusedError("the template leaves out a message")
-        # the nearest message before it that has a text: its own beginning lies before that text
+        # search from the last text of the nearest earlier message: that message's opening is before it
         earlier = (self._first(one, max) for one in range(index - 1, -1, -1))
         earliest = next((one for one in earlier if one is not None), 0)
         opening = asked.removeprefix(self._render(self.messages[:index]))
         if opening != asked:
-            # of earlier turns the template may write the beginning of the prompt alone, without the
-            # empty reasoning that it ends with
+            # for earlier turns a template may render only the beginning of the generation prompt,
+            # without the empty reasoning at its end
             special = self.template._special.search(opening)
             shortest = special.end() if special else len(opening)
             for length in range(len(opening), shortest - 1, -1):
@@ -368,14 +368,14 @@ class _Written:
         raise ChatRefusedError("the template rewrites what comes before an answer")
 
     def _first(self, index: int, which: Callable[[Iterable[int]], int]) -> int | None:
-        """Find where the first, or the last, text of a message stands in the whole; None: it has none."""
+        """Find the start of a message's first (``min``) or last (``max``) text in the whole; None: it has none."""
         before = [one for one, _ in self._around(index, self.messages).values()]
         if not all(map(self.whole.startswith, before)):
             raise ChatRefusedError("the template writes what comes before a text by what it says")
         return which(map(len, before)) if before else None
 
     def _end(self, index: int, answered: str) -> int:
-        """Find where an answer ends that is written otherwise when more follows."""
+        """Find the end of an answer that is rendered differently when more turns follow."""
         special = self.template._special
         here = self._around(index, self.messages)
         alone = self._around(index, self.messages[: index + 1])
@@ -394,11 +394,11 @@ class _Written:
         raise ChatRefusedError("the template ends an answer otherwise when more follows")
 
     def _around(self, index: int, messages: Chat) -> dict[tuple[Any, ...], tuple[str, str]]:
-        """Write a conversation with a mark in the place of each text of a message that is written.
+        """Render a conversation once per text of a message, with a marker in the text's place.
 
         Returns:
-            path of the text -> what stands before and after the mark; where the text is written again,
-            as the name of a tool beside its result, it is there as it is.
+            Path of each rendered text -> the output before and after the marker; where the template
+            repeats the text, such as a tool's name beside its result, the repetition is restored.
         """
         found = {}
         for path, text in _texts(messages[index]):
@@ -413,7 +413,7 @@ class _Written:
         return self.template.render(messages, tools=self.tools, prompt=prompt)
 
     def _marked(self, value: Any) -> Any:
-        """Put a mark into each special token that a message writes out."""
+        """Insert a marker into each special token spelled out in a message."""
         if isinstance(value, str):
             return self.template._special.sub(
                 lambda one: one[0][0] + self._mark + one[0][1:], value
@@ -424,15 +424,15 @@ class _Written:
 
 
 def _frames(before: str, after: str, text: str) -> bool:
-    """Tell whether a text is what stands before, something, and what stands after."""
+    """Return whether a text begins with ``before`` and ends with ``after``, without overlap."""
     fits = len(before) + len(after) <= len(text)
     return fits and text.startswith(before) and text.endswith(after)
 
 
 def _texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """Yield the paths of a message's texts and these, but for names that templates choose by.
+    """Yield path and value of each text in a message, except names that templates branch on.
 
-    An empty one counts within a call alone: templates write a message otherwise that has no content.
+    Empty texts are included only inside calls: templates render a message without content differently.
     """
     if isinstance(value, str) and (value.strip() or len(path) > 1):
         yield path, value
@@ -446,7 +446,7 @@ def _texts(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, 
 
 
 def _with(value: Any, path: tuple[Any, ...], text: str) -> Any:
-    """Copy a message with another text in one place."""
+    """Copy a message with the text at ``path`` replaced."""
     if not path:
         return text
     copy = dict(value) if isinstance(value, Mapping) else list(value)
@@ -455,7 +455,7 @@ def _with(value: Any, path: tuple[Any, ...], text: str) -> Any:
 
 
 def _read(given: str) -> tuple[str, list[str], dict[str, str]]:
-    """Read a template: its source, the special tokens that are listed beside it, and variables."""
+    """Read a template's source, the special tokens listed with it, and its variables."""
     if given in BUILT_IN:
         return BUILT_IN[given], [], {}
     if not given.lstrip().startswith('{"') and "{" in given:

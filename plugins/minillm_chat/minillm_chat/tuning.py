@@ -1,9 +1,9 @@
-"""Default length and learning rate of a fine-tuning run.
+"""Default length and learning-rate schedule of a fine-tuning run.
 
-A few readings of the documents, since more make a good model worse. A branch continues with the rates of its
-run: those of AdamW and of every plugin's rule follow one schedule, which falls to 0 over the tuning, from
-a tenth or, where tuning is more than a tenth of all steps, from its share of them. A run that starts from
-the weights of another has schedules of its own, and a tenth of its train.lr.
+A few epochs over the documents, since more make a good model worse. A branch keeps the learning rates of
+its run: those of AdamW and of every plugin's rule follow one schedule, which falls to 0 over the tuning,
+from a tenth or, where tuning is more than a tenth of all steps, from its share of them. A run initialised
+from another run's weights has its own schedules, and a tenth of that run's train.lr.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ FIRST = 0.1
 
 
 def tuned(prepared: Any, plan: Plan, corpus: Any) -> Any | None:
-    """Choose steps and learning-rate schedule of a run whose documents declare a number of epochs.
+    """Choose the steps and the learning-rate schedule of a run whose data source declares epochs.
 
     Args:
-        prepared: the request; None is chosen for a run that is resumed, or starts anew.
-        plan: of its settings as they are.
-        corpus: its documents.
+        prepared: the request; nothing is chosen for a resumed run, or one from scratch.
+        plan: of the settings as given.
+        corpus: the run's documents.
 
     Returns:
-        The settings with what was not given, and a note; None: nothing is chosen.
+        The settings with the chosen values and notes; None: nothing is chosen.
     """
     loaded, branch, epochs = prepared.loaded, prepared.branch, plan.sourcing.epochs
     request, train = prepared.request, loaded.config.train

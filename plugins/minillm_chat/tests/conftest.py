@@ -1,4 +1,4 @@
-"""A run that was trained on a few chats, for two steps."""
+"""A run trained for two steps on a few chats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Planned = Callable[..., minillm.Plan]
 
 @pytest.fixture
 def planned() -> Planned:
-    """A small plan of a run on chats, with settings as ``data__val=0.1``."""
+    """Build a small plan of a run on chats, with settings such as ``data__val=0.1``."""
 
     def planned(data: Path, **more: Any) -> minillm.Plan:
         options = {key.replace("__", "."): value for key, value in more.items()}
@@ -42,7 +42,7 @@ def planned() -> Planned:
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Train:
-    """Train a run on chats; gives its folder. The same settings are trained once."""
+    """Train a run on chats and return its folder, once per set of settings."""
     folder, made = tmp_path_factory.mktemp("runs"), dict[str, Path]()
 
     def train(plugins: str | None = "sft", **more: Any) -> Path:

@@ -22,7 +22,7 @@ ANSWER = {"role": ASSISTANT, "content": "It is more, my friend."}
 
 
 class Stdin(io.TextIOWrapper):
-    """Stands for stdin: text, of a terminal or of a pipe."""
+    """A stand-in for stdin: text of a terminal or of a pipe."""
 
     def __init__(self, content: bytes, typed: bool = False) -> None:
         super().__init__(io.BytesIO(content), "utf-8")
@@ -34,7 +34,7 @@ class Stdin(io.TextIOWrapper):
 
 @pytest.fixture
 def chat(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Run minillm chat; gives exit code, stdout and stderr."""
+    """Run minillm chat; return exit code, stdout and stderr."""
 
     def run(
         out: Path, *words: str, stdin: bytes = b"", typed: bool = False

@@ -1,4 +1,4 @@
-"""The exported model answers as the run does, under Transformers."""
+"""The exported model generates the run's answers in Transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/chat.md, executed from top to end."""
+"""docs/chat.md, executed from beginning to end."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_page_goes_from_a_base_run_to_a_chat(
 
 
 def test_the_page_says_what_is_said() -> None:
-    """The messages of its last table are those of the code."""
+    """The messages in the page's last table are those of the code."""
     table = PAGE.read_text().partition("## What goes wrong")[2]
     root = PAGE.parents[1]
     sources = "".join(

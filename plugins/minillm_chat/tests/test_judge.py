@@ -1,4 +1,4 @@
-"""Answers are judged by their loss, by a pattern, and by whether they end."""
+"""Answers are evaluated by their loss, by a pattern, and by whether they reach an end of turn."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def chats(tmp_path: Path) -> Callable[..., str]:
 
 
 class Silent:
-    """Stands for a display."""
+    """A stand-in for a display."""
 
     def phase(self, name: str) -> Any:
         from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""Hostile templates are refused: nothing of Python is reached, and nothing grows without a bound."""
+"""Hostile templates are refused: no access to Python, and no unbounded work or memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chats in files become documents of which the answers alone have labels."""
+"""Chats in files become documents with labels on the answers alone."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 
 def read(path: Path, given: str = "chatml") -> tuple[list[str], Counter[str]]:
-    """The documents of a file, what is supervised in [[ ]]; and the notes."""
+    """Return the documents of a file, with supervised spans in [[ ]], and the notes."""
     template = ChatTemplate.of(given)
     specials = list(names_of(template.specials).items())
     texts = {name: text for text, name in specials}
@@ -339,7 +339,7 @@ def test_samples_answer_questions_of_held_out_chats(
         assert re.fullmatch(r"Why is it \d+, my friend\?", one["prompt"])
         assert f"the model answers '{one['prompt']}':" in err
     last = [one for one in samples if one["step"] == 2]
-    assert len(last) == 2  # what `minillm chat` would begin to say, drawn as samples are
+    assert len(last) == 2  # the beginning of `minillm chat`'s answers, with the sampling of samples
     run = minillm.Run.open(out)
     model = ChatModel.of(run)
     for number, one in enumerate(last):

@@ -1,4 +1,4 @@
-"""Chats are trained on as without sparse_loss, whatever lays out the rows; and what a run says of it."""
+"""Training with sparse_loss equals training without, for every packing of rows; and a run's notes on it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chats(tmp_path: Path) -> Path:
 
 
 def run(data: Path, out: Path, plugins: str, **more: Any) -> tuple[list[float], dict[str, Any]]:
-    """Train eight steps; the losses, and what run.json says of sparse_loss."""
+    """Train eight steps; return the losses, and run.json's entry of sparse_loss."""
     loaded = minillm.load("tiny", plugins=plugins, data=data, settings=SIZES | more)
     minillm.Run(minillm.build_plan(loaded), out=out, cache=out.parent / "cache").train()
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
@@ -42,7 +42,7 @@ def run(data: Path, out: Path, plugins: str, **more: Any) -> tuple[list[float], 
 
 @pytest.mark.parametrize("rows", ["sft", "sft,best_fit", "sft,length_buckets"])
 def test_chats_are_learnt_as_without(chats: Path, tmp_path: Path, rows: str) -> None:
-    """Packed, by best fit, and bucketed by length; with gradients of two micro-batches."""
+    """Packed rows, best-fit packing, length buckets; with gradient accumulation over two micro-batches."""
     more = {"train.accumulate": 2}
     dense, _ = run(chats, tmp_path / "dense", rows, **more)
     sparse, recorded = run(chats, tmp_path / "sparse", f"{rows},sparse_loss", **more)

@@ -1,4 +1,4 @@
-"""The supervised text of five structures, compared with spans found by hand; and of any conversation."""
+"""Supervised spans of five template structures, against spans marked by hand; and of any conversation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minillm_chat.sandbox import ChatRefusedError
 from minillm_chat.templates import BUILT_IN, ChatTemplate
 from minillm_core import DataError
 
-# Structures of published templates, in texts of our own.
+# The structures of published templates, with our own texts.
 
 LLAMA = """\
 {{- bos_token }}
@@ -307,8 +307,8 @@ def template(source: str, **arguments: Any) -> ChatTemplate:
     return ChatTemplate.of(source, arguments=arguments, today=DAY)
 
 
-# By hand: what stands between the generation prompt and the next turn, of each whole rendering. [[ and ]]
-# enclose what is supervised.
+# Marked by hand in each whole rendering: the text between the generation prompt and the next turn, the
+# supervised span, is in [[ and ]].
 BY_HAND = {
     "llama": (
         LLAMA,
@@ -530,7 +530,7 @@ _words = st.lists(
 
 @st.composite
 def tool_conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """Questions, each answered after some calls of a tool, with reasoning here and there."""
+    """Generate questions, each answered after some tool calls, sometimes with reasoning."""
     said = _words.map(lambda text: f"a{text}")
     found: list[dict[str, Any]] = (
         [{"role": "system", "content": "s"}] if draw(st.booleans()) else []
@@ -586,7 +586,7 @@ def test_answers_among_tools_and_reasoning_are_what_stands_between_the_tokens(
     whole = made.render(messages)
     try:
         parts = made.parts(messages)
-    except ChatRefusedError:  # Qwen's template takes an answer with it apart, and no place is exact
+    except ChatRefusedError:  # Qwen's template splits such an answer, so its span cannot be located
         assert name == "qwen"
         assert any("</think>" in one["content"] for one in messages)
         return
@@ -632,7 +632,7 @@ def test_the_mask_is_that_of_transformers_where_a_template_marks_answers(
     ]
 
 
-# What cannot be placed
+# Answers that cannot be located
 
 ANSWERED = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 TURN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
@@ -661,7 +661,7 @@ def test_a_template_without_a_place_for_answers_is_refused(source: str, said: st
     [
         (GEMMA, [*ANSWERED, ANSWERED[1]], "Turns must alternate"),
         (LLAMA, [{"role": "assistant", "content": "b"}], "the template"),
-        (  # of two answers one is written
+        (  # only one of two answers is rendered
             "{% for m in messages if loop is undefined or true %}{% if m.role == 'user' or m == messages[-1] %}"
             "<|{{ m.role }}|>{{ m.content }}<|end|>{% endif %}{% endfor %}" + ASKED,
             [*ANSWERED, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}],

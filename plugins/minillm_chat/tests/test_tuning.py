@@ -1,4 +1,4 @@
-"""Tuning with all defaults: a good model does not become worse, a base model becomes better."""
+"""Fine-tuning with all defaults: a good model does not become worse, a base model becomes better."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_defaults_keep_a_good_model_and_improve_a_base_model(
 
 @pytest.fixture
 def asked() -> Callable[..., Any]:
-    """Ask for what is chosen: settings given, step of the branch, directory, epochs."""
+    """A function that returns the chosen settings, by given settings, branch step, directory and epochs."""
 
     def ask(
         given: dict[str, Any],

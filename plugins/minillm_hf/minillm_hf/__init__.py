@@ -1,19 +1,19 @@
-"""Model directories: what Transformers, vLLM and mlx-lm load, written and read.
+"""Model directories in the format of Transformers, vLLM and mlx-lm: reading and writing.
 
     config.json                     architecture and sizes
     model.safetensors               or model-0000i-of-0000n.safetensors and their index
     tokenizer.json                  with tokenizer_config.json
     generation_config.json
 
-A run's parameters are renamed, never changed; by a layout.
+A layout maps a run's parameters to the directory's tensors by name; values do not change.
 
-    layouts     an architecture's tensors, and its config.json, both ways
-    scaling     rotary scaling: config.json and plugins, both ways
-    match       parameters of a plan and tensors of a directory, both ways
-    read        a directory of any program, checked before it is used
-    write       a directory that is there whole or not at all
-    directory   the seam: what the core calls
-    lora        the plugin that trains adapters; peft: what it trained, written alone
+    layouts     tensor names and config.json of each architecture, both ways
+    scaling     rotary scaling: config.json <-> plugin options
+    match       parameters of a plan <-> tensors of a directory
+    read        reading a directory of any program, validated before use
+    write       writing a directory atomically
+    directory   the DirectoryFormat that the core calls
+    lora        the plugin that trains adapters; peft: writing the adapters alone
 """
 
 from __future__ import annotations

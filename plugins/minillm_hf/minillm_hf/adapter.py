@@ -1,6 +1,6 @@
 """Reading PEFT adapters: a base directory with the low-rank changes folded into its matrices.
 
-    adapter_config.json         which base, rank and alpha
+    adapter_config.json         the base, rank and alpha
     adapter_model.safetensors   base_model.model.<module>.lora_A.weight and lora_B.weight
 
 Only LoRA of plain matrices is supported; other features are refused by their key in adapter_config.json.
@@ -43,7 +43,7 @@ _READ = {
     *("base_model_name_or_path", "peft_type", "r", "lora_alpha", "use_rslora", "bias"),
     *("target_modules", "layers_to_transform", "layers_pattern", "exclude_modules"),
 }
-"""Keys that are applied, or implied by the names of the tensors."""
+"""Keys that are applied, or implied by tensor names."""
 
 _TRAINING = {
     *("auto_mapping", "inference_mode", "init_lora_weights", "lora_dropout", "megatron_core"),
@@ -57,7 +57,7 @@ _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 
 @dataclass(frozen=True)
 class Changed:
-    """A lazily read tensor of the base with a low-rank change; like a :class:`FileTensor`."""
+    """A tensor of the base plus a low-rank change, read lazily; like a :class:`FileTensor`."""
 
     base: FileTensor
     a: FileTensor
@@ -80,7 +80,7 @@ class Changed:
         return (self.base.read() + self.scale * change).astype(np.float32)
 
     def deferred(self) -> Deferred:
-        """Read it once to validate it; return a deferred array, which rereads all of it for any rows."""
+        """Validate the values in one read; return a deferred array, which rereads all of it for any rows."""
         self.read()
         shape, dtype = self.stored.shape, np.dtype(np.float32)
         return Deferred(shape, dtype, lambda first, count: self.read()[first : first + count])
@@ -88,7 +88,7 @@ class Changed:
 
 @dataclass(frozen=True)
 class AdapterDirectory(HuggingFaceDirectory):
-    """A directory with an adapter, and the base that it changes."""
+    """A directory with an adapter, and its base."""
 
     base: HuggingFaceDirectory | None = None
 
@@ -113,7 +113,7 @@ def read_adapter(path: Path) -> AdapterDirectory:
     """Open and validate an adapter and its base, except for tensor values.
 
     Raises:
-        Refusal: the base is missing, or the adapter has more than low-rank changes of its matrices.
+        Refusal: the base is missing, or the adapter is not plain LoRA of the base's matrices.
     """
     config = read_json(path / ADAPTER_CONFIG)
     where = str(path / ADAPTER_CONFIG)
@@ -150,7 +150,7 @@ def read_adapter(path: Path) -> AdapterDirectory:
 
 
 def _scale(config: Mapping[str, Any], where: str, path: Path) -> tuple[float, int]:
-    """Read the factor of B A, and the rank.
+    """Read the scale of B A, and the rank.
 
     Raises:
         Refusal: the adapter computes something else.
@@ -174,7 +174,7 @@ def _scale(config: Mapping[str, Any], where: str, path: Path) -> tuple[float, in
 
 
 def _base(config: Mapping[str, Any], path: Path, where: str) -> HuggingFaceDirectory:
-    """Read the model that an adapter changes: a folder, or a model of the hub."""
+    """Read an adapter's base model: a folder, or a model of the hub."""
     named = config.get("base_model_name_or_path")
     fix = "base_model_name_or_path: the folder of the base model, or its name on the hub"
     if not isinstance(named, str) or not named or "\0" in named:

@@ -1,4 +1,4 @@
-"""The model card of an exported directory: what it is, what it was trained on, and how to load it."""
+"""The model card of an exported directory: model, training data, and how to load it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from minillm_core.directories import TrainedModel
 def card(
     name: str, model: TrainedModel, parameters: int, dtype: str, *, layout: str | None = None
 ) -> str:
-    """Write README.md.
+    """Return the text of README.md.
 
-    Paths of this machine are left out: a card is published with its model.
+    Local paths are left out: a card is published with its model.
 
     Args:
         name: of the directory.
-        model: the model.
-        parameters: numbers in it.
-        dtype: that they are written in.
-        layout: its own, where that is not the plan's.
+        model: the trained model.
+        parameters: their number.
+        dtype: of the written tensors.
+        layout: of the directory, where it is not the plan's.
     """
     layout = layout or model.plan.export.layout
     lines = (
@@ -35,7 +35,7 @@ def card(
 
 
 def _facts(model: TrainedModel, layout: str | None) -> Iterator[str]:
-    """Yield the rows of the table."""
+    """Yield the rows of the card's table."""
     plan, record, shape = model.plan, model.record, model.plan.config.model
     yield "| | |"
     yield "| --- | --- |"

@@ -1,4 +1,4 @@
-"""The format of Hugging Face's model directories, as the core reads, checks and writes it."""
+"""The directory format of Hugging Face models, with the core's interface: recognise, read, check, write."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class HuggingFace(DirectoryFormat):
     """Directories with a config.json, as Transformers, vLLM and mlx-lm load them."""
 
     def recognises(self, path: Path) -> bool:
-        """Return whether it is a folder with a config.json."""
+        """Return whether the path is a folder with a config.json."""
         return path.is_dir() and os.path.lexists(path / CONFIG)
 
     def read(self, path: Path) -> HuggingFaceDirectory:

@@ -1,8 +1,8 @@
 """Models of the Hugging Face hub: ``OWNER/NAME[@REVISION]`` becomes a model directory in the hub's cache.
 
-Config, tokenizer and safetensors are fetched, and nothing else: no pickle, no code. A branch is resolved
-to the commit that it names now; the folder of the cache is that commit's and never changes, so a run
-that starts from it is recorded with it. Transformers and other programs use the same cache (``HF_HOME``).
+Only config, tokenizer and safetensors are fetched: no pickles, no code. A branch is resolved to its
+current commit; the cache folder of a commit never changes, so a run records the commit that it starts
+from. Transformers and other programs use the same cache (``HF_HOME``).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def fetch(given: str, say: Callable[[str], None]) -> Path | None:
         The folder of its commit; None: the name has another form.
 
     Raises:
-        Refusal: the model is unknown, has no safetensors, or can neither be fetched nor found in the cache.
+        Refusal: the model is unknown or has no safetensors, or the hub is unreachable and the cache empty.
     """
     if (asked := _NAME.fullmatch(given)) is None:
         return None
@@ -67,7 +67,7 @@ def fetch(given: str, say: Callable[[str], None]) -> Path | None:
         found = HfApi().model_info(name, revision=revision, files_metadata=True, timeout=PATIENCE)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise _refused(given, error) from error
-    except Exception as error:  # of the network, by whatever client huggingface_hub brings
+    except Exception as error:  # a network error of huggingface_hub's HTTP client
         if (here := _copy(name, revision)) is not None:
             say(
                 f"the hub cannot be reached ({_reason(error)}): {given} is the copy that is here, "
@@ -101,7 +101,7 @@ def published(folder: Path) -> str | None:
 
 
 def _check(given: str, names: dict[str, int]) -> None:
-    """Check before fetching that a model's files can be read."""
+    """Check before fetching that a model has config.json and safetensors."""
     if CONFIG not in names:
         lack = f"no {CONFIG}: it is no model directory"
     elif WEIGHTS not in names and INDEX not in names:
@@ -138,24 +138,24 @@ def _download(
         total = 0
     try:
         with _watched(f"fetching {name}", name, total):
-            # by the given revision: the cache then knows which commit it names, for a start offline
+            # by the given revision: the cache then maps it to the commit, for offline use
             folder = snapshot_download(
                 name, revision=revision, allow_patterns=[*WANTED], tqdm_class=Silent
             )
-    except Exception as error:  # of the network, of the disk
+    except Exception as error:  # of the network or the disk
         raise _refused(given, error) from error
     return Path(folder)
 
 
 @contextmanager
 def _watched(what: str, name: str, total: int) -> Iterator[None]:
-    """Show how many bytes of a model have come; a thread looks at the cache."""
+    """Show the bytes downloaded so far; a thread polls the cache."""
     from huggingface_hub import constants
 
     blobs = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "blobs"
 
     def there(*, whole: bool = False) -> int:
-        """Add up the files; those of an earlier, broken download count as what has come now."""
+        """Sum the file sizes (``whole``: of complete files); partial files count as this download's."""
         size = 0
         for path in blobs.glob("*"):
             try:
@@ -184,7 +184,7 @@ def _watched(what: str, name: str, total: int) -> Iterator[None]:
 
 
 def _copy(name: str, revision: str | None) -> Path | None:
-    """Find the folder of a revision in the cache, where every file of it is there."""
+    """Return the cache folder of a revision; None: not cached, or incomplete."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

@@ -14,37 +14,37 @@ from minillm_core.directories import ModelConfig
 from minillm_hf.scaling import Scaling
 
 OWN_MODEL = "minillm"
-"""``model_type`` of directories that bring the code of their model."""
+"""``model_type`` of directories with their own modeling files."""
 
 _QK = re.compile(r"(layers\.\d+\.attention)\.(qk|v_terms)\.\w+\.(q|k|[qkv]_bias)")
-"""A norm's weights on queries and keys, and biases, whatever their plugin is called."""
+"""Weights of a norm on queries and keys, and biases, under any plugin's name."""
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A tensor of a layout: of the model, or of each layer."""
 
-    place: str  # the parameter here: layers.0.attention.q.weight; of a layer, from the layer on
-    shape: tuple[Any, ...]  # sizes; in a layout their names, as tensors() has them
-    ones: bool = False  # a model without this parameter behaves as if it were all ones
+    place: str  # minillm's parameter: layers.0.attention.q.weight; in Layout.layer attention.q...
+    shape: tuple[Any, ...]  # sizes; in a layout the names of sizes, which tensors() resolves
+    ones: bool = False  # a model without this parameter computes as with all ones
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A layout of tensors: an architecture as Transformers, vLLM and mlx-lm know it."""
+    """A layout of tensors: an architecture of Transformers, vLLM and mlx-lm."""
 
-    name: str  # as plugins say it: llama
+    name: str  # as in a plugin's export=: llama
     architecture: str  # LlamaForCausalLM
-    leaves: Mapping[str, Tensor]  # outside the layers, the head apart
+    leaves: Mapping[str, Tensor]  # outside the layers, without the head
     head: tuple[str, Tensor]  # where it is not tied
     layer: Mapping[str, Tensor]
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of config.json, its own
-    stated: tuple[str, ...] = ()  # sizes whose defaults differ there: they must be given
-    lacks: Callable[[Plan], str | None] = lambda plan: None  # what a plan would need to be of it
-    plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # that bring this
+    settings: Mapping[str, Any] = field(default_factory=dict)  # further keys of config.json
+    stated: tuple[str, ...] = ()  # required keys: Transformers' defaults differ from minillm's
+    lacks: Callable[[Plan], str | None] = lambda plan: None  # why a plan does not fit
+    plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # needed, with options
 
     def tensors(self, model: ModelConfig) -> dict[str, Tensor]:
-        """List every tensor of a directory, by its name there."""
+        """Return every tensor of a directory by its name there."""
         width = model.head_width
         sizes = {
             "vocab": model.vocab,
@@ -73,12 +73,12 @@ class Layout:
         boundary: int | None,
         scaling: Scaling | None = None,
     ) -> dict[str, Any]:
-        """Make config.json.
+        """Build config.json.
 
         Args:
             model: the sizes.
-            positions: the longest row that the model has seen.
-            boundary: the id before every document; None where it is unknown.
+            positions: the longest training row, in tokens.
+            boundary: the token id before every document; None: unknown.
             scaling: of the rotary frequencies.
         """
         rope = {"rope_type": "default"} if scaling is None else scaling.table()
@@ -96,7 +96,7 @@ class Layout:
             "hidden_act": "silu",
             "rms_norm_eps": model.norm_eps,
             "max_position_embeddings": positions,
-            # the first is read by Transformers 4, vLLM and mlx-lm, the second by Transformers 5
+            # Transformers 4, vLLM and mlx-lm read the first, Transformers 5 the second
             "rope_theta": model.rope_base,
             "rope_parameters": {**rope, "rope_theta": model.rope_base},
             **({} if scaling is None else {"rope_scaling": rope}),
@@ -106,29 +106,29 @@ class Layout:
             "use_cache": True,
             "bos_token_id": boundary,
             "eos_token_id": boundary,
-            # Transformers would give the row of a padding id no gradient, and here it is the
-            # boundary's; the tokenizer and generation_config.json name it.
+            # Transformers gives a padding id's embedding row no gradient, and here that row is the
+            # boundary token's; the tokenizer and generation_config.json name the padding token.
             "pad_token_id": None,
             **self.settings,
         }
 
 
 def products(plan: Plan) -> dict[str, Any]:
-    """Map leaves to the modules that plugins put in the place of their products, as outlines.
+    """Map linear layers to the plugin modules that replace their products, as outlines.
 
-    Those alone that fold into the leaf's weight: they have ``folded(weight, own)``.
+    Only modules that fold into the layer's weight are included: they have ``folded(weight, own)``.
     """
     made = ((leaf, node.make(plan.spec.geometry)) for leaf, node in plan.spec.linears)
     return {leaf: module for leaf, module in made if hasattr(module, "folded")}
 
 
 def places(plan: Plan) -> dict[str, str]:
-    """Map places to parameters of the plan; a place has no name of a plugin on queries and keys.
+    """Map places to parameters of the plan; a place omits the plugin's name on queries and keys.
 
-    Parameters that are folded into others have none, nor have those that the loss alone reads.
+    Parameters that fold into others, or that only the loss reads, have no place.
 
     Raises:
-        Refusal: two parameters have one place.
+        Refusal: two parameters have the same place.
     """
     found: dict[str, str] = {}
     inside = tuple(f"{leaf}.product." for leaf in products(plan))
@@ -171,9 +171,9 @@ LLAMA = Layout(
 
 
 def _lacks_norm(plan: Plan) -> str | None:
-    """Find a layer without the one node of Qwen3 on ``attn.qk``, which is before the rotation.
+    """Name a layer without exactly one node on ``attn.qk`` (before the rotation), as in Qwen3.
 
-    The node's weights, if it has any, are its parameters ``q`` and ``k``, each (head_dim,).
+    The node's weights, if any, are its parameters ``q`` and ``k``, each (head_dim,).
     """
     for index, block in enumerate(plan.spec.blocks):
         attention = block.core_attention
@@ -200,7 +200,7 @@ QWEN3 = Layout(  # arXiv:2505.09388: Llama with a norm on queries and keys
 
 
 def _lacks_bias(plan: Plan) -> str | None:
-    """Find a layer without the biases of Qwen2."""
+    """Name a layer without the biases of Qwen2; None: all have them."""
     known = places(plan)
     for index in range(plan.config.model.layers):
         for bias in ("qk.q_bias", "qk.k_bias", "v_terms.v_bias"):
@@ -229,19 +229,19 @@ QWEN2 = Layout(  # arXiv:2407.10671: Llama with biases on queries, keys and valu
 
 LAYOUTS: Mapping[str, Layout] = {layout.name: layout for layout in (LLAMA, QWEN2, QWEN3)}
 GPT2 = "GPT2LMHeadModel"
-"""Another that people have: it is refused with the reason."""
+"""A common unsupported architecture: it is refused with the reason."""
 
 
-# config.json of other programs: only what minillm's decoder has is accepted
+# config.json of other programs: only features of minillm's decoder are accepted
 
 Size = Annotated[int, Field(ge=1, lt=2**31)]
-ROPE_BASE = 10_000.0  # where no key gives another one
+ROPE_BASE = 10_000.0  # the default
 
 
 class Document(BaseModel):
-    """The keys of config.json that decide what a model computes; some have one supported value.
+    """The keys of config.json that affect a model's computation; some have one supported value.
 
-    Absent ones have the defaults that Transformers gives them.
+    Absent keys have Transformers' defaults.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
@@ -258,7 +258,7 @@ class Document(BaseModel):
     rope_theta: float | None = None
     rope_parameters: dict[str, Any] | None = None
     rope_scaling: dict[str, Any] | None = None
-    rope_interleaved: Literal[False] = False  # SmolLM2 says so
+    rope_interleaved: Literal[False] = False  # in SmolLM2's config.json
     layer_types: list[str] | None = None
     hidden_act: Literal["silu"] = "silu"
     attention_bias: bool = False
@@ -279,8 +279,7 @@ def model_of(config: dict[str, Any], where: str) -> tuple[Layout, ModelConfig, S
         where: its path.
 
     Raises:
-        Refusal: another architecture, something that minillm's decoder does not have, or sizes
-            that cannot be.
+        Refusal: an unsupported architecture or feature, or inconsistent sizes.
     """
     named, kind = config.get("architectures"), config.get("model_type")
     for layout in LAYOUTS.values():
@@ -316,7 +315,7 @@ def _model_of(config: dict[str, Any], layout: Layout) -> tuple[ModelConfig, Scal
         raise ValueError(f"layer_types has {others[0][:40]!r}")
     if document.attention_bias and not layout.settings.get("attention_bias"):
         raise ValueError("attention_bias is true")
-    # Qwen2 and Qwen3 state a window and use it only with use_sliding_window
+    # Qwen2 and Qwen3 contain a sliding window that takes effect only with use_sliding_window
     if document.sliding_window is not None and document.use_sliding_window is None:
         raise ValueError(f"sliding_window is {document.sliding_window}")
     heads = document.num_attention_heads

@@ -5,7 +5,7 @@
     theta <- theta (1/s + (1 - 1/s)(r - a)/(b - a)) a <= r <= b
     theta <- theta                                  r > b
 
-L is the length that the model was trained with at first, s the factor, a = 1 and b = 4.
+L is the original context length, s the factor, a = 1 and b = 4.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Llama3Rope(Plugin, api=1, export="llama"):
 def llama3(
     frequencies: np.ndarray, factor: float, low: float, high: float, length: int
 ) -> np.ndarray:
-    """Scale radians a position: float64 (D/2,) -> (D/2,)."""
+    """Scale frequencies in radians per position: float64 (D/2,) -> (D/2,)."""
     turns = length * frequencies / (2 * math.pi)
     between = np.clip((turns - low) / (high - low), 0.0, 1.0) if high > low else turns >= high
     return frequencies * (1 / factor + (1 - 1 / factor) * between)

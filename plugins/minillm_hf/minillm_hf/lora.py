@@ -1,13 +1,13 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685): what is trained is a small change of each matrix.
+"""Low-rank adapters (LoRA, arXiv:2106.09685): training of a low-rank change of each weight matrix.
 
     y <- x W^T + (alpha / rank) (x A^T) B^T        A (rank, in), B (out, rank)
 
-B starts at 0, so the model is what it was. Everything else is frozen: it has no gradient and no
-optimizer state. ``minillm export`` folds the products into W, or writes them alone, for PEFT
+B starts at 0, so the model is unchanged at first. All other parameters are frozen: no gradient and no
+optimizer state. ``minillm export`` folds the products into W, or writes the adapters alone, for PEFT
 (``--layout peft``).
 
-Adapters want a learning rate about ten times that of tuning all weights, whatever the rank, and work
-best on every matrix, not on attention's alone (thinkingmachines.ai/blog/lora, 2025).
+Adapters need about ten times the learning rate of full fine-tuning, whatever the rank, and work best on
+every matrix, not only those of attention (thinkingmachines.ai/blog/lora, 2025).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Target = Literal["q", "k", "v", "o", "gate", "up", "down"]
 TARGETS: tuple[Target, ...] = ("q", "k", "v", "o", "gate", "up", "down")
 Whole = Literal["embedding", "head", "norms"]
 WHOLE: Mapping[Whole, str] = {"embedding": "embedding.token", "head": "head", "norms": "norm"}
-"""What may be trained whole -> the role of its parameters."""
+"""Parts that may be trained in full -> the role of their parameters."""
 ROLE = "lora"
-"""Of the parameters of adapters, before ``.a`` and ``.b``."""
+"""Prefix of the roles of adapter parameters, before ``.a`` and ``.b``."""
 
 
 class LoRA(Plugin, api=1, export="llama", identity_at_init=True):
@@ -54,7 +54,7 @@ class LoRA(Plugin, api=1, export="llama", identity_at_init=True):
 
     def build_model(self, model):
         queries, keys = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        features = {  # of what goes in, and of what comes out
+        features = {  # inputs, outputs
             "attention.q": (model.dim, queries),
             "attention.k": (model.dim, keys),
             "attention.v": (model.dim, keys),
@@ -88,12 +88,12 @@ class LoRA(Plugin, api=1, export="llama", identity_at_init=True):
                 )
         optimizer.freeze(
             lambda name, info: not info.role.startswith(f"{ROLE}.") and info.role not in trained,
-            over=True,  # a rule for whole matrices is left those that are trained: the adapters
+            over=True,  # a rule for whole matrices (Muon) keeps the adapters
         )
 
 
 class LowRank(Module):
-    """The product of a leaf with its change: x (..., I), weight (O, I) -> (..., O).
+    """A linear layer's product plus its low-rank change: x (..., I), weight (O, I) -> (..., O).
 
     Args:
         in_features: I.
@@ -129,6 +129,6 @@ class LowRank(Module):
         return self.ops.linear(x, weight) + change * self.scale
 
     def folded(self, weight: np.ndarray, own: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the weight (O, I), float32, whose plain product is this one."""
+        """Return the merged weight (O, I), float32: its plain product equals this module's."""
         change = own["b"].astype(np.float64) @ own["a"].astype(np.float64)
         return (weight + self.scale * change).astype(np.float32)

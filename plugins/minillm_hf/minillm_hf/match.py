@@ -1,4 +1,4 @@
-"""A one-to-one match between parameters of a plan and tensors of a directory."""
+"""The one-to-one mapping between parameters of a plan and tensors of a directory."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from minillm_hf.read import HuggingFaceDirectory
 
 SIZES = ("layers", "dim", "heads", "kv_heads", "head_dim", "hidden", "vocab", "tied", "norm_eps")
-"""Settings of a model that must be its directory's; rope_base may be changed on purpose."""
+"""Settings that must equal the directory's; rope_base may be changed on purpose."""
 
 
 def export_layout(plan: Plan) -> Layout:
     """Return the layout that a plan's model fits, with every parameter.
 
     Args:
-        plan: a plan whose plugins all allow an export.
+        plan: a plan whose plugins all support an export.
 
     Raises:
         PlanError: a plugin declares a layout that the model does not fit.
@@ -68,7 +68,7 @@ def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 
     Args:
         plan: of the run.
-        arrays: ``model.<parameter>``, and every ``state.<name>``.
+        arrays: every ``model.<parameter>`` and ``state.<name>``.
 
     Raises:
         PlanError: the plan cannot be exported, or the model has state besides its parameters.
@@ -91,11 +91,11 @@ def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
 
 
 def check_fit(plan: Plan, directory: HuggingFaceDirectory) -> None:
-    """Check that a plan's model has the sizes and the plugins of a directory's; reads no tensor.
+    """Check that a plan has a directory's model sizes and plugins, without reading tensors.
 
     Raises:
-        ConfigError: the settings make another model than the directory's.
-        PlanError: the plan lacks a plugin, which the fix names with its options.
+        ConfigError: a model setting differs from the directory's.
+        PlanError: the plan lacks a plugin; the fix names it with its options.
     """
     model, layout = plan.config.model, directory.layout
     of_ours, of_theirs = (
@@ -117,7 +117,7 @@ def check_fit(plan: Plan, directory: HuggingFaceDirectory) -> None:
             where=str(directory.path),
             fix=f"add {flags(needed)}",
         )
-    if scaling is not None and _scaling(plan) != scaling:  # one may be added on purpose
+    if scaling is not None and _scaling(plan) != scaling:  # scaling may be added on purpose
         raise PlanError(
             f"the directory scales its rotary frequencies ({scaling.rope_type}), and the plan does "
             "not, or otherwise",
@@ -130,8 +130,8 @@ def fit(plan: Plan, directory: HuggingFaceDirectory) -> Fitted:
     """Match a directory's tensors to the parameters of a plan's model.
 
     Raises:
-        ConfigError: the settings make another model than the directory's.
-        PlanError: the plan has no place for a tensor, or wants another shape of it.
+        ConfigError: a model setting differs from the directory's.
+        PlanError: the plan has no parameter for a tensor, or one of another shape.
     """
     check_fit(plan, directory)
     needed = directory.plugins

@@ -32,7 +32,7 @@ class PEFT(DirectoryFormat):
     """Directories with an adapter_config.json, of LoRA."""
 
     def recognises(self, path: Path) -> bool:
-        """Return whether the path is a folder with an adapter and no model."""
+        """Return whether the path is a folder with an adapter and no config.json."""
         return (path / ADAPTER_CONFIG).is_file() and not (path / CONFIG).exists()
 
     def read(self, path: Path) -> ModelDirectory:
@@ -53,7 +53,7 @@ class PEFT(DirectoryFormat):
         shard_bytes: int = SHARD_BYTES,
         dtype: str = "float32",
     ) -> int:
-        """Write the adapters, their description, and the tokenizer; always one file of tensors."""
+        """Write adapter_config.json, the adapters in one safetensors file, and the tokenizer."""
         check_dtype(dtype)
         plan, started = model.plan, model.record.get("initial")
         base = started.get("directory") if isinstance(started, Mapping) else None
@@ -79,7 +79,7 @@ class PEFT(DirectoryFormat):
 
 
 def _adapters(plan: Plan) -> dict[str, LowRank]:
-    """Map leaves to their adapters, all of one rank and alpha.
+    """Map linear layers to their adapters, all with the same rank and alpha.
 
     Raises:
         PlanError: the plan has no adapters, or trains other parameters too.
@@ -103,7 +103,7 @@ def _adapters(plan: Plan) -> dict[str, LowRank]:
 
 
 def _modules(plan: Plan) -> dict[str, str]:
-    """Map leaves to the names of their modules in Transformers."""
+    """Map linear layers to their module names in Transformers."""
     tensors = export_layout(plan).tensors(plan.config.model)
     names = {tensor.place: name for name, tensor in tensors.items()}
     return {leaf: names[f"{leaf}.weight"].removesuffix(".weight") for leaf in _adapters(plan)}

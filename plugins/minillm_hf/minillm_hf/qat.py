@@ -1,12 +1,12 @@
-"""Quantisation-aware training: matrices are rounded to few levels while they are trained.
+"""Quantisation-aware training: weight matrices are rounded to a few levels in the forward pass.
 
-    s_r = max_c |W_rc| / (2^(bits - 1) - 1)      one scale a row
+    s_r = max_c |W_rc| / (2^(bits - 1) - 1)      one scale per row
     Q   = s round(W / s)
     y   = x Q^T,  dL/dW = dL/dQ                  straight-through (arXiv:1308.3432)
 
-The model learns weights that lose nothing by being stored in ``bits`` bits (arXiv:1712.05877; per
-channel and symmetric, as int8 and int4 kernels read them). Master weights stay float32.
-``minillm export`` writes Q: a plain model, whose matrices have at most 2^bits - 1 levels a row.
+The model learns weights that lose nothing when stored in ``bits`` bits (arXiv:1712.05877; per channel
+and symmetric, the format of int8 and int4 kernels). Master weights stay float32.
+``minillm export`` writes Q: a plain model whose matrices have at most 2^bits - 1 levels per row.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class QAT(Plugin, api=1, export="llama", surrogate=True):
 
 
 class Rounded(Module):
-    """The product of a leaf with rounded weights: x (..., I), weight (O, I) -> (..., O).
+    """A linear layer's product with rounded weights: x (..., I), weight (O, I) -> (..., O).
 
     Args:
-        bits: of a weight.
+        bits: per weight.
     """
 
     def __init__(self, bits: int) -> None:
@@ -67,6 +67,6 @@ class Rounded(Module):
         return ops.linear(x, weight + ops.stop_gradient(rounded - weight))
 
     def folded(self, weight: np.ndarray, own: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Return the weight (O, I), float32, whose plain product is this one."""
+        """Return the rounded weight (O, I), float32: its plain product equals this module's."""
         scale = np.maximum(np.abs(weight).max(-1, keepdims=True), 1e-12) / self.top
         return (np.round(weight / scale) * scale).astype(np.float32)

@@ -2,7 +2,7 @@
 
     q <- x Wq + bq,  k <- x Wk + bk,  v <- x Wv + bv
 
-The other products have none. They start at 0, and no weight decay pulls them there.
+The other projections have none. Biases start at 0 and have no weight decay.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class QkvBias(Plugin, api=1, export="qwen2", identity_at_init=True):
 
 
 class QKBias(Module):
-    """q (B, T, H, D), k (B, T, K, D) -> both with a bias of each feature of each head."""
+    """q (B, T, H, D), k (B, T, K, D) -> both plus a bias per head and feature."""
 
     def __init__(self, geometry: Any) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class QKBias(Module):
 
 
 class VBias(Module):
-    """v (B, T, K, D) -> the bias (B, T, K, D) that is added to it."""
+    """v (B, T, K, D) -> the bias to add to it, (B, T, K, D)."""
 
     def __init__(self, geometry: Any) -> None:
         super().__init__()

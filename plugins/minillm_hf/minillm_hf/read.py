@@ -1,4 +1,4 @@
-"""Reading a model directory of any program: everything is checked before it is used."""
+"""Reading a model directory of any program: everything is validated before use."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
 _OF_TEMPLATES = ("chat_template", "added_tokens_decoder", "bos_token", "eos_token")
-"""Entries of tokenizer_config.json that say how a chat is written."""
+"""Keys of tokenizer_config.json that define the chat template and its tokens."""
 LARGEST_TEMPLATE = 1 << 21  # bytes
 _AGAIN = "fetch or write the directory again"
 LONGEST_TOKEN = 200
-"""Characters of a special token."""
+"""Maximum characters of a special token."""
 PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
 
 
@@ -56,22 +56,22 @@ WIDEN: Mapping[str, tuple[str, Callable[[np.ndarray], np.ndarray]]] = {
     "F16": ("<f2", lambda raw: raw.astype(np.float32)),
     "BF16": ("<u2", _bfloat16),
 }
-"""Dtype -> its bytes on the disk, and their conversion to float32; each without any loss."""
+"""safetensors dtype -> NumPy dtype of its bytes, and the lossless conversion to float32."""
 
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A tensor of a safetensors file, not read yet."""
+    """A lazily read tensor of a safetensors file."""
 
     path: Path
     name: str
     stored: Stored
 
     def read(self) -> np.ndarray:
-        """Read it as float32.
+        """Read the tensor as float32.
 
         Raises:
-            Refusal: the file ends before it, or it holds a NaN or an infinity.
+            Refusal: the file is truncated, or a value is NaN or infinite.
         """
         shape = self.stored.shape
         array = self._rows(0, shape[0] if shape else 1).reshape(shape)
@@ -80,7 +80,7 @@ class FileTensor:
         return array
 
     def deferred(self) -> Deferred:
-        """Read it once to check it, as :meth:`read` does; return an array that reads rows of it again."""
+        """Validate the values in one read; return a deferred array, which rereads rows on demand."""
         self.read()
         return Deferred(self.stored.shape, np.dtype(np.float32), self._rows)
 
@@ -97,24 +97,22 @@ class FileTensor:
 
 @dataclass(frozen=True)
 class HuggingFaceDirectory:
-    """A model directory that can be read; its tensors are not read yet."""
+    """A validated model directory; its tensors are read lazily."""
 
     path: Path
     layout: Layout
     model: ModelConfig
     scaling: Scaling | None  # of the rotary frequencies
-    positions: int | None  # longest row that its model has seen
-    stored: Mapping[str, FileTensor]  # of every tensor, by its name there
-    end_of_text: str | None = None  # the token of its tokenizer, where that is stated
-    begins: str | None = (
-        None  # the token that its tokenizer puts before a text, where it is another
-    )
-    chat_template: str | None = None  # as JSON, with the special tokens that it may write
-    notes: tuple[str, ...] = ()  # what a person should know
+    positions: int | None  # max_position_embeddings
+    stored: Mapping[str, FileTensor]  # every tensor by its name there
+    end_of_text: str | None = None  # eos_token of the tokenizer's config
+    begins: str | None = None  # bos_token, where the tokenizer prepends it; not end_of_text
+    chat_template: str | None = None  # as JSON, with its special tokens
+    notes: tuple[str, ...] = ()  # for the user
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings of a run of this model: ``model.*``, ``train.lr``, its tokenizer, its chat template."""
+        """The settings of a run of this model: ``model.*``, ``train.lr``, tokenizer and chat template."""
         found = {f"model.{key}": value for key, value in self.model.model_dump().items()}
         found["train.lr"] = tuning_rate(self.model.dim)
         if (self.path / TOKENIZER).is_file():
@@ -126,13 +124,13 @@ class HuggingFaceDirectory:
         return found
 
     def arrays(self) -> dict[str, Deferred]:
-        """Check ``model.<parameter>`` of the plain model -> float32, one after the other; each is read again when it is needed.
+        """Return ``model.<parameter>`` -> deferred float32 array, after checking the values one by one.
 
         Weights of a norm on queries and keys are ``model.layers.<i>.attention.qk.<q or k>``, biases
         ``attention.qk.q_bias``, ``attention.qk.k_bias`` and ``attention.v_terms.v_bias``.
 
         Raises:
-            Refusal: one cannot be read, or is not finite.
+            Refusal: a tensor cannot be read, or is not finite.
         """
         return {
             f"model.{tensor.place}": self.stored[name].deferred()
@@ -141,12 +139,12 @@ class HuggingFaceDirectory:
 
     @property
     def published(self) -> str | None:
-        """``OWNER/NAME@COMMIT`` of the hub's cache; None: it is a folder alone."""
+        """``OWNER/NAME@COMMIT`` in the hub's cache; None: another folder."""
         return published(self.path)
 
     @property
     def plugins(self) -> dict[str, Mapping[str, Any]]:
-        """The plugins that its model needs, each with its options."""
+        """The plugins that the model needs, each with its options."""
         needed = dict(self.layout.plugins)
         if self.scaling is not None:
             given = {key: v for key, v in self.scaling.options.items() if v is not None}
@@ -155,7 +153,7 @@ class HuggingFaceDirectory:
 
     @cached_property
     def digest(self) -> str:
-        """Digest config.json and every file of tensors, by sha256."""
+        """The sha256 digest of config.json and every safetensors file."""
         paths = {self.path / CONFIG, *(stored.path for stored in self.stored.values())}
         digest = hashlib.sha256()
         for path in sorted(paths):
@@ -164,43 +162,43 @@ class HuggingFaceDirectory:
         return digest.hexdigest()
 
     def check(self, plan: Plan) -> None:
-        """Check that a plan's model has its sizes and plugins, without reading a tensor.
+        """Check that a plan has the directory's model sizes and plugins, without reading tensors.
 
         Raises:
-            ConfigError: the settings make another model than the directory's.
+            ConfigError: a model setting differs from the directory's.
             PlanError: the plan lacks a plugin.
         """
         check_fit(plan, self)
 
     def fit(self, plan: Plan) -> Fitted:
-        """Match its tensors to the parameters of a plan's model.
+        """Match the directory's tensors to the parameters of a plan's model.
 
         Raises:
-            ConfigError: the settings make another model than the directory's.
-            PlanError: the plan has no place for a tensor, or wants another shape of it.
+            ConfigError: a model setting differs from the directory's.
+            PlanError: the plan has no parameter for a tensor, or one of another shape.
         """
         return fit(plan, self)
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """List the tensors that its layout and sizes ask for, by their names there."""
+        """The tensors that layout and sizes require, by their names there."""
         return self.layout.tensors(self.model)
 
 
 def tuning_rate(dim: int) -> float:
-    """Choose the learning rate for going on with a trained model of that width.
+    """Return the default learning rate for fine-tuning a model of width ``dim``.
 
-    2e-5, as for models of 4,096 features, where models of 7 billion parameters are tuned so; narrower
-    ones take larger steps, in inverse proportion (arXiv:2203.03466), up to 3e-4.
+    2e-5 at 4,096 features, as is usual for models of 7 billion parameters; in inverse proportion to the
+    width (arXiv:2203.03466), up to 3e-4.
     """
     return float(f"{min(3e-4, 2e-5 * 4096 / dim):.2g}")
 
 
 def read_model_directory(path: Path) -> HuggingFaceDirectory:
-    """Look at a model directory and check all of it but the numbers.
+    """Open a model directory and validate everything but the tensor values.
 
     Raises:
-        Refusal: it is none, or not of a model that minillm's decoder can be.
+        Refusal: not a model directory, or of a model that minillm's decoder does not support.
     """
     if not path.is_dir() or not os.path.lexists(path / CONFIG):
         raise Refusal(
@@ -242,15 +240,15 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
 
 
 def tokenizer_facts(folder: Path) -> dict[str, str | None]:
-    """Read the tokens that end and begin a text, and the chat template; None where it does not say.
+    """Read the tokens that end and begin a text, and the chat template; None: not declared.
 
     Returns:
-        ``end_of_text``; ``begins``, which is None too where the tokenizer puts no other token before
-        a text than that which ends one; and ``chat_template``, of tokenizer_config.json or a file of its own, as
-        JSON with the special tokens.
+        ``end_of_text``; ``begins``, None also where the tokenizer prepends no token, or the one that ends
+        a text; and ``chat_template``, from tokenizer_config.json or chat_template.jinja, as JSON with the
+        special tokens.
 
     Raises:
-        Refusal: it cannot be read, names code, or has something else in that place.
+        Refusal: a file cannot be read, refers to code, or holds an invalid token.
     """
     path = folder / TOKENIZER_CONFIG
     if not os.path.lexists(path):
@@ -269,7 +267,7 @@ def tokenizer_facts(folder: Path) -> dict[str, str | None]:
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """Give the chat template with the tokens that it writes, as JSON; None: there is none."""
+    """Return the chat template with its special tokens, as JSON; None: there is none."""
     path = folder / CHAT_TEMPLATE
     if os.path.lexists(path):
         _check_regular(path)
@@ -300,7 +298,7 @@ def _token(config: Mapping[str, Any], key: str, path: Path) -> str | None:
 
 
 def _puts(folder: Path, config: Mapping[str, Any], bos: str) -> bool:
-    """Tell whether a tokenizer puts its bos token before a text: as it says, or by its template."""
+    """Return whether a tokenizer prepends its bos token: by add_bos_token, or its post-processor."""
     if isinstance(said := config.get("add_bos_token"), bool):
         return said
     path = folder / TOKENIZER
@@ -310,7 +308,7 @@ def _puts(folder: Path, config: Mapping[str, Any], bos: str) -> bool:
         with path.open("rb") as file:
             processor = parse_json(file.read(LARGEST_TOKENIZER + 1)).get("post_processor")
     except (OSError, ValueError):
-        return False  # reading the tokenizer reports what is wrong with it
+        return False  # reading the tokenizer reports the error
     several = processor.get("processors") if isinstance(processor, dict) else None
     for one in several if isinstance(several, list) else [processor]:
         parts = one.get("single") if isinstance(one, dict) else None
@@ -322,7 +320,7 @@ def _puts(folder: Path, config: Mapping[str, Any], bos: str) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object, within bounds.
+    """Read a JSON object of bounded size.
 
     Raises:
         Refusal: it cannot be read.
@@ -341,7 +339,7 @@ def _pickles(folder: Path) -> list[str]:
 
 
 def _stored(folder: Path) -> dict[str, FileTensor]:
-    """Find every tensor, in one file or in the shards that the index names."""
+    """Find every tensor, in a single file or the shards of the index."""
     if (folder / WEIGHTS).exists():
         return stored_tensors(folder / WEIGHTS)
     if not (folder / INDEX).exists():
@@ -374,9 +372,9 @@ def _stored(folder: Path) -> dict[str, FileTensor]:
 def _check(
     wanted: Mapping[str, Tensor], stored: dict[str, FileTensor], folder: Path, *, tied: bool
 ) -> None:
-    """Check that each tensor is there, of config.json's shape, and no other; drop duplicates."""
+    """Check that the tensors are exactly those of config.json, with their shapes; drop duplicates."""
     for name in [name for name in stored if name.endswith(".rotary_emb.inv_freq")]:
-        del stored[name]  # follows from rope_theta; old versions of Transformers saved it
+        del stored[name]  # computed from rope_theta; old versions of Transformers saved it
     head, embedding = "lm_head.weight", "model.embed_tokens.weight"
     if tied and head in stored and embedding in stored:
         if not np.array_equal(stored[head].read(), stored[embedding].read()):
@@ -410,10 +408,10 @@ def _check(
 
 
 def stored_tensors(path: Path) -> dict[str, FileTensor]:
-    """Return every tensor of a file, by name; the header is checked, the tensors are not read.
+    """Return every tensor of a file by name; the header is validated, the tensors are read lazily.
 
     Raises:
-        Refusal: it is no safetensors file.
+        Refusal: not a valid safetensors file.
     """
     _check_regular(path)
     try:
@@ -434,7 +432,7 @@ def stored_tensors(path: Path) -> dict[str, FileTensor]:
 
 
 def _check_regular(path: Path) -> None:
-    """Refuse a missing file, or one that is not regular: reading a pipe would wait for ever."""
+    """Refuse a missing or non-regular file: reading a named pipe would block forever."""
     try:
         status = path.stat()
     except (OSError, ValueError) as error:

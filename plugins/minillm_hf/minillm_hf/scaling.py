@@ -24,13 +24,13 @@ NUMBERS: Mapping[str, tuple[str, ...]] = {
     ),
     "yarn": ("factor", "original_max_position_embeddings"),
 }
-"""rope_type -> the keys that it must have."""
+"""rope_type -> its required keys."""
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama3": {},
     "yarn": {"beta_fast": 32, "beta_slow": 1, "attention_factor": None, "truncate": True},
 }
-"""rope_type -> the keys that it may have, and what Transformers takes where it has not."""
+"""rope_type -> its optional keys, and Transformers' default of each."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Scaling:
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> Scaling:
-        """Read a table of config.json, whose ``rope_theta`` and type are left out.
+        """Read a table of config.json; ``rope_theta`` and the type are no options.
 
         Raises:
             ValueError: the type is unknown, or a key is missing, unknown or no number.
@@ -71,7 +71,7 @@ class Scaling:
         return cls(kind, {key: found.get(key, DEFAULTS[kind].get(key)) for key in sorted(allowed)})
 
     def table(self) -> dict[str, Any]:
-        """Write the table of config.json, without ``rope_theta``."""
+        """Return the table for config.json, without ``rope_theta``."""
         given = {key: value for key, value in self.options.items() if value is not None}
         return {"rope_type": self.rope_type, **given}
 

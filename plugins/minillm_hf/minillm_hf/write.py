@@ -89,7 +89,7 @@ def write_directory(
 
 
 def _sweep(target: Path) -> None:
-    """Remove the leftovers of killed exports to ``target``; one that still runs finds its place taken."""
+    """Remove temporary folders of killed exports to ``target``; a running one would find its target taken."""
     leftover = re.compile(re.escape(target.name) + r"\.tmp-[0-9a-f]{16}")
     for path in target.parent.iterdir():
         if leftover.fullmatch(path.name):
@@ -104,7 +104,7 @@ def bfloat16_bits(array: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Dtype:
-    """A dtype of tensors in a directory: how float32 becomes it, what it is called, its bytes."""
+    """A dtype of written tensors: its conversion from float32, its safetensors name, its bytes per element."""
 
     convert: Callable[[np.ndarray], np.ndarray]
     names: Mapping[np.dtype[Any], str]
@@ -120,14 +120,14 @@ DTYPES: Mapping[str, Dtype] = {
 def _write_tensors(
     folder: Path, shards: list[dict[str, np.ndarray]], weights: str, dtype: Dtype
 ) -> dict[str, Any]:
-    """Write the files of tensors; return the index for several files."""
+    """Write the safetensors files; return the index of a sharded checkpoint, empty for a single file."""
     names = [weights]
     if len(shards) > 1:
         names = [
             f"model-{n:05d}-of-{len(shards):05d}.safetensors" for n in range(1, len(shards) + 1)
         ]
     for name, shard in zip(names, shards, strict=True):
-        # older versions of Transformers refuse a file that does not say "pt"
+        # older versions of Transformers require the metadata format "pt"
         converted = {key: dtype.convert(array) for key, array in shard.items()}
         stream_file(folder / name, tensor_file(converted, "pt", dtype.names))
     if len(shards) == 1:
@@ -160,7 +160,7 @@ def tokenizer_documents(
         text: the run's tokenizer.json.
         boundary: the token before every document.
         ends: the token that ends a text; None: the boundary.
-        positions: the longest row that the model has seen.
+        positions: the longest training row, in tokens.
     """
     native = tokenizers.Tokenizer.from_str(text)
     native.post_processor = processors.TemplateProcessing(
@@ -177,7 +177,7 @@ def tokenizer_documents(
         "pad_token": ends or boundary,
         "unk_token": document["model"].get("unk_token"),
         "clean_up_tokenization_spaces": False,
-        # the boundary's name written out in a text is text, as it was in training
+        # the boundary token spelled out in a text is plain text, as in training
         "split_special_tokens": True,
     }
     return {"tokenizer.json": document, "tokenizer_config.json": config}

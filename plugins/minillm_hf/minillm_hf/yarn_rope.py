@@ -5,8 +5,8 @@
     theta <- theta (g / s + 1 - g)
     logits <- m^2 logits,  m = 0.1 ln s + 1
 
-L is the length before, s the factor. As in Transformers, d is rounded outwards to whole pairs (truncate),
-where the paper has none.
+L is the original context length, s the factor. As in Transformers, d is rounded outwards to whole pairs
+(truncate); the paper does not round.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class YarnRope(Plugin, api=1, export="llama"):
 def yarn(
     frequencies: np.ndarray, factor: float, length: int, fast: float, slow: float, truncate: bool
 ) -> np.ndarray:
-    """Scale radians a position, a geometric sequence and then perhaps zeros: float64 (D/2,) -> (D/2,).
+    """Scale frequencies in radians per position: float64 (D/2,) -> (D/2,); trailing zeros do not rotate.
 
     Raises:
-        PlanError: fewer than two pairs turn: nothing tells the sequence's step.
+        PlanError: fewer than two pairs rotate, so the ratio of the geometric sequence is unknown.
     """
     turning = int(np.count_nonzero(frequencies))
     if turning < 2:
@@ -81,7 +81,7 @@ def yarn(
     first, last = pair(fast), pair(slow)
     if truncate:
         first, last = math.floor(first), math.ceil(last)
-    # Transformers bounds them by D - 1, though there are D/2 pairs
+    # Transformers clips to D - 1, though there are D/2 pairs
     first, last = max(first, 0), min(last, 2 * len(frequencies) - 1)
     if first == last:
         last += 0.001

@@ -1,4 +1,4 @@
-"""A plugin that fills the slots which no shipped one does, for tests of what is written of a plan."""
+"""A plugin that fills the slots that no shipped plugin fills, for tests of generated modeling files."""
 
 import numpy as np
 

@@ -1,7 +1,7 @@
-"""Loads directories with their own modeling files where minillm cannot be imported; prints what it finds.
+"""A program that loads directories with their own modeling files where minillm cannot be imported.
 
-Run as a program: ``python own_elsewhere.py transformers|mlx DIR ...``. Each DIR has the parts that were
-expected, in ``expected.npz``: ids (T,) and logits (T, V). It prints a JSON object: DIR -> facts.
+Usage: ``python own_elsewhere.py transformers|mlx DIR ...``. Each DIR contains the expected values in
+``expected.npz``: ids (T,) and logits (T, V). The output is a JSON object: DIR -> facts.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 
-NEW = 32  # tokens that are generated
+NEW = 32  # generated tokens
 
 
 class Absent:
-    """An importer that refuses minillm."""
+    """An import finder that blocks minillm."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """Refuse what belongs to minillm."""
+        """Raise for modules of minillm."""
         if name.startswith("minillm"):
             raise ImportError(f"{name} is not here")
 
@@ -75,7 +75,7 @@ def on_mlx(folder: Path) -> tuple[Callable[..., np.ndarray], Callable[..., list[
 
 
 def facts(folder: Path, load: Callable[[Path], Any]) -> dict[str, Any]:
-    """Compare a directory's model with what was expected of it, and cached generation with full passes."""
+    """Compare a directory's logits with the expected ones, and generation with the KV cache with full passes."""
     expected = np.load(folder / "expected.npz")
     ids, wanted = expected["ids"], expected["logits"]
     logits, generate = load(folder)

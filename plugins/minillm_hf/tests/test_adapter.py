@@ -1,4 +1,4 @@
-"""Adapters of PEFT are read with their base; what is more than LoRA is refused with the way out."""
+"""PEFT adapters are read with their base; other features than LoRA are refused with a fix."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WARNS = pytest.mark.filterwarnings(
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, Any]]:
-    """A base of Transformers and an adapter of PEFT with random numbers; and the model of both."""
+    """Save a Transformers base and a PEFT adapter with random weights; return its folder and the model."""
     torch = pytest.importorskip("torch")
     peft = pytest.importorskip("peft")
     from transformers import LlamaConfig, LlamaForCausalLM

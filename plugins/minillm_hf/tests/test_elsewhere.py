@@ -1,4 +1,4 @@
-"""An exported model is the same model in Transformers and mlx-lm, and theirs is the same here."""
+"""An exported model computes the same in Transformers and mlx-lm, and their models the same here."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def planned(values: dict[str, Any], plugin: str | None) -> tuple[Any, Plan]:
 
 
 def random_weights(plan: Plan) -> dict[str, np.ndarray]:
-    """Far from their initial values, norms included."""
+    """Return random weights far from their initial values, norms included."""
     random = np.random.default_rng(3)
     return {
         f"model.{name}": (0.2 * random.standard_normal(info.shape) + (info.role == "norm")).astype(
@@ -90,7 +90,7 @@ def random_weights(plan: Plan) -> dict[str, np.ndarray]:
 
 @pytest.fixture
 def leave_run(tmp_path: Path, tokenizer: Tokenizer | None) -> Callable[..., Path]:
-    """What training would leave behind, without training."""
+    """Write the run folder that training would leave behind, without training."""
 
     def leave(plugin: str | None = None, *, tied: bool = True) -> Path:
         loaded, plan = planned({"model.tied": tied}, plugin)
@@ -231,7 +231,7 @@ def test_a_model_of_transformers_is_the_same_here(
 
 
 def lines(count: int) -> list[str]:
-    """Text as nobody writes it: emoji, control characters, many scripts, names of tokens."""
+    """Return unusual texts: emoji, control characters, many scripts, names of tokens."""
     random = np.random.default_rng(11)
     alphabets = [
         *("abc XYZ 019 .,'!", " \t\n\r\v\f\u00a0\u2003\u200b\ufeff", "äöüßéñçÅ"),

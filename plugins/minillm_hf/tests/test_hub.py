@@ -1,4 +1,4 @@
-"""Models of the hub: fetched from a server on this machine by huggingface_hub itself, into its cache."""
+"""Models of the hub: fetched from a local server by huggingface_hub itself, into its cache."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ SMALL = {
 
 
 class Hub:
-    """A hub of models, as huggingface_hub asks one: which commit, its files, and each of them.
+    """A hub server for huggingface_hub's requests: a model's commit, its list of files, and each file.
 
     Attributes:
         files: commit -> name -> bytes.
         head: the commit of the branch main.
         asked: paths of the requests so far.
-        status: what is answered in place of all else; 0: as asked.
+        status: the HTTP status of every response; 0: normal responses.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture
 def hub(model: dict[str, bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """A hub with the model and with what is never fetched; huggingface_hub asks it, with an empty cache."""
+    """A hub with the model and files that are never fetched; huggingface_hub uses it, with an empty cache."""
     made = Hub()
     others = {"pytorch_model.bin": b"pickle", "modeling_it.py": b"code", "onnx/model.onnx": b"?"}
     made.files[COMMITS[0]] = {**model, **others}
@@ -180,7 +180,7 @@ def test_a_run_is_recorded_with_the_commit_that_it_started_from(
     assert record["initial"]["published"] == f"{NAME}@{COMMITS[0]}"
     folder = record["initial"]["directory"]
     assert record["config"]["init"]["value"] == folder
-    # main names another commit now: the recorded settings still start from the first
+    # main is another commit now: the recorded settings still start from the first
     hub.head, hub.files[COMMITS[1]] = COMMITS[1], {**model, "config.json": b"{}"}
     assert main(["plan", "-c", str(out / "run.toml")]) == 0
     run = minillm.Run.open(out)
@@ -228,7 +228,7 @@ def test_a_part_of_a_model_is_no_copy(
     folder = fetch(NAME, print)
     assert folder is not None
     next(path for path in folder.iterdir() if path.name.startswith(lost)).unlink()
-    if not known:  # older versions of huggingface_hub keep no list of a commit's files
+    if not known:  # older versions of huggingface_hub do not cache the list of a commit's files
         for path in (tmp_path / "hub").glob("*/trees/*"):
             path.unlink()
     offline()

@@ -1,4 +1,4 @@
-"""LoRA: the base stays bit by bit, adapters alone are trained, and what is exported is the same model."""
+"""LoRA: the base stays bit-identical, only adapters are trained, and the export computes the same."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def planned(plugins: str | None = "lora", **changed: Any) -> Plan:
 
 
 def random_weights(plan: Plan, *, adapters: bool = True) -> Arrays:
-    """Far from their initial values; each name has values of its own, whatever else there is."""
+    """Return random weights far from their initial values; a parameter's depend on its name alone."""
     found = {}
     for name, info in plan.parameters.items():
         random = np.random.default_rng([*name.encode()])
@@ -113,7 +113,7 @@ def test_the_base_stays_bit_by_bit_and_adapters_alone_have_state(
 def test_adapters_get_the_gradients_that_they_would_get_beside_trained_weights(
     backend: str, tied: bool
 ) -> None:
-    """Only the products that make gradients of frozen weights are left out."""
+    """Only the products that compute gradients of frozen weights are omitted."""
     pytest.importorskip({"torch": "torch", "mlx": "mlx.core"}[backend])
     plan = planned(model__tied=tied, train__checkpointing=tied)
     rule = plan.groups[0].rule
@@ -155,7 +155,7 @@ def test_a_folded_weight_multiplies_as_the_two_products_do(
 
 
 def leave_run(out: Path, plugins: str | None = "lora", **changed: Any) -> Path:
-    """What training would leave behind, without training."""
+    """Write the run folder that training would leave behind, without training."""
     plan = planned(plugins, **changed)
     out.mkdir()
     commit(out, 7, random_weights(plan), {"tokenizer": None})
@@ -339,7 +339,7 @@ def test_what_would_train_a_frozen_weight_is_refused() -> None:
 
 
 def test_a_model_of_another_plugin_is_tuned_with_that_frozen() -> None:
-    """Its betas are of its own tables, which are not trained; nothing is expected to move in them."""
+    """Its tables are frozen, so none of its parameters is expected to change."""
     plan = planned("lora,value_embeds")
     tables = {name for name, p in plan.parameters.items() if p.owner == "value_embeds"}
     assert tables

@@ -1,4 +1,4 @@
-"""Model directories: what is written comes back to the bit, and a bad one is only ever refused."""
+"""Model directories: writing and reading is bit-exact, and an invalid directory is always refused."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Blocker(Plugin, api=1):
 
 
 class Further(Module):
-    """A head of its own for the token after the next."""
+    """A separate head for the token after the next."""
 
     def __init__(self, geometry):
         super().__init__()
@@ -181,7 +181,7 @@ def write(folder: Path, plan: Plan, arrays: Mapping[str, Any] | None = None, **o
 
 @pytest.fixture
 def folder(tmp_path: Path, planned: Planned) -> Path:
-    """A directory of the small plain model, to be damaged."""
+    """A directory of the small plain model, for a test to damage."""
     return write(tmp_path / "model", planned())
 
 
@@ -190,7 +190,7 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({k: v for k, v in document.items() if v is not ...}))
 
 
-# there and back
+# write and read
 
 
 @pytest.mark.parametrize("tied", ["true", "false"])
@@ -710,7 +710,7 @@ def test_pickles_are_not_read(folder: Path) -> None:
 
 @pytest.fixture
 def sharded(tmp_path: Path, planned: Planned) -> Path:
-    """A directory of several files, to be damaged."""
+    """A sharded checkpoint, for a test to damage."""
     return write(tmp_path / "model", planned(), shard_bytes=20_000)
 
 
@@ -842,6 +842,6 @@ def test_a_directory_in_bfloat16_has_half_the_bytes_and_the_rounded_weights(
 
 def test_a_tokenizer_larger_than_any_is_refused(folder: Path) -> None:
     with (folder / "tokenizer.json").open("wb") as file:
-        file.truncate(10 << 30)  # a hole: it takes no room
+        file.truncate(10 << 30)  # a sparse file: it takes no space
     with pytest.raises(Refusal, match=r"tokenizer\.json has more than"):
         read_model_directory(folder)

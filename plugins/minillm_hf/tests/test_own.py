@@ -1,4 +1,4 @@
-"""A model that no program knows brings its code: elsewhere, without minillm, it is the same model."""
+"""Modeling files of models that no program implements: without minillm they compute the same."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ pytest.importorskip("torch")
 
 ELSEWHERE = Path(__file__).with_name("own_elsewhere.py")
 TIGHT = 1e-4
-"""How far logits may be apart, in float32."""
+"""Tolerance of logits, in float32."""
 SHAPING = {"build_attention", "build_model", "compute_loss"}
 SMALL = {
     **{"model.layers": 3, "model.dim": 32, "model.heads": 4, "model.kv_heads": 2},
@@ -66,7 +66,7 @@ def shapes_models(form: Form) -> bool:
 
 
 def speedrun(layers: int = 6, **values: Any) -> Plan:
-    """The recipe, with all of its plugins, in windows that hide something of a short row."""
+    """Plan the recipe speedrun with all of its plugins, with sliding windows shorter than a short row."""
     shorter = {"windows.start": 8, "windows.window": 32, "windows.block": 8}
     return plan_of(None, {"model.layers": layers, **shorter, **values}, "speedrun")
 
@@ -84,7 +84,7 @@ def everything() -> Plan:
 
 @dataclass
 class Trained:
-    """A model away from its initial values, and what it computes of a row."""
+    """A model far from its initial values, with its logits of a row."""
 
     plan: Plan
     arrays: dict[str, np.ndarray] = field(init=False)
@@ -120,7 +120,7 @@ class Trained:
 
 
 def elsewhere(program: str, folders: Iterable[Path], tmp_path: Path) -> dict[str, dict[str, Any]]:
-    """Load directories in a process that cannot import minillm: folder's name -> what it finds."""
+    """Load directories in a process that cannot import minillm: folder's name -> facts."""
     pytest.importorskip("mlx_lm" if program == "mlx" else program)
     environment = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules")}
     done = subprocess.run(
@@ -140,7 +140,7 @@ def assert_the_same(facts: dict[str, Any], within: float = TIGHT) -> None:
     assert facts["largest"] > 1
     assert facts["apart"] <= within
     assert facts["cached"] == facts["full"]
-    assert len({one for row in facts["full"] for one in row}) > 2  # no text of one token
+    assert len({one for row in facts["full"] for one in row}) > 2  # not one repeated token
 
 
 # every plugin
@@ -190,7 +190,7 @@ def test_each_plugin_s_model_is_the_same_without_minillm(
 
 @pytest.mark.slow
 def test_what_is_written_passes_a_linter(folders: dict[str, Path]) -> None:
-    """Names that nothing defines, imports and variables that nothing uses."""
+    """Undefined names, unused imports and unused variables."""
     files = [str(path) for folder in folders.values() for path in folder.glob("modeling_*.py")]
     assert len(files) == 2 * len(CASES)
     linter = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E9,F", "-q", *files]
@@ -284,7 +284,7 @@ def test_every_array_function_is_there_on_both() -> None:
 
 
 class Opaque(Module):
-    """What follows is not written in its file alone."""
+    """A module that doubles its input."""
 
     def forward(self, y):
         return y * 2.0
@@ -352,7 +352,7 @@ def test_what_cannot_be_written_is_refused_with_the_reason(
 
 @dataclass(frozen=True)
 class Newer:
-    """A specification of a later core."""
+    """A specification of a later version of the core."""
 
     name: str = ""
     terms: tuple[Any, ...] = ()
@@ -385,7 +385,7 @@ def test_an_attribute_that_is_not_known_is_refused_by_its_name(
     OWN_DIRECTORY.check(plan_of("xsa"))
 
 
-# what the plan says
+# the plan's messages
 
 
 @pytest.mark.parametrize(
@@ -428,7 +428,7 @@ def test_shards_a_move_and_bfloat16(
 
 
 def hand(folder: Path, to: Path, **values: Any) -> Path:
-    """A copy of a directory whose config.json was edited."""
+    """Copy a directory with an edited config.json."""
     shutil.copytree(folder, to)
     config = json.loads((to / "config.json").read_text())
     (to / "config.json").write_text(json.dumps({**config, **values}))

@@ -1,4 +1,4 @@
-"""Models as they are published, made small by Transformers: opened, trained, and written back."""
+"""Small versions of published models, saved by Transformers: opened, trained, and written back."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 
 
 class Published(NamedTuple):
-    """A published model: its kind, what its config.json says, and the plugins that it needs."""
+    """A published model: its kind, the keys of its config.json, and the plugins that it needs."""
 
     kind: str
     config: dict[str, Any]
@@ -94,7 +94,7 @@ def text(tmp_path: Path) -> Path:
 
 
 def save_tokenizer(folder: Path, token: str) -> None:
-    """A byte-level tokenizer with an end of text of that name, as Transformers saves one."""
+    """Save a byte-level tokenizer with an end of text of that name, in Transformers' format."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -113,7 +113,7 @@ def save_tokenizer(folder: Path, token: str) -> None:
 
 @pytest.fixture
 def published(tmp_path: Path) -> Callable[[Published], Path]:
-    """Save a model with random weights, biases and norms among them, in shards, and a tokenizer."""
+    """Save a sharded checkpoint with random weights, biases and norms included, and a tokenizer."""
 
     def save(model: Published) -> Path:
         import torch
@@ -242,7 +242,7 @@ def test_a_directory_is_read_as_it_is(
     run = Run.open(folder, device="cpu")
     assert run.tokenizer is not None
     row = [run.tokenizer.end_of_text, *run.tokenizer.encode(["It was"])[0], *ids]
-    known = run.tokenizer.known()  # the other rows of the embedding are no token
+    known = run.tokenizer.known()  # the other rows of the embedding are unused
     theirs = known[their_logits(Path(folder), np.array(row))[:, known].argmax(-1)]
     assert theirs[-len(ids) - 1 : -1].tolist() == ids
     for words, said in (
@@ -297,7 +297,7 @@ def test_a_trained_model_is_not_made_worse(text: Path, tmp_path: Path) -> None:
     record = json.loads((tuned / "run.json").read_text())
     rate = record["config"]["train"]["lr"]
     assert (rate["value"], rate["origin"]) == (3e-4, f"--init {to}")
-    assert record["plugins"] == []  # those of the preset are for a model that starts anew
+    assert record["plugins"] == []  # the preset's are for training from scratch
 
 
 def test_the_plugins_of_a_preset_are_left_out_and_that_is_said(
@@ -336,9 +336,9 @@ def test_gpt2_is_refused_with_the_reason(
 def test_a_text_begins_as_the_tokenizer_says_and_ends_as_it_says(
     published: Callable[[Published], Path], text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model as it is there: Llama's bos stands in front; a run that starts from it has its own rule."""
+    """A directory's texts begin with Llama's bos; a run that starts from it begins them with eos."""
     folder = published(MODELS["Llama 2"])
-    bos = {"bos_token": "<unk>", "add_bos_token": True}  # any token that is not the end of text
+    bos = {"bos_token": "<unk>", "add_bos_token": True}  # any token but the end of text
     path = folder / "tokenizer_config.json"
     plain = Run.open(folder, device="cpu")
     assert plain.tokenizer is not None

@@ -1,4 +1,4 @@
-"""Quantisation-aware training: levels, gradients that pass straight through, and what is exported."""
+"""Quantisation-aware training: levels, straight-through gradients, and the export."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class Watch:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the thread, and tell the others that this process ended normally."""
+        """Stop the heartbeats and their thread."""
         self._end.set()
         self._thread.join()
 

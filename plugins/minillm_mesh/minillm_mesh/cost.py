@@ -5,7 +5,7 @@
     update    = FLOPs / (peak x utilisation) + bytes / memory bandwidth
     exposed   = time of collectives beyond the overlapping computation
     slowed    = SLOWED x time of overlapped collectives: their kernels compete for memory and cores
-    waiting   = SPREAD x E[largest of n normal numbers] x computing: all cards wait for the slowest
+    waiting   = SPREAD x E[largest of n normal samples] x computing: all cards wait for the slowest
     bubble    = (stages - 1) / micro-batches x computing: pipeline stages wait for each other
 
 A collective of S bytes over n cards on h hosts takes latency + bytes / bandwidth, by NCCL's choice of:
@@ -78,10 +78,10 @@ def _cards(*rows: tuple[str, float, float, float, float, float]) -> dict[str, Ca
 
 CARDS: Mapping[str, Card] = _cards(
     # TFLOP/s, GiB, TB/s, GB/s within a host, GB/s between
-    ("h200", 989.4, 139, 4.8, 450, 50),  # NVLink 4; ConnectX-7, 400 Gb/s a card
+    ("h200", 989.4, 139, 4.8, 450, 50),  # NVLink 4; ConnectX-7, 400 Gb/s per card
     ("h100", 989.4, 80, 3.35, 450, 50),
-    ("b200", 2250, 178, 8.0, 900, 50),  # NVLink 5; DGX B200: 400 Gb/s a card
-    ("a100", 312, 80, 2.039, 300, 25),  # NVLink 3; DGX A100: 200 Gb/s a card
+    ("b200", 2250, 178, 8.0, 900, 50),  # NVLink 5; DGX B200: 400 Gb/s per card
+    ("a100", 312, 80, 2.039, 300, 25),  # NVLink 3; DGX A100: 200 Gb/s per card
     ("l40s", 362, 45, 0.864, 32, 25),  # PCIe 4 x16
     ("rtx4090", 165.2, 24, 1.008, 32, 1.25),  # PCIe 4 x16; 10 Gb/s Ethernet
 )
@@ -175,7 +175,7 @@ def seconds(kind: str, size: float, ranks: int, card: Card) -> float:
         return 0.0
     here, hosts = min(ranks, card.host), math.ceil(ranks / card.host)
     times, how = MOVED[kind]
-    if how == "one":  # where there are several hosts the other card is in one of them
+    if how == "one":  # with several hosts the other card may be on another one
         hop, bandwidth = (
             (NVLINK, card.link) if hosts == 1 else (NETWORK, min(card.link, card.network))
         )
@@ -185,7 +185,7 @@ def seconds(kind: str, size: float, ranks: int, card: Card) -> float:
         outside = sent(kind, size, ranks) * (ranks - here) / (ranks - 1) / card.network
         hops = (here - 1) * NVLINK[how] + (ranks - here) * NETWORK[how]
         return BASE[how] + hops + max(inside, outside) / card.reached
-    # in a ring over hosts each of a host's cards has a line of its own to the next host
+    # in a ring over hosts each card of a host has its own link to the next host
     bandwidth = card.reached * (card.link if hosts == 1 else min(card.link, here * card.network))
     crossed = times * (hosts - 1)
     hops = crossed * NETWORK[how] + (times * (ranks - 1) - crossed) * NVLINK[how]

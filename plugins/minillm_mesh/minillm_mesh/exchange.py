@@ -3,7 +3,7 @@
 Each of N processes has S / N columns of each row. In an attention of H query heads and K key-value heads of
 width D, each process sends
 
-    keys     all-gather of k and v            (N - 1) / N  x  2 K D S numbers a row
+    keys     all-gather of k and v            (N - 1) / N  x  2 K D S elements per row
     heads    all-to-all of q, k, v, then y    (N - 1) / N  x  (2 H + 2 K) D S / N
 
 and the same amount in the backward pass, with a reduce-scatter or all-to-alls. So heads send less where

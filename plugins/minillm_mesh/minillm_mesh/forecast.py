@@ -39,8 +39,8 @@ from minillm_mesh.heads import divided, summed
 from minillm_mesh.layout import BUCKET, ITERATIONS, Part, layout, rows_of, uncut
 from minillm_mesh.stages import GPIPE, Stage, bubble, stages, width
 
-MASTER = 4  # bytes of a number in float32
-COMPUTE = {"float32": 4, "bfloat16": 2, "float16": 2}  # dtype -> bytes of a number
+MASTER = 4  # bytes of a float32 element
+COMPUTE = {"float32": 4, "bfloat16": 2, "float16": 2}  # dtype -> bytes of an element
 
 BACKWARD = 2 / 3
 """Fraction of a micro-batch's computation spent in the backward pass."""
@@ -61,7 +61,7 @@ class Owned:
 
     matrices: int  # updated whole
     of_matrices: int  # in total
-    parameters: int  # numbers
+    parameters: int  # elements
     state: Mapping[str, int]  # rule -> bytes, of the rank with the most bytes
     flops: float  # of matrix stages
 
@@ -366,7 +366,7 @@ class Forecast:
     def _layout(self, updates: str) -> Divided:
         mine = self._owned(updates)
         each = [one.flops for one in self.stages]
-        tokens = self.part[2] * max(each) / sum(each) / self.tensor  # of the whole model, as costly
+        tokens = self.part[2] * max(each) / sum(each) / self.tensor  # whole-model equivalent
         flops = self.plan.estimate(self.dtype).flops_per_token * tokens
         exchanges = (*self._exchanges(updates), *self._activations())
         exchanges += (*self._of_columns(), *self._of_stages())
@@ -413,7 +413,7 @@ class Forecast:
         return Work(flops, mine.flops, moved, exchanges)
 
     def _exchanges(self, updates: str) -> tuple[Exchange, ...]:
-        """List the collectives of a step, as torch_ranks.py makes them."""
+        """List the collectives of a step, as in torch_ranks.py."""
         if updates == FULLY:
             return self._of_weights()
         numbers = self.plan.num_parameters - self.plan.num_frozen
@@ -436,7 +436,7 @@ class Forecast:
         return found
 
     def _of_weights(self) -> tuple[Exchange, ...]:
-        """List the collectives of sharded weights, as torch_weights.py and FSDP make them, with their overlap."""
+        """List the collectives of sharded weights, as in torch_weights.py and FSDP, with their overlap."""
         if self.ranks == 1:
             return ()
         micro, itemsize, units = self.part[1], COMPUTE[self.dtype], self._units
@@ -460,7 +460,7 @@ class Forecast:
         return tuple(found)
 
     def _activations(self) -> tuple[Exchange, ...]:
-        """List the all-reduces of tensor parallelism, forward and backward, as tensor.py makes them."""
+        """List the all-reduces of tensor parallelism, forward and backward, as in tensor.py."""
         if self.tensor == 1:
             return ()
         spec, train = self.plan.spec, self.plan.config.train
@@ -478,7 +478,7 @@ class Forecast:
         return self.plan.turns.get(int(leaf.split(".")[1]), (1, 1))[1]
 
     def _of_columns(self) -> tuple[Exchange, ...]:
-        """List the collectives of context parallelism, as context.py makes them."""
+        """List the collectives of context parallelism, as in context.py."""
         size, g = self.plan.config.mesh.context, divided(self.plan.spec, self.tensor).geometry
         if size == 1:
             return ()
@@ -520,7 +520,7 @@ class Forecast:
         held, mesh = dict(estimate.memory), self.plan.config.mesh
         if (
             self.tensor > 1
-        ):  # the stream is whole in each, the inside of layers and the loss are not
+        ):  # the residual stream is replicated, the inside of layers and the loss are sharded
             own = replace(self.plan, spec=divided(self.plan.spec, self.tensor))
             held["activations"] = own.estimate(self.dtype).memory["activations"]
             held["logits"] = held["logits"] // self.tensor
@@ -536,7 +536,7 @@ class Forecast:
             held |= self._in_flight(held["activations"])
         if updates == SHARDED and self.ranks > 1 and COMPUTE[self.dtype] < MASTER:
             held["master weights"] = mine.parameters * MASTER
-        if self.ranks > 1:  # what comes back: the sums, or those of the rank's own part
+        if self.ranks > 1:  # all reduced gradients, or those of the rank's part
             held["gradients, summed"] = mine.parameters * MASTER
         if updates == FULLY and self.ranks > 1:
             held |= self._in_rows()

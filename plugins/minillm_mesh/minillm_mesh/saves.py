@@ -1,15 +1,16 @@
-"""Checkpoints that all ranks write at the same time: each the arrays that it has, rank 0 the manifest, last.
+"""Checkpoints that all ranks write in parallel: each rank its own arrays, rank 0 the manifest, last.
 
     step-00000100.tmp-.../
-        model.safetensors, optimizer.safetensors, state.json    rank 0: its parts, and what all have alike
+        model.safetensors, optimizer.safetensors, state.json    rank 0: its parts, and replicated arrays
         rank-00001.safetensors, ...                             the other ranks' parts
         manifest.json                                           rank 0, once it has every file's size and digest
 
-A part is whole rows of an array, ``model.layers.0.attn.q@128`` from row 128 on, so any reader puts them together
-and no rank waits for another one's arrays. No collective takes part: ranks write in threads while training goes
-on, and what they tell each other lies in the store where they met. Rank 0 says the number of a save and its
-temporary folder once that is there; each other rank answers with the size and digest of its file, or why there
-is none. A save ends where rank 0 says another number or folder, and until all have answered nothing has a name.
+A part is whole rows of an array, ``model.layers.0.attn.q@128`` from row 128 on, so any reader can concatenate
+parts, and no rank waits for another one's arrays. There are no collectives: ranks write in threads while
+training continues, and communicate through the rendezvous store. Rank 0 publishes the number of a save and its
+temporary folder once that exists; each other rank answers with the size and digest of its file, or an error.
+A save is cancelled where rank 0 publishes another number or folder; the folder gets its final name only after
+all ranks have answered.
 """
 
 from __future__ import annotations
@@ -37,28 +38,28 @@ from minillm_core.inspection import (
 from minillm_mesh.collectives import Ended
 
 EVERY = 0.02
-"""Seconds between two looks into the store."""
+"""Seconds between two polls of the store."""
 
 CLEARING = 10.0
-"""Seconds in which rank 0 lets others stop writing, before it removes what there is of a save."""
+"""Seconds that rank 0 waits for others to stop writing, before it removes a cancelled save."""
 
 NOW = "now"
-"""The key of the save that is under way: its number and temporary folder; "" where it was given up."""
+"""The key of the current save: its number and temporary folder; "" where it was cancelled."""
 
 
 class Store(Protocol):
-    """A map that all processes share."""
+    """A key-value store shared by all processes."""
 
     def set(self, key: str, value: str, /) -> None:
         """Write a value."""
         ...
 
     def get(self, key: str, /) -> bytes:
-        """Read a value, which is waited for."""
+        """Return a value, waiting until it is set."""
         ...
 
     def check(self, keys: list[str], /) -> bool:
-        """Tell whether all keys are there."""
+        """Return whether all keys are set."""
         ...
 
     def delete_key(self, key: str, /) -> bool:
@@ -67,35 +68,35 @@ class Store(Protocol):
 
 
 class Answer(NamedTuple):
-    """What a rank tells of its file: size and digest, or why there is none."""
+    """A rank's report on its file: size and digest, or an error."""
 
     written: tuple[int, str] = (0, "")
     error: str = ""
-    finite: bool = True  # the error is not a NaN or an infinity
+    finite: bool = True  # False: the error is a NaN or an infinity
 
 
 class Saves:
-    """One process's part in checkpoints.
+    """A process's part in writing checkpoints.
 
     Args:
-        store: a connection of its own: the threads of a save wait there.
+        store: a separate connection: threads of a save block on it.
         rank: of this process.
-        size: how many there are.
+        size: number of processes.
     """
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self._store, self._rank, self._size = store, rank, size
-        self._number = 0  # of saves so far: the same on all ranks
+        self._number = 0  # of saves so far, equal on all ranks
         self._over, self._lost = Event(), Event()
         self._thread: ThreadPoolExecutor | None = None
         if rank == 0:
             store.set(NOW, json.dumps([0, ""]))
 
     def taken(self, snapshot: Snapshot) -> Snapshot:
-        """Take over a snapshot of this rank's arrays; every rank calls it for the same saves.
+        """Take over a snapshot of this rank's arrays; every rank must call it for the same saves.
 
         Returns:
-            On rank 0 the one to commit. Others have theirs written here.
+            On rank 0 the snapshot to commit; on other ranks the given one, which a thread here writes.
         """
         self._number += 1
         if self._rank == 0:
@@ -106,11 +107,11 @@ class Saves:
         return snapshot
 
     def give_up(self) -> None:
-        """Wait for no other rank any more: one has ended."""
+        """Stop waiting for other ranks: one has ended."""
         self._lost.set()
 
     def close(self) -> None:
-        """Wait for the part under way, if rank 0 still wants it."""
+        """Wait for the part being written, if rank 0 still needs it."""
         self._over.set()
         if self._thread is not None:
             self._thread.shutdown()
@@ -121,7 +122,7 @@ class Saves:
     def _beside(
         self, number: int, folder: Path, given_up: Callable[[], bool]
     ) -> Iterator[Callable[[], Mapping[str, Any]]]:
-        """Let the others write into a folder inside: see ``commit``."""
+        """Let the other ranks write into ``folder`` within the context; an error cancels it. See ``commit``."""
         self._store.set(NOW, json.dumps([number, str(folder.absolute())]))
         try:
             yield partial(self._answers, number, given_up)
@@ -139,10 +140,10 @@ class Saves:
         """Wait for the other ranks; return size and digest of each file by name.
 
         Raises:
-            NonFinite: an array of one of them is not finite.
-            OSError: one of them could not write.
-            Interrupted: the save is given up.
-            Ended: one of them has ended.
+            NonFinite: an array of another rank is not finite.
+            OSError: another rank could not write.
+            Interrupted: the save is cancelled.
+            Ended: another rank has ended.
         """
         while not self._all_there(number):
             if given_up():
@@ -167,7 +168,7 @@ class Saves:
     # the others
 
     def _write(self, number: int, snapshot: Snapshot) -> None:
-        """Write this rank's part once rank 0 says where, and answer."""
+        """Write this rank's part once rank 0 has published the folder, and answer."""
         while (under_way := self._under_way())[0] < number:
             if self._over.wait(EVERY):
                 return
@@ -175,13 +176,13 @@ class Saves:
             return
         try:
             answer = self._written(snapshot(), under_way)
-        except BaseException as error:  # whatever it is: rank 0 waits, and says it
+        except BaseException as error:  # of any kind: rank 0 waits for it, and raises it
             what = error.what if isinstance(error, MinillmError) else str(error)
             answer = Answer(error=what or type(error).__name__)
         self._store.set(self._keys(number)[self._rank], json.dumps(answer))
 
     def _written(self, arrays: Mapping[str, Any], under_way: tuple[int, str]) -> Answer:
-        """Write this rank's file, unless rank 0 has given the save up, or does so meanwhile."""
+        """Write this rank's file, unless rank 0 cancels the save."""
         if not under_way[1]:
             raise Interrupted("rank 0 has given it up")
         if found := non_finite(arrays):
@@ -196,7 +197,7 @@ class Saves:
         return Answer(stream_file(Path(under_way[1]) / rank_file(self._rank), wanted()))
 
     def _under_way(self) -> tuple[int, str]:
-        """Read the number and folder of the save that rank 0 has begun last; "": it was given up."""
+        """Return the number and folder of rank 0's latest save; "": it was cancelled."""
         number, folder = json.loads(self._store.get(NOW))
         return number, folder
 

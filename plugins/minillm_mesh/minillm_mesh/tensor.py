@@ -36,7 +36,7 @@ from minillm_mesh.proof import prove
 
 
 class _Summed(Function):
-    """All-reduce (sum) of an array over the neighbours; so is the backward pass."""
+    """All-reduce (sum) of an array over the neighbours, in the forward and the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:

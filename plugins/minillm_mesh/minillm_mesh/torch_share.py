@@ -83,7 +83,7 @@ class Divided:
         self.groups = by_rank[rank]
         self.held = [_arrays(*one) for one in zip(by_rank, parts, strict=True)]
         self.mine = {one.name: one.part for one in self.held[rank]}
-        # of all ranks, by the whole array
+        # name -> whole shape and dtype, of all ranks' arrays
         self.known = {
             one.name: (self._whole(one), one.dtype) for those in self.held for one in those
         }
@@ -260,7 +260,7 @@ class TorchShare(Divided):
     @torch.no_grad()
     def gather(self, masters: Mapping[str, Tensor]) -> None:
         """All-gather every rank's master weights into the parameters."""
-        if self.sending:  # not of more ranks than there are rows
+        if self.sending:  # a rank without parts has none
             foreach_copy_([*self.sending.values()], [masters[name] for name in self.sending])
         with met():
             all_gather(self.received, self.sent)
@@ -291,7 +291,7 @@ def _arrays(groups: Mapping[str, Group], parts: Sequence[Part]) -> list[Array]:
                 for entry, kept in entries.items():
                     name = f"{OPTIMIZER}{anchor}.{entry}.{member.name}"
                     shape = kept.shape[1:] if group.rule.stacked else kept.shape
-                    # NumPy has no bfloat16: a checkpoint has its bits
+                    # NumPy has no bfloat16: a checkpoint holds its bits
                     kind = "int16" if kept.dtype == "bfloat16" else kept.dtype
                     found.append(Array(name, part, shape, getattr(torch, kind)))
     return found

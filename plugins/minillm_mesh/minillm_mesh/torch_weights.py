@@ -1,17 +1,17 @@
-"""Weights divided among the processes of torch, by its FSDP2, for models that do not fit whole.
+"""Sharded weights on torch, by FSDP2, for models that do not fit on one card.
 
-Each rank has some rows of every parameter, in float32: the masters. FSDP2 gathers those of a layer, in the
-compute dtype, before the layer is computed, and again in the backward pass, and adds its gradients up and
-scatters them as soon as they are there. Parameters outside layers (embedding, head) are gathered once a
-micro-batch. P numbers on n ranks are 16 P / n bytes with AdamW's state and the summed gradients, and a
-layer's. In M micro-batches a rank sends, of weights in bfloat16,
+Each rank holds some rows of every parameter, in float32: the master weights. FSDP2 all-gathers those of a
+layer, in the compute dtype, before the layer is computed, and again in the backward pass, and reduce-scatters
+its gradients as soon as they exist. Parameters outside layers (embedding, head) are gathered once per
+micro-batch. P parameters on n ranks take 16 P / n bytes with AdamW's state and the accumulated gradients, plus
+those of one layer. In M micro-batches a rank sends, with weights in bfloat16,
 
-    all-gathers of weights          4 M (n - 1) / n P bytes, of what is outside layers half of that
+    all-gathers of weights          4 M (n - 1) / n P bytes, half of that for parameters outside layers
     reduce-scatters of gradients    4 M (n - 1) / n P bytes: float32, after each micro-batch, since sums of
-                                    whole gradients would take 4 P bytes
+                                    unsharded gradients would take 4 P bytes
 
-What a stage needs whole (Muon) has an owner besides, with its state: rows of gradients go there in all-to-alls
-of a few parameters each, and rows of the new values come back.
+A parameter whose update needs the whole matrix (Muon) also has an owner, with its optimizer state: rows of
+gradients are sent there in all-to-alls of a few parameters each, and rows of the new values are sent back.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class TorchWeights(Divided):
     """One rank's share of weights and updates: see :class:`minillm_core.backends.torch.share.Share`.
 
     Args:
-        groups: key -> group, of all that is updated.
-        weights: masters, and parameters in the compute dtype, which become this rank's rows.
-        model: materialised, or with parameters on torch's meta device, of which rows are made without
-            values; its layers and itself become FSDP's modules.
+        groups: key -> parameter group.
+        weights: master weights, and parameters in the compute dtype, which this rank's rows replace.
+        model: materialised, or with parameters on torch's meta device, whose rows are allocated without
+            values; its layers and the model itself become FSDP modules.
         ranks: the processes.
-        saves: writes checkpoints, beside other ranks.
+        saves: writes checkpoints, together with other ranks.
     """
 
     def __init__(
@@ -76,16 +76,14 @@ class TorchWeights(Divided):
         )
         super().__init__(groups, parts, shapes, rank, device, saves)
         self.exchange = Exchange(_owners(groups, updated), shapes, rank, size, device)
-        self.open = self.helping = (
-            False  # weights are lent at the moment; this rank gathers for others
-        )
-        self.running: Mapping[int, Callable[..., Any]] = {}  # compiled blocks of the micro-batch
+        self.open = self.helping = False  # inside lent(); while this rank only gathers for others
+        self.running: Mapping[int, Callable[..., Any]] = {}  # compiled blocks, during a micro-batch
         for number, block in enumerate(self.blocks):
             # before FSDP's own hook, which gathers
             block.register_forward_pre_hook(self._announced(number + 1), prepend=True)
 
     def masters(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Take rows where they are updated; make what this rank owns whole, without its values."""
+        """Return this rank's rows as master weights, and zeros for parameters that it owns whole."""
         owners = self.exchange.owners
         mine = {
             name: torch.zeros_like(master, device=self.device)
@@ -124,14 +122,14 @@ class TorchWeights(Divided):
         return forward
 
     def accumulate(self, objective: Tensor, *, first: bool) -> None:
-        """Run the backward pass: FSDP adds gradients up over all ranks, and to those of this rank's rows."""
+        """Run the backward pass: FSDP reduce-scatters the gradients and accumulates this rank's rows."""
         if first:
             self._drop()
         with met():
             objective.backward()
 
     def warm(self, objective: Tensor) -> None:
-        """Run the backward pass between others."""
+        """Run the backward pass without changing the accumulated gradients."""
         held = {name: one.grad for name, one in self.sharded.items()}
         self.accumulate(objective, first=True)
         for name, one in self.sharded.items():
@@ -143,7 +141,7 @@ class TorchWeights(Divided):
 
     @torch.no_grad()
     def scattered(self) -> dict[str, Tensor]:
-        """Return the gradients of this rank's parts; those that it owns whole are brought together."""
+        """Return the gradients of this rank's parts: its rows, and whole ones of parameters that it owns."""
         found = {}
         for name, one in self.sharded.items():
             if one.requires_grad:  # a stage may leave a parameter out: zeros
@@ -156,12 +154,12 @@ class TorchWeights(Divided):
 
     @torch.no_grad()
     def gather(self, masters: Mapping[str, Tensor]) -> None:
-        """Write the masters that ranks own whole into the rows of all; FSDP gathers them when they are used."""
+        """Send master weights that ranks own whole to the rows of all; FSDP gathers them when used."""
         for name, rows in self.exchange.handed_out(masters, self.exchange.owners, self.dtype):
             self.rows[name].copy_(rows)
 
     def spread(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
-        """Yield this rank's rows of what the owners have of a kind, by parameter."""
+        """Yield this rank's rows of the owners' arrays of a kind, by parameter."""
         names = [
             n.removeprefix(kind)
             for those in self.held
@@ -173,12 +171,12 @@ class TorchWeights(Divided):
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Let ranks compute without gradients, each at its own pace: what one of them needs all gather.
+        """Return a context in which ranks compute without gradients, each at its own pace.
 
-        They say before each layer which they are about to compute; one that is done helps to gather
-        those of the others until all are done.
+        Every all-gather needs all ranks. So a rank announces each layer before computing it, and a rank
+        that is done keeps gathering layers for the others until all are done.
         """
-        if self.open:  # by a rank that computes alone, once for all that it does
+        if self.open:  # nested: a rank that computes alone opens the context once
             yield
             return
         self.open = True
@@ -188,7 +186,7 @@ class TorchWeights(Divided):
         except BaseException:
             if reset := getattr(
                 self.model, "reset_iter_state", None
-            ):  # torch 2.13: of a layer that failed
+            ):  # torch 2.13: after a layer that failed
                 reset()
                 self.model.unshard()
             raise
@@ -200,7 +198,7 @@ class TorchWeights(Divided):
 
     @torch.no_grad()
     def _help(self, block: Any) -> None:
-        """Gather a layer for other ranks, by FSDP's own hooks: it has the same order of layers on all."""
+        """Gather a layer for other ranks by FSDP's own hooks, so that all ranks see the same layer order."""
         self.running, self.helping = {id(block): lambda x: x}, True
         block(torch.zeros(()))
         self.running, self.helping = {}, False
@@ -213,12 +211,12 @@ class TorchWeights(Divided):
         return hook
 
     def _wanted(self, number: int) -> int:
-        """Say which layer this rank is about to compute, from 1; return that of those that compute, 0: none."""
+        """Announce the layer that this rank computes next, from 1 (0: none); return the highest announced."""
         return int(max(wanted for (wanted,) in self.ranks.gathered([number])))
 
 
 class Rows:
-    """This rank's rows of a parameter, whose ``data`` are read and set as a parameter's are; their place is FSDP's.
+    """This rank's rows of a parameter in FSDP's memory, with a parameter's ``data`` attribute.
 
     Args:
         rows: float32, in FSDP's memory.
@@ -229,7 +227,7 @@ class Rows:
 
     @property
     def data(self) -> Tensor:
-        """A copy of the numbers."""
+        """A copy of the rows."""
         return self._rows.clone()
 
     @data.setter
@@ -238,14 +236,14 @@ class Rows:
 
 
 class Exchange:
-    """Rows of parameters to their owners, and back: all-to-alls of a few parameters each.
+    """The exchange of rows with the owners of parameters: all-to-alls of a few parameters each.
 
     Args:
         owners: parameter -> the rank that updates it whole.
         shapes: parameter -> its shape.
         rank: of this process.
-        size: how many there are.
-        device: where the arrays are.
+        size: number of ranks.
+        device: of the arrays.
     """
 
     def __init__(
@@ -260,10 +258,10 @@ class Exchange:
         self.rank, self.size, self.device = rank, size, device
 
     def collected(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Send this rank's rows to the owners; return what it owns itself, whole.
+        """Send this rank's rows to the owners; return whole arrays of the parameters that it owns.
 
         Args:
-            rows: of every parameter that is owned, float32.
+            rows: of every parameter with an owner, float32.
         """
         found = {}
         for by_owner in self._buckets(self.owners):
@@ -277,12 +275,12 @@ class Exchange:
     def handed_out(
         self, whole: Mapping[str, Tensor], names: Iterable[str], dtype: torch.dtype
     ) -> Iterator[tuple[str, Tensor]]:
-        """Send what this rank owns of some parameters to all; yield this rank's rows of each.
+        """Send rows of the parameters that this rank owns to all ranks; yield this rank's rows of each.
 
         Args:
-            whole: what this rank owns.
+            whole: the parameters that this rank owns.
             names: parameters of any owner.
-            dtype: in which numbers are sent.
+            dtype: of the sent rows.
         """
         for by_owner in self._buckets(names):
             sent = [
@@ -299,7 +297,7 @@ class Exchange:
         due: Sequence[Sequence[tuple[int, ...]]],
         dtype: torch.dtype,
     ) -> list[list[Tensor]]:
-        """Send arrays to each rank; return those that come from each, of shapes ``due``."""
+        """Send arrays to each rank; return those received from each, of shapes ``due``."""
         leaving = [sum(one.numel() for one in those) for those in sent]
         coming = [sum(map(prod, those)) for those in due]
         flat = torch.empty(sum(leaving), dtype=dtype, device=self.device)
@@ -318,7 +316,7 @@ class Exchange:
         ]
 
     def _buckets(self, names: Iterable[str]) -> Iterator[list[list[str]]]:
-        """Yield names by owner, a bucket's bytes on a rank at a time; each has some of every owner's."""
+        """Yield buckets of names by owner, of ``BUCKET`` bytes per rank; owners are served evenly."""
         turns = [[name for name in names if self.owners[name] == at] for at in range(self.size)]
         bucket, numbers = [[] for _ in turns], 0
         for turn in zip_longest(*turns):
@@ -347,7 +345,7 @@ def _sharded(
     dtype: torch.dtype,
     size: int,
 ) -> dict[str, Any]:
-    """Let FSDP divide a model by rows; return its parameters, float32, by name."""
+    """Shard a model by rows with FSDP; return its parameters, float32, by name."""
     mesh = init_device_mesh(device.type, (size,))
     narrow = None if dtype == torch.float32 else dtype
     policy = MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False)
@@ -356,26 +354,26 @@ def _sharded(
             master = weights.masters[name]
             parameter.data = master if master.is_meta else master.to(device)
     for dictionary in (weights.parameters, weights.trained):
-        dictionary.clear()  # FSDP's are others, and whole ones would stay
+        dictionary.clear()  # FSDP creates its own; these would keep the whole ones alive
     for one in (*blocks, model):
         fully_shard(one, mesh=mesh, mp_policy=policy)
-        one.set_gradient_divide_factor(1.0)  # a loss is a sum over all, divided by the count of all
+        one.set_gradient_divide_factor(1.0)  # losses are global sums divided by the global count
         one.set_force_sum_reduction_for_comms(True)
-    # rows of what is on the meta device; _apply is how Module.to and to_empty reach FSDP's parameters
+    # allocate rows of meta parameters; Module.to and to_empty also reach FSDP's parameters by _apply
     model._apply(lambda one: torch.zeros_like(one, device=device) if one.is_meta else one)
-    # else the first layer that is evaluated would be taken for the root
+    # now, else FSDP would treat the first evaluated layer as the root module
     model._get_fsdp_state()._lazy_init()
     return dict(model.named_parameters())
 
 
 def _owners(groups: Mapping[str, Group], updated: Layout) -> dict[str, int]:
-    """Return who owns what is updated whole."""
+    """Return the owner of each parameter that is updated whole."""
     names = uncut(groups.values())
     return {p.name: rank for rank, those in enumerate(updated) for p in those if p.name in names}
 
 
 def _forward_of(block: Any) -> Callable[..., Any]:
-    """Make a function of a block, of which torch compiles one graph."""
+    """Return a block's forward pass as a function, which torch compiles as one graph."""
 
     def forward(*arguments: Any, **named: Any) -> Any:
         return type(block).forward(block, *arguments, **named)

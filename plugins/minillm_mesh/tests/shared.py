@@ -1,9 +1,9 @@
-"""Every plugin's model in two processes that share rows or layers, beside rank 0 alone; or why it is refused.
+"""A program that compares two processes that share rows or layers with rank 0 alone, for every plugin.
 
     torchrun --nproc-per-node 2 shared.py OUT.json context|pipeline
 
-Plugins that can be in one model are; all others, and further forms of those, are each in one of their own.
-Two steps from weights that are all moved, so that every gate is open.
+Compatible plugins are combined in one model; all others, and further variants, each have a model of their own.
+A model trains two steps from perturbed weights, so that every gate is open; a refused plan gives its reason.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ AXES: Mapping[str, Mapping[str, int]] = {
 }
 AXIS = AXES[sys.argv[2]]
 OTHER_SIZES = ("batch_schedule",)
-"""Plugins whose steps have several sizes: batches made here have one."""
+"""Plugins whose steps have several sizes: the batches here have one."""
 
 
 def plan_of(names: Sequence[str], given: Mapping[str, Any]) -> minillm.Plan:
-    """Plan some plugins, tiny."""
+    """Build a plan of preset tiny with some plugins."""
     settings = {**SIZES, **AXIS, **given}
     return minillm.build_plan(
         minillm.load(preset="tiny", plugins=",".join(names), settings=settings)
@@ -65,7 +65,7 @@ def models() -> Iterator[tuple[str, minillm.Plan]]:
 
 
 def refusal(plan: minillm.Plan) -> str | None:
-    """Return why a plan is refused there."""
+    """Return the reason why the parallelism refuses a plan."""
     try:
         RANKS.check(plan)
     except minillm.MinillmError as error:
@@ -77,7 +77,7 @@ RANKS = join(Detected("torch", "cpu", ""))
 
 
 def main(out: str) -> None:
-    """Train every model together and alone, and write how far they are apart."""
+    """Train every model in two processes and in one, and write the differences."""
     RANKS.share_rows(AXIS.get("mesh.context", 1))
     RANKS.share_layers(AXIS.get("mesh.pipeline", 1))
     found = {}

@@ -1,10 +1,10 @@
-"""Trainers that are divided from their start on, in the processes of one launcher: their values and their memory.
+"""A program that checks values and memory of trainers with sharded weights from initialisation on.
 
     torchrun --nproc-per-node 2 started.py OUT.json FOLDER
 
-Rank 0 writes, of each recipe, whether the values with which a divided run starts are one process's to the bit;
-whether they are after it has read a checkpoint of one process in FOLDER; and, of a model of many layers, the
-bytes that each rank held at most while it started, and while it read.
+Rank 0 writes, for each recipe, whether a sharded run's initial values equal a single process's to the bit, and
+whether they do after it has read a single process's checkpoint in FOLDER; and, for a model of many layers, each
+rank's peak memory in bytes during initialisation and during reading.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from minillm_core.checkpoint.read import Checkpoint
 from minillm_core.inspection import Detected, Ranks, trainer
 
 DEEP = {"model.layers": 24, "model.dim": 128, "model.vocab": 256}
-"""A model of which a layer is a small part."""
+"""A model with many layers, each a small part of it."""
 
 
 class Held(TorchDispatchMode):
-    """The bytes of tensors that are there, those on the meta device left out.
+    """The bytes of live tensors, except those on the meta device.
 
     Attributes:
-        now: bytes.
-        most: the most of them at once.
-        largest: of one.
+        now: current bytes.
+        most: peak bytes.
+        largest: bytes of the largest tensor.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Held(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Note the memory of what an operation returns."""
+        """Record the memory of an operation's results."""
         made = func(*args, **(kwargs or {}))
         for one in tree_leaves(made):
             if isinstance(one, torch.Tensor) and not one.is_meta:
@@ -75,7 +75,7 @@ class Held(TorchDispatchMode):
 
 @contextmanager
 def counted() -> Iterator[Any]:
-    """Count the bytes of tensors and of NumPy's arrays inside."""
+    """Count the bytes of tensors and NumPy arrays within the context."""
     gc.collect()
     # never stopped: tracemalloc.stop() crashes beside gloo's threads before Python 3.12.9 (CPython issue 128679)
     tracemalloc.start()
@@ -89,13 +89,13 @@ def counted() -> Iterator[Any]:
 
 
 def started(plan: minillm.Plan, ranks: Ranks, shard: str = "") -> Any:
-    """Start a trainer, divided as that says."""
+    """Start a trainer with the sharding ``shard``."""
     ranks.shard = shard
     return trainer(plan, "torch", seed=1, ranks=ranks)
 
 
 def equal(run: Any, expected: Mapping[str, np.ndarray], ranks: Ranks) -> bool:
-    """Return, on rank 0, whether all that a run would save has these bits; and that its parameters are its masters."""
+    """Return, on rank 0, whether a run's arrays are bit-identical; check that its parameters are the masters."""
     arrays = run.arrays()
     views = any(member.view for group in run.plan.groups for member in group.members)
     if run.plan.config.train.dtype != "bfloat16" and not views:
@@ -111,7 +111,7 @@ def equal(run: Any, expected: Mapping[str, np.ndarray], ranks: Ranks) -> bool:
 
 
 def moved(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Replace weights and state by other numbers."""
+    """Replace weights and optimizer state by random numbers."""
     rng, found = np.random.default_rng(3), dict(arrays)
     for name, array in arrays.items():
         if name.startswith(("model.", "optimizer.")) and array.dtype == np.float32:
@@ -120,7 +120,7 @@ def moved(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def saved(folder: Path, arrays: Mapping[str, np.ndarray], ranks: Ranks) -> dict[str, Any]:
-    """Let rank 0 write a checkpoint; return its arrays, which are read when they are needed."""
+    """Have rank 0 write a checkpoint; return its arrays, which are read lazily."""
     if ranks.leads:
         folder.mkdir()
         commit(folder, 7, arrays, {"step": 7})
@@ -129,7 +129,7 @@ def saved(folder: Path, arrays: Mapping[str, np.ndarray], ranks: Ranks) -> dict[
 
 
 def main(out: str, folder: str) -> None:
-    """Start every recipe, and the deep model; write what was found."""
+    """Start every recipe and the deep model, and write the results."""
     ranks, found = join(Detected("torch", "cpu", "")), {}
     for name in [*CASES, *(name for name in MORE if name != "float16")]:
         plan = plan_of(name, "micro")

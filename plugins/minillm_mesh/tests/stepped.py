@@ -1,11 +1,11 @@
-"""Steps of several plans in the processes of one launcher; rank 0 writes their losses as JSON.
+"""A program that trains several plans in the processes of a launcher; rank 0 writes their losses as JSON.
 
     torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT NAMES alone,off,updates [SETTING=VALUE ...]
     mlx.launch -n 2 -- python stepped.py mlx OUT.json SPLIT
 
-Every process makes the same global batches; a plan is trained by rank 0 alone, and by all processes
-together, where updates are not divided and where they are. The first of these is what others should be.
-``nudged`` is rank 0 alone from weights that are off by their last bit.
+Every process builds the same global batches; a plan is trained by rank 0 alone, and by all processes
+together, with and without sharded updates. The first way in the list is the reference for the others.
+``nudged`` is rank 0 alone from weights that differ in their last bit.
 ``windows@2x1`` is the case windows with mesh.context=2 and mesh.tensor=1.
 """
 
@@ -69,13 +69,13 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "float16": ("muon", {"train.dtype": "float16"}),
     "compiled": ("muon,layer_clip", {"train.compile": "on", "model.layers": 2}),
 }
-"""What only divided updates treat in a way of their own."""
+"""Cases that only sharded updates treat specially: name -> plugins, settings."""
 
 SPLITS = {"micro": (2, 4), "rows": (8, 1)}  # rows and micro-batches of a step
 
 
 def plan_of(name: str, split: str, given: Mapping[str, Any] = {}) -> minillm.Plan:
-    """Plan a case: tiny, with steps that can be divided."""
+    """Build the plan of a case: preset tiny, with divisible steps."""
     plugins, options = {**CASES, **MORE}[name]
     rows, accumulate = SPLITS[split]
     preset = "speedrun" if name == "speedrun" else "tiny"
@@ -87,7 +87,7 @@ def plan_of(name: str, split: str, given: Mapping[str, Any] = {}) -> minillm.Pla
 
 
 def batches(plan: minillm.Plan) -> Iterator[tuple[dict[str, np.ndarray], ...]]:
-    """Make the micro-batches of each step; their rows have very different numbers of labels, or none."""
+    """Yield the micro-batches of each step; their rows have very different numbers of labels, or none."""
     pieces = tuple(bytes([one]) for one in range(128))
     rng, hook = np.random.default_rng(0), batch_hook(plan, pieces=pieces)
     (shape,) = plan.course
@@ -106,7 +106,7 @@ def batches(plan: minillm.Plan) -> Iterator[tuple[dict[str, np.ndarray], ...]]:
             }
             kept = 3 + 7 * ((np.arange(size[0])[:, None] + number) % 5)  # other sums in each half
             batch["labels"][np.arange(size[1])[None] >= kept] = -1
-            if step % 3 == 2:  # all that the first of two ranks reads has no label
+            if step % 3 == 2:  # the first of two ranks reads no label
                 whole = size[0] * (number < shape.accumulate // 2)
                 batch["labels"][: whole if shape.accumulate > 1 else size[0] // 2] = -1
             micro.append(hook(batch, "train") if hook else batch)
@@ -128,16 +128,16 @@ def train(
         plan: the plan.
         backend: the framework.
         ranks: the processes.
-        how: "updates", divided, or "off".
-        moved: no weight is what it begins with, so that gates that start closed are open.
-        nudged: every weight is off by 6e-8 of itself, up or down: how far rounding takes a run from itself.
+        how: "updates", sharded, or "off".
+        moved: perturb all weights, so that gates that start closed are open.
+        nudged: change every weight by a relative 6e-8, up or down, to measure the effect of rounding.
 
     Returns:
-        Losses, norms and terms by step, what a checkpoint would hold (of divided updates on rank 0
-        alone), the bits of weights and what evaluation sees, and bytes of the update's own arrays.
+        Losses, norms and terms by step, a checkpoint's arrays (with sharded updates on rank 0 alone),
+        the bits of weights and the evaluation loss, and the bytes of the update's own arrays.
     """
     compiler = None
-    if plan.config.train.compile == "on":  # traced into whole graphs, which are run as they are
+    if plan.config.train.compile == "on":  # traced into whole graphs, which run eagerly
         import torch
 
         compiler = partial(torch.compile, backend="eager")
@@ -165,7 +165,7 @@ def train(
         found = made.read(made.step(part, plan.values((step + 1) / steps), supervised))
         figures.append([found.loss, found.grad_norm, sum(found.terms.values())])
     nats, _ = made.evaluate(next(batches(plan)))
-    if ranks.tensor > 1:  # each has evaluated its part of the positions
+    if ranks.tensor > 1:  # each rank evaluates its part of the positions
         nats = sum(one for (one,) in ranks.gathered([nats])) * ranks.tensor / ranks.size
     arrays = dict(made.arrays())
     weights = [arrays[name] for name in sorted(arrays)]
@@ -189,13 +189,13 @@ def main(
     how: str = "alone,off",
     *settings: str,
 ) -> None:
-    """Train every case in each way, and write how far the others are from the first."""
+    """Train every case in each way, and write the others' differences from the first."""
     ranks, found = join(Detected(backend, "cpu", "")), {}
     words = dict(setting.split("=") for setting in settings)
     given = {key: read_value(word) for key, word in words.items()}
     ranks.share_layers(given.get("mesh.pipeline", 1))
     first, *others = how.split(",")
-    known: dict[str, Any] = {}  # of cases that rank 0 has trained alone
+    known: dict[str, Any] = {}  # cases that rank 0 trained alone
     for name in {"cases": [*CASES], "more": [*MORE]}.get(names) or names.split(","):
         case, _, shared = name.partition("@")
         ranks.share_rows(*map(int, (shared or f"{given.get('mesh.context', 1)}x1").split("x")))

@@ -1,4 +1,4 @@
-"""The watch on the other processes: quiet while all count up, and the one that does not is named."""
+"""Heartbeats: no report while every process's counter advances; a process whose counter stops is named."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ for watch in watches:
 
 
 def ended(code: str) -> subprocess.CompletedProcess[str]:
-    """Run a watch, which ends its process."""
+    """Run a watch in a process, which it ends."""
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=Path(__file__).parent,
@@ -72,7 +72,7 @@ def ended(code: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_processes_that_stood_still_together_leave_each_other_alone() -> None:
-    """A machine that was paused, or a store that did not answer: longer than the patience."""
+    """A suspended machine, or a store that does not respond, for longer than the patience."""
     done = ended(STOOD)
     assert done.returncode == 0, done.stderr
 

@@ -1,4 +1,4 @@
-"""What several processes are refused, by number and by axis."""
+"""Plans that several processes refuse, by their number and by parallelism axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that several processes share: cut, refused where a part needs whole rows, and trained as in one process."""
+"""Context parallelism: cuts of rows, refusals of parts that need whole rows, and training as in one process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_column_is_one_processes_and_has_its_labels(
 
 
 def plan_of(**settings: Any) -> minillm.Plan:
-    """Plan the preset tiny."""
+    """Build a plan of preset tiny."""
     given = {key.replace("_", ".", 1): value for key, value in settings.items()}
     return minillm.build_plan(minillm.load(preset="tiny", settings=given))
 
@@ -68,7 +68,7 @@ def test_rows_that_cannot_be_cut_are_refused() -> None:
 
 
 class Look(minillm.Module):
-    """A node that looks back, and counts what it is given."""
+    """A node with lookback that counts its input columns."""
 
     lookback = 1
     statistics: ClassVar = {"seen": "sum"}
@@ -159,7 +159,7 @@ def test_the_plan_does_not_depend_on_it() -> None:
 
 
 def torchrun(size: int, *command: str) -> None:
-    """Run a command in some processes."""
+    """Run a command in several processes."""
     line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), *command]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=600, env=env)

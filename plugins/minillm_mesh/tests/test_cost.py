@@ -1,4 +1,4 @@
-"""The cost model: by hand on small numbers, and monotonous where it has to be."""
+"""The cost model: small cases computed by hand, and monotonicity."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CARD = st.sampled_from([*CARDS.values()])
 
 
 def test_a_ring_in_a_host_by_hand() -> None:
-    # 4 cards, 4 GB/s reached: an all-reduce sends 3/2 of 8 GB and makes 6 hops, a gather half of both
+    # 4 cards, 4 GB/s achieved: an all-reduce sends 3/2 of 8 GB in 6 hops, an all-gather half of both
     assert sent("all-reduce", 8e9, 4) == 12e9
     assert seconds("all-reduce", 8e9, 4, ROUND) == pytest.approx(8.4e-6 + 6 * 3.4e-6 + 3.0)
     assert seconds("all-gather", 8e9, 4, ROUND) == pytest.approx(8.4e-6 + 3 * 3.4e-6 + 1.5)
@@ -42,13 +42,13 @@ def test_a_ring_in_a_host_by_hand() -> None:
 
 
 def test_a_ring_over_hosts_goes_at_the_pace_of_all_their_lines() -> None:
-    # 2 hosts of 4 lines of 1 GB/s: 4 GB/s are less than the link's 8, and half of that is reached
+    # 2 hosts of 4 links of 1 GB/s: 4 GB/s, less than the inner link's 8, and half of it is achieved
     expected = 8.4e-6 + 9.6e-6 + 6 * 3.4e-6 + 7 / 8 * 8e9 / 2e9
     assert seconds("all-gather", 8e9, 8, ROUND) == pytest.approx(expected)
 
 
 def test_an_all_to_all_is_as_slow_as_its_way_out() -> None:
-    # of 7 eighths of 8 GB 4 of 7 leave the host, by one line of 1 GB/s
+    # 4/7 of 7/8 of 8 GB leave the host, over one link of 1 GB/s
     expected = 8.4e-6 + 3 * 3.4e-6 + 4 * 9.6e-6 + 4e9 / 1e9 / 0.5
     assert seconds("all-to-all", 8e9, 8, ROUND) == pytest.approx(expected)
 

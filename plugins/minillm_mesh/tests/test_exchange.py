@@ -1,4 +1,4 @@
-"""Keys gathered or heads exchanged: the cheaper by its bytes, and refused with the reason."""
+"""All-gather of keys or all-to-all of heads: the choice by bytes, and refusals with their reasons."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plan_of(plugins: str = "", **settings: Any) -> minillm.Plan:
 
 @given(kv_heads=st.integers(1, 8), each=st.integers(1, 8), size=st.integers(2, 16))
 def test_numbers_are_those_of_the_arrays(kv_heads: int, each: int, size: int) -> None:
-    """Of S columns a rank gathers all; it sends q, k, v of its S / N columns, and as many of y as of q."""
+    """A rank gathers keys and values of all S columns, or exchanges q, k, v and y of its S / N columns."""
     heads, columns = kv_heads * each, 2 * size
     gathered = 2 * kv_heads * columns
     exchanged = (heads + 2 * kv_heads) * columns // size + heads * columns // size

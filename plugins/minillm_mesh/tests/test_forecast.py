@@ -1,4 +1,4 @@
-"""``minillm plan --gpus N``: the plan's own estimate, divided; by hand, as JSON, at 80 columns, refused."""
+"""``minillm plan --gpus N``: the plan's estimate, sharded; checked by hand, as JSON, at 80 columns, refused."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_cards_that_share_layers_add_up_each_of_them() -> None:
     (sums,) = [one for one in data["exchanges"] if one["what"] == "sums of layers"]
     assert sums["turns"] == 12 * 2 * 2 * 4  # layers, attention and MLP, both ways, micro-batches
     assert sums["sent_bytes"] == 12 * 2 * 2 * 131_072 * 768 * 2  # 2 (n - 1) / n is 1
-    # of a layer's norms and products o and down all, of q, k, v, y, gate, up and their product half
+    # per layer: all of the norms and of o's and down's outputs, half of q, k, v, y, gate, up and their product
     kept = 12 * (4 * 768 + (4 * 768 + 3 * 2048) // 2) + 2 * 768
     assert data["memory"]["activations"] == 32 * 1024 * 2 * kept
     assert data["memory"]["weights"] == plain.chosen.memory["weights"] == 2 * NUMBERS
@@ -127,7 +127,7 @@ def test_divided_weights_by_hand() -> None:
 
 
 def test_bytes_of_divided_weights_are_those_that_torch_holds() -> None:
-    """docs/scale.md: between steps 6.02 bytes a number in two processes, for both; and a layer at work."""
+    """docs/scale.md: between steps 6.02 bytes per parameter in two processes; plus the layers in use."""
     for plugins in ("", "muon"):
         found = forecast(planned(plugins, mesh_shard="weights"), 2, None, "float32").chosen.memory
         state = sum(size for name, size in found.items() if name.startswith("optimizer"))
@@ -148,7 +148,7 @@ def test_auto_divides_weights_where_updates_alone_do_not_fit(memory: float, shar
 
 
 def test_weights_are_divided_where_updates_do_not_fit_at_the_start() -> None:
-    """Of 1.21 GB in training a card has 1.39 before updates are divided; of divided weights no more than in training."""
+    """A card needs 1.21 GB in training, 1.39 before updates are sharded; sharded weights have no such peak."""
     sizes = {"train_rows": 1, "train_accumulate": 8, "train_seq_len": 64}
     said = "a card before the first step"
     chosen = forecast(planned(**sizes), 8, "h200,memory=1.3e9", "bfloat16")

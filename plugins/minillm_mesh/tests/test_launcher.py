@@ -1,4 +1,4 @@
-"""Processes that are started and ended together: one exit code, that of a process alone."""
+"""Processes that are started and ended together, with the exit code of a single process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minillm_mesh.launcher import launch
 
 
 def ended(script: str, processes: int = 2) -> int:
-    """Run a script in some processes; ``rank`` is there."""
+    """Run a script in several processes, with ``rank`` defined."""
     return launch(
         processes, ["-c", f"import os, signal, sys, time\nrank = int(os.environ['RANK'])\n{script}"]
     )
@@ -41,7 +41,7 @@ def test_the_code_of_one_that_fails_ends_all(code: int) -> None:
 
 
 def test_what_a_failure_leads_to_is_not_the_code() -> None:
-    """A process that has lost another one ends with 1, maybe before anybody looks."""
+    """A process that has lost another one exits with 1, possibly before the launcher's next poll."""
     assert ended("time.sleep(0.01 * rank); sys.exit(1 if rank == 0 else 3)") in (1, 3)
     assert ended("sys.exit(1)") == 1
 

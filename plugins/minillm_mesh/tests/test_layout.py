@@ -1,4 +1,4 @@
-"""Who updates what: every row once, evenly, and the same wherever it is computed."""
+"""Sharding of updates: every row once, balanced, and equal on every rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = st.lists(st.integers(1, 9), min_size=0, max_size=3).map(tuple)
 
 @st.composite
 def groups(draw: st.DrawFn) -> list[Group]:
-    """Groups of the parameters of some model; a follower has its leader's shape."""
+    """Draw parameter groups of a model; a follower has its leader's shape."""
     found: list[Group] = []
     for number in range(draw(st.integers(1, 6))):
         rule, shape = draw(st.sampled_from([ELEMENT, NARROW, SCALAR, MATRIX])), draw(SHAPES)
@@ -75,7 +75,7 @@ def test_only_what_may_be_cut_is_cut_and_followers_as_their_leaders(
 
 @given(groups(), st.integers(1, 9))
 def test_the_largest_share_is_bounded(those: list[Group], ranks: int) -> None:
-    """Greedy: no rank has more than the mean and one thing that cannot be divided."""
+    """Greedy assignment: no rank has more than the mean plus one indivisible unit."""
     found, known = layout(those, ranks), members(those)
     of = {m.name: group for group in those for m in group.members}
     leader = {name: m.follows.leader if m.follows else name for name, m in known.items()}
@@ -89,7 +89,7 @@ def test_the_largest_share_is_bounded(those: list[Group], ranks: int) -> None:
     for name in known.keys() - may:
         units[leader[name]] = units.get(leader[name], 0.0) + cost(of[name])
     assert max(time) <= sum(time) / ranks + max(units.values(), default=0.0) + 1e-6
-    # numbers: those that cannot be cut, or the mean and two rows
+    # elements: the uncuttable ones, or the mean plus two rows
     sizes = [sum(part.size for part in share) for share in found]
     whole = [sum(p.size for p in share if p.name not in may) for share in found]
     a_row = max((prod(known[name].shape[1:]) for name in may), default=0) * 2

@@ -1,4 +1,4 @@
-"""Processes of mlx.launch over its ring: the same training as in one process; a lone one is refused."""
+"""Processes of mlx.launch over its ring: the same training as in one process; a single one is refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_two_processes_train_alike(tmp_path: Path) -> None:
     launch = Path(sys.executable).with_name("mlx.launch")
     out, names = tmp_path / "found.json", "plain,moe,speedrun"  # the last is Muon too
     command = [str(launch), "-n", "2", "--backend", "ring", "--", sys.executable, str(STEPPED)]
-    # ranks that wait for each other spin, so that two on one core take a second a step
+    # waiting ranks spin: two on one core take a second per step
     given = [*command, "mlx", str(out), "micro", names, "alone,off", "train.steps=6"]
     done = subprocess.run(given, capture_output=True, text=True, timeout=900, check=False)
     assert out.exists(), done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Checkpoints that several ranks write at the same time: here in threads that share a store, into one folder."""
+"""Checkpoints that several ranks write in parallel: here threads that share a store and a folder."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Ranks:
         self.writer = Writer(out, keep=2)
 
     def begin(self, step: int, parts: Sequence[Callable[[], Mapping[str, np.ndarray]]]) -> None:
-        """Let all ranks take a snapshot, and rank 0 write."""
+        """Take a snapshot on all ranks, and start the write on rank 0."""
         taken = [
             each.taken(Snapshot(lambda part=part: dict(part())))
             for each, part in zip(self.saves, parts, strict=True)
@@ -89,12 +89,12 @@ def ranks(tmp_path: Path) -> Iterator[Ranks]:
 
 
 def entries(out: Path) -> set[str]:
-    """Name what lies in the folder of checkpoints."""
+    """List the entries of the folder of checkpoints."""
     return {path.name for path in (out / "checkpoints").iterdir()}
 
 
 def same(found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> bool:
-    """Compare arrays to the bit."""
+    """Return whether arrays are bit-identical."""
     return found.keys() == wanted.keys() and all(
         array.dtype == wanted[name].dtype and np.array_equal(array, wanted[name])
         for name, array in found.items()
@@ -123,7 +123,7 @@ def test_what_ranks_write_reads_as_what_one_process_writes(ranks: Ranks, tmp_pat
 
 
 def refuse(error: Exception) -> Callable[[], Arrays]:
-    """Make a snapshot that cannot be brought to the host."""
+    """Return a snapshot function that fails to copy to the host."""
 
     def bring() -> Arrays:
         raise error
@@ -237,7 +237,7 @@ def test_a_rank_that_ends_leaves_a_save_that_was_never_begun(tmp_path: Path) -> 
 def test_nothing_is_written_of_a_save_that_was_given_up_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # where a file without a folder would lie
+    monkeypatch.chdir(tmp_path)  # the folder that a file without one would be written to
     store = HashStore()
     first, second = (Saves(store, rank, 2) for rank in range(2))
     store.set(NOW, json.dumps([1, ""]))
@@ -311,7 +311,7 @@ def test_a_rank_takes_its_rows_of_arrays_of_the_right_shape_alone() -> None:
     whole = WHOLE["model.w"]
     assert np.array_equal(Divided.part(share, "model.w", whole), whole[4:])
     assert Divided.part(share, "state.s", whole) is whole
-    for other in (whole[:5], np.concatenate([whole, whole])):  # rows that this rank has are there
+    for other in (whole[:5], np.concatenate([whole, whole])):  # with this rank's rows
         with pytest.raises(ValueError, match=r"model\.w: shape"):
             Divided.part(share, "model.w", other)
 

@@ -1,4 +1,4 @@
-"""What ``mesh.shard`` divides, asked of torch's ranks as a session does before it loads anything."""
+"""The sharding chosen by ``mesh.shard``, resolved by torch's ranks as in a session before loading."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def planned(plugins: str = "muon", **settings: object) -> minillm.Plan:
 
 @pytest.fixture
 def ranks() -> TorchRanks:
-    """Eight that have not met."""
+    """Eight ranks without a process group."""
     made = object.__new__(TorchRanks)
     made.size = 8
     made._saves = Saves(HashStore(), 0, 8)

@@ -1,4 +1,4 @@
-"""Pipeline stages of plans: cut evenly, nothing read that is not there, refused by name; and trained as in one process."""
+"""Pipeline stages: balanced cuts, every input available, refusals by name; and training as in one process."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_the_share_of_waiting_is_that_of_both_schedules() -> None:
 
 
 def torchrun(size: int, *command: str) -> None:
-    """Run a command in some processes."""
+    """Run a command in several processes."""
     line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), *command]
     here = str(Path(__file__).parents[3])  # of tools
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": here}

@@ -1,4 +1,4 @@
-"""Layers that several processes share: the model of some heads, what of a plan refuses it, and slices."""
+"""Tensor parallelism: the model of 1 / N of the heads, refusals of plans, and slices of parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minillm_mesh.heads import check, cuts, divided, summed
 
 
 def plan_of(plugins: str | None = None, **settings: Any) -> minillm.Plan:
-    """Plan the preset tiny, with as many heads for keys."""
+    """Build a plan of preset tiny, with as many key-value heads as query heads."""
     given = {key.replace("_", ".", 1): value for key, value in settings.items()}
     return minillm.build_plan(
         minillm.load(preset="tiny", plugins=plugins, settings={"model.kv_heads": 4, **given})

@@ -1,4 +1,4 @@
-"""Processes of torchrun over gloo: the same training as in one process, saved, resumed, stopped, lost."""
+"""Processes of torchrun over gloo: training as in one process, saving, resuming, stops and lost processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS = (
 
 
 def torchrun(size: int, *command: str) -> subprocess.Popen[str]:
-    """Start a command in some processes of one torchrun."""
+    """Start a command in several processes of one torchrun."""
     return subprocess.Popen(
         [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), *command],
         stdout=subprocess.PIPE,
@@ -38,7 +38,7 @@ def torchrun(size: int, *command: str) -> subprocess.Popen[str]:
 
 
 def run(size: int, *command: str, code: int = 0) -> str:
-    """Run a command in some processes, to its end."""
+    """Run a command in several processes to its end."""
     if size == 1:
         line = [sys.executable, *command]
         done = subprocess.run(line, capture_output=True, text=True, check=False)
@@ -52,13 +52,13 @@ def run(size: int, *command: str, code: int = 0) -> str:
 
 
 def train(size: int, out: Path, text: Path, *more: str, code: int = 0) -> str:
-    """Train in some processes."""
+    """Train in several processes."""
     command = ["-m", "minillm_core", "train", *SETTINGS, "--data", str(text), "--out", str(out)]
     return run(size, *command, *more, code=code)
 
 
 def losses(out: Path, event: str = "step", key: str = "loss") -> dict[int, float]:
-    """Read figures of a run by step."""
+    """Read metrics of a run by step."""
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     return {line["step"]: line[key] for line in lines if line["event"] == event}
 
@@ -72,7 +72,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stepped(size: int, split: str, out: Path, *more: str) -> Mapping[str, Any]:
-    """Train plans in some processes, and by one: see stepped.py."""
+    """Train plans in several processes and in one: see stepped.py."""
     run(size, str(STEPPED), "torch", str(out), split, *more)
     return json.loads(out.read_text())
 
@@ -94,7 +94,7 @@ def test_any_number_of_ranks_trains_alike(size: int, split: str, how: str, tmp_p
             assert case["figures"] < 1e-5, f"{name}, {kind}: {case['figures']} from one process"
             assert case["nats"] < 1e-6, f"{name}, {kind}: evaluated apart"
         for kind in met.keys() - {"off"}:
-            shares = met[kind]["bytes"]  # of weights, where these are divided, and of state
+            shares = met[kind]["bytes"]  # of optimizer state, and of sharded weights
             assert max(shares) < 1.1 * met[kind]["all"] / size, f"{name}, {kind}: {shares}"
 
 
@@ -107,9 +107,9 @@ def test_weights_are_divided_with_every_kind_of_parameter(tmp_path: Path) -> Non
     )
     for name, met in [*found.items(), *rows.items()]:
         case = met["weights"]
-        # in bfloat16 sums in another order round otherwise: whole weights are 1.5e-4 apart there
+        # in bfloat16 another order of summation rounds differently: unsharded weights differ by 1.5e-4
         bound = 1e-3 if name == "bfloat16" else 1e-5
-        if name == "adam8bit":  # a moment's last bit may make another of 255 numbers of it
+        if name == "adam8bit":  # a moment's last bit may change its level, of 255
             print(f"adam8bit: {case['figures']:.1e}, from itself {met['nudged']['figures']:.1e}")
             bound = max(bound, 3 * met["nudged"]["figures"])
         assert case["same"], f"{name}: the ranks have not the same weights"
@@ -120,7 +120,7 @@ def test_weights_are_divided_with_every_kind_of_parameter(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_process_starts_with_its_part_alone(size: int, tmp_path: Path) -> None:
-    """Of weights that are divided: one process's values to the bit, and never a whole model in a process."""
+    """Sharded weights: a single process's values to the bit, and at no time a whole model in a process."""
     out, folder = tmp_path / "found.json", tmp_path / "saved"
     folder.mkdir()
     run(size, str(STARTED), str(out), str(folder))
@@ -143,7 +143,7 @@ def test_a_process_starts_with_its_part_alone(size: int, tmp_path: Path) -> None
 
 
 def test_divided_updates_are_those_of_every_kind_of_parameter(tmp_path: Path) -> None:
-    """Views, followers, narrow and other state, turns, frozen parameters, dtypes, compiled stages."""
+    """Views, followers, narrow and other optimizer state, turns, frozen parameters, dtypes, compiled stages."""
     found = stepped(2, "micro", tmp_path / "found.json", "more", "off,updates")
     for name, met in found.items():
         case = met["updates"]
@@ -291,12 +291,12 @@ def test_updates_of_one_process_are_not_divided(text: Path, tmp_path: Path) -> N
 
 
 def agent(log: Path, port: int, hosts: bool, *command: str) -> subprocess.Popen[str]:
-    """Start a torchrun that stands for one of two machines; ``hosts``: it has the store where they meet."""
+    """Start a torchrun in the role of one of two machines; ``hosts``: it hosts the rendezvous store."""
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"]
-    # nine seconds without a sign, and a machine is taken out
+    # a machine without a heartbeat for nine seconds is removed
     meeting += ["--rdzv-conf", f"is_host={hosts},keep_alive_interval=1,keep_alive_max_attempt=9"]
     line = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "3", *meeting, *command]
-    # pytorch's issue 135712: with a shared store no machine joins again
+    # pytorch's issue 135712: with a shared store no machine rejoins
     alone = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     with log.open("a") as file:
         return subprocess.Popen(
@@ -356,7 +356,7 @@ class Odd(Plugin, api=1):
 
 
 def test_one_command_ends_as_one_process_does(text: Path, tmp_path: Path) -> None:
-    """What ``minillm train --gpus 2`` calls: 75 after Ctrl-C, and a plugin's 3 although one rank fails alone."""
+    """``minillm train --gpus 2``: exit code 75 after Ctrl-C, and a plugin's 3 although only one rank fails."""
     out, plugin = tmp_path / "run", tmp_path / "odd.py"
     plugin.write_text(ODD)
     given = [*SETTINGS, "--data", str(text), "--out", str(out), "--plugins", f"{plugin}:Odd"]

@@ -83,10 +83,11 @@ def chat_command(
 
 
 def _lines(typed: bool) -> Iterator[str]:
-    """Yield what is typed, line by line, until there is no more.
+    """Yield the lines of stdin, with a prompt in a terminal.
 
     Raises:
-        Interrupted: by Ctrl-C.
+        Interrupted: Ctrl-C.
+        DataError: not UTF-8.
     """
     while True:
         try:

@@ -1,4 +1,4 @@
-"""A layer's attention, written: its class, and the rotary tables that it shares with other layers."""
+"""Code generation for a layer's attention: its class, and the rotary tables shared between layers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from minillm_hf.own.literals import Lines, given_as
 def attention(
     draft: Draft, layer: int, spec: Any, taps: Sequence[str], apart: Sequence[str]
 ) -> tuple[Class, str, list[str]]:
-    """Write a layer's attention: its class, its arguments, and what it reads.
+    """Generate a layer's attention; return its class, constructor arguments and further inputs.
 
-    ``taps``: of q, k, v and y, those that later layers read; ``apart``: of q, k and v, those
-    with an input of their own.
+    ``taps``: those of q, k, v and y that later layers read; ``apart``: those of q, k and v with an
+    input of their own.
     """
     check_known(spec)
     reads = Reads(draft, "attention")
@@ -87,13 +87,13 @@ def attention(
     how = "".join(f", {name}=self.{name}" for name in ("window", "scale") if name in arguments)
     if spec.core is not None:
         joins = 1 if spec.layout is None else draft.outline(spec.layout).joins
-        if joins != 1:  # it is made for the heads that the layout enters
+        if joins != 1:  # the layout joins heads: the core has fewer
             sizes = f"heads=H // {joins}, kv_heads=K // {joins}"
             make.append(f"geometry = replace(geometry, {sizes})")
         make.append(f"self.core = {draft.made(spec.core)}")
 
     def by_core(own: Mapping[str, str]) -> None:
-        """Write the call of a plugin's function of attention."""
+        """Generate the call of a plugin's attention function."""
         if {"mask", "distance"}.intersection(spec.core.reads):
             take("visible")
             given = ", ".join(own[one] for one in ("window", "documents"))
@@ -108,7 +108,7 @@ def attention(
 
     window, scale = (f"self.{n}" if n in arguments else "None" for n in ("window", "scale"))
     alone = spec.core is None or not draft.outline(spec.core).keeps  # else all columns are kept
-    slides = ", {} - 1" if alone and "window" in arguments else ""  # keys that later queries see
+    slides = ", {} - 1" if alone and "window" in arguments else ""  # keys visible to later queries
     kept = f"cache.extend(self.name, (k, v){slides.format('self.window')})"
     if spec.layout is None and spec.core is not None:
         run.append(f"keys, values = (k, v) if cache is None else {kept}")
@@ -165,7 +165,7 @@ def attention(
 
 
 def rope(draft: Draft, spec: Any) -> str:
-    """Write a layer's rotary tables, once for all layers that have the same; return their name."""
+    """Generate a layer's rotary tables, once for all layers with the same; return their variable."""
     its, g = spec.rope, draft.spec.geometry
     check_known(its)
     draft.copier.take_part("Rope")

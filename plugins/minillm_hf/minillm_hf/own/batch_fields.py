@@ -1,4 +1,4 @@
-"""Batch fields of plugins, written: the function that computes them, by their own ``on_batch``."""
+"""Code generation for plugins' batch fields: a function that computes them by their own ``on_batch``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minillm_hf.own.literals import Lines, plain, reference
 
 
 def batch_fields(draft: Draft) -> str:
-    """Write the function that computes plugins' batch fields; empty where none is read."""
+    """Generate the function that computes plugins' batch fields; empty where no part reads one."""
     wanted = {draft.declared[name] for name in draft.needed if name in draft.declared}
     if not wanted:
         return ""
@@ -50,7 +50,7 @@ def batch_fields(draft: Draft) -> str:
 
 
 def hook(draft: Draft, plugin: Any) -> tuple[Key, tuple[str, ...]]:
-    """Collect a plugin's ``on_batch`` as a class of its own, its options as constants."""
+    """Collect a plugin's ``on_batch`` as a standalone class, with its options as constants."""
     cls = type(plugin)
     taken, options, pending = {}, {}, ["on_batch"]
     while pending:

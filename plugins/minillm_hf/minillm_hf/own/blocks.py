@@ -1,4 +1,4 @@
-"""A layer's block, written: its sublayers, and the sums over sources between them."""
+"""Code generation for a layer's block: its sublayers, and the weighted sums (sites) between them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minillm_hf.own.literals import Lines, repr_of, variable
 
 
 def block(draft: Draft, layer: int, spec: Any) -> str:
-    """Write a block's class; return its construction. ``draft.calls`` has its call."""
+    """Generate a block's class; return the code that constructs it, and add its call to ``draft.calls``."""
     check_known(spec)
     reads, make, run = Reads(draft, "block"), Lines(), Lines()
     parts = {"Module"}
@@ -24,7 +24,7 @@ def block(draft: Draft, layer: int, spec: Any) -> str:
     named: list[Class] = []
 
     def norm(attribute: str, claim: Any) -> Callable[[str], str]:
-        """Write the norm before a sublayer; return what it makes of a variable."""
+        """Generate the norm before a sublayer; return a function from a variable to its normed code."""
         if isinstance(claim, Omitted):
             return lambda x: x
         if claim is None:
@@ -40,7 +40,7 @@ def block(draft: Draft, layer: int, spec: Any) -> str:
     given: dict[str, str] = {}
 
     def input_of(part: str, x: str, into: str) -> str:
-        """Write what a part is given; return the variable that holds it."""
+        """Generate the input of a sublayer or projection; return its variable."""
         if part not in apart:
             return x
         at = f'given["{part}"]'
@@ -113,7 +113,7 @@ def block(draft: Draft, layer: int, spec: Any) -> str:
     taps = [tapped[one] for one in spec.taps if one in tapped]
     streams = draft.handed_on[layer]
     run.append(f"return {', '.join(['x', *taps, *map(reads.local, streams)])}")
-    for part in sorted(parts):  # a set's order is another in each process
+    for part in sorted(parts):  # a set's order differs between processes
         draft.copier.take_part(part)
     names = [one.partition("=")[0] for one in arguments.split(", ")] if arguments else []
     text = (
@@ -150,9 +150,9 @@ def site(
     carry: str = "x",
     name: str = 'f"{self.name}.',
 ) -> str:
-    """Write a sum over sources of coefficient x source, into a variable; return its module's construction.
+    """Generate the sum of coefficient x source into a variable; return the code that constructs its module.
 
-    ``carry``: the variable with the stream there; ``name``: how the text of a path here begins.
+    ``carry``: the variable with the residual stream; ``name``: the prefix of cache names.
     """
     if spec is None:
         if sublayer is not None:

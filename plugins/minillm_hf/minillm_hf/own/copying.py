@@ -1,7 +1,7 @@
-"""Definitions copied out of modules, with all that they use; what cannot be copied is refused.
+"""Copying of definitions from modules, with everything that they use; unsupported code is refused.
 
-Everything is read as text: nothing is imported, and comments come along. Keywords of declarations that
-only say how an array is trained are left out.
+Modules are read as text: nothing is imported, and comments are kept. Keyword arguments of declarations
+that only affect training are removed.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from typing import Any
 FUTURE = "from __future__ import annotations\n"
 CORE = "minillm_core"
 DECLARED = {"Param", "State", "Linear"}
-"""Names of the core whose calls are cut down to shapes."""
+"""Declarations of the core whose calls are reduced to shapes."""
 TRAINING = {"axes", "init", "role", "lr_mul", "wd_mul", "rows", "share"}
-"""Their keywords that say how an array starts and is trained."""
+"""Their keywords for initialisation and training."""
 OF_TRAINING = {"terms", "statistics", "reads", "next_state", "folded"}
-"""Attributes of a module that a trained model does without."""
+"""Members of a module that inference does not need."""
 SYNONYMS = {"ModelShape": "Geometry"}
-"""Names of the core that are the same thing."""
+"""Name in the core -> the same class's name in the parts."""
 LIBRARIES = {"numpy", "mlx", "torch", "transformers"} | set(sys.stdlib_module_names)
-"""What a modeling file may import; a plugin's modules the first, and Python's own."""
+"""Packages that a modeling file may import; plugins' modules use NumPy and the standard library."""
 
 
 class CannotWriteError(Exception):
-    """A model of which no modeling file can be written: why, in words without a full stop."""
+    """The error for a model that no modeling file can express; its message has no full stop."""
 
 
 Key = tuple[str, str]  # module, name
@@ -44,7 +44,7 @@ Key = tuple[str, str]  # module, name
 
 @dataclass(frozen=True)
 class Import:
-    """An import of a library that copied text needs."""
+    """A library import that copied code needs."""
 
     module: str
     name: str | None  # None: the module itself
@@ -59,7 +59,7 @@ class Import:
 
 
 class Source:
-    """A module as text: its definitions at the top level, by name."""
+    """The source text of a module, with its top-level definitions by name."""
 
     def __init__(self, module: str, text: str) -> None:
         self.module, self.text = module, text
@@ -81,7 +81,7 @@ class Source:
             yield one
 
     def segment(self, statement: ast.stmt) -> str:
-        """Return a statement's lines, with decorators and the comments in it and right above."""
+        """Return a statement's source lines, with its decorators and the comments right above it."""
         decorators = getattr(statement, "decorator_list", [])
         first = min([statement.lineno, *(one.lineno for one in decorators)])
         indent = " " * statement.col_offset
@@ -109,17 +109,17 @@ def _bound(statement: ast.stmt) -> list[str]:
 
 @cache
 def part_source(module: str, path: Path) -> Source:
-    """Read the parts that both frameworks share, and a file of those of one."""
+    """Read the parts common to both frameworks, followed by the file of one framework's parts."""
     shared = path.with_name("parts_both.py").read_text()
     alone = path.read_text().replace("from __future__ import annotations\n", "", 1)
     return Source(module, f"{shared}\n\n{alone}")
 
 
 def source_of(module: str) -> Source:
-    """Read the source of a module that has been imported.
+    """Return the source of an imported module.
 
     Raises:
-        CannotWriteError: there is none.
+        CannotWriteError: its source is unavailable.
     """
     try:
         return Source(module, inspect.getsource(sys.modules[module]))
@@ -128,12 +128,12 @@ def source_of(module: str) -> Source:
 
 
 class Copier:
-    """Collects definitions with all that they use, and writes them in an order that works.
+    """A collector of definitions and their dependencies, which writes them in dependency order.
 
     Args:
-        parts: what takes the place of the core's names, and is copied too.
-        given: names that the file defines itself.
-        unknown: attributes that have a meaning in the core's modules, and none in the parts.
+        parts: definitions that replace the core's; they are copied too.
+        given: names that the generated file defines itself.
+        unknown: attributes with a meaning in the core's modules, and none in the parts.
     """
 
     def __init__(
@@ -141,16 +141,16 @@ class Copier:
     ) -> None:
         self.parts, self.given, self.unknown = parts, frozenset(given), frozenset(unknown)
         self.sources = {parts.module: parts}
-        self.texts: dict[Key, str] = {}  # in order
-        self.uses: dict[Key, dict[str, Key]] = {}  # the names in a text -> what they are
+        self.texts: dict[Key, str] = {}  # in dependency order
+        self.uses: dict[Key, dict[str, Key]] = {}  # global names in a text -> their definitions
         self.imports: dict[str, Import] = {}
         self.ops: set[str] = set()
 
     def take(self, module: str, name: str) -> Key:
-        """Collect a definition at a module's top level; return what to call it by later.
+        """Collect a module's top-level definition with its dependencies; return its key.
 
         Raises:
-            CannotWriteError: it, or something that it uses, cannot be copied.
+            CannotWriteError: it, or a dependency, cannot be copied.
         """
         key = (module, name)
         if key in self.uses:
@@ -173,13 +173,13 @@ class Copier:
         return self.add(module, name, text)
 
     def add(self, module: str, name: str, text: str) -> Key:
-        """Collect a text, which defines ``name``, as if it stood in a module."""
+        """Collect a text that defines ``name`` as if it were part of a module; return its key."""
         key = (module, name)
         if module != self.parts.module:
             self._check_attributes(text, f"{module}:{name}")
             text = _without_training(text, self._declaring(module))
         elif name == "Ops":
-            self.texts[key], self.uses[key] = text, {}  # chosen from at the end
+            self.texts[key], self.uses[key] = text, {}  # finish_ops reduces it
             return key
         self.uses[key] = used = {}
         running = _globals(text)
@@ -197,15 +197,15 @@ class Copier:
         return name
 
     def need(self, name: str) -> None:
-        """Collect what generated text uses, under the name that it has among the parts."""
+        """Collect a name that generated text uses, resolved in the parts."""
         self._find(self.parts.module, name, optional=False)
 
     def note_ops(self, text: str) -> None:
-        """Note the array functions that generated text calls."""
+        """Record the array functions that generated text calls."""
         self._note_ops(text, "the model")
 
     def _check_attributes(self, text: str, where: str) -> None:
-        """Refuse a class that sets an attribute whose meaning is not known here."""
+        """Refuse a class that sets one of the ``unknown`` attributes."""
         for node in ast.walk(ast.parse(text)):
             found = set[str]()
             if isinstance(node, ast.ClassDef):
@@ -218,7 +218,7 @@ class Copier:
                 )
 
     def _declaring(self, module: str) -> dict[str, str]:
-        """Map names in a module to the core's declarations that they are."""
+        """Map names in a module to the core's declarations (``DECLARED``) that they import."""
         found = {}
         source = self.sources.get(module) or source_of(module)
         for bound, statement in source.top.items():
@@ -229,9 +229,9 @@ class Copier:
         return found
 
     def _find(self, module: str, name: str, *, optional: bool) -> Key | None:
-        """Find what a name in a module is, and collect it; None: it needs nothing.
+        """Resolve a name in a module and collect its definition or import; None: no definition to copy.
 
-        ``optional``: it stands in annotations alone, which are not evaluated.
+        ``optional``: the name occurs only in annotations, which are not evaluated.
         """
         if module not in self.sources:
             self.sources[module] = source_of(module)
@@ -292,7 +292,7 @@ class Copier:
             )
 
     def _note_ops(self, text: str, where: str) -> None:
-        """Note which array functions a text calls; all of them where ``ops`` is handed on."""
+        """Record the array functions that a text calls; all of them where it passes ``ops`` on."""
         known, tree = self._known_ops(), ast.parse(text)
         for node in ast.walk(tree):
             if (
@@ -334,7 +334,7 @@ class Copier:
         return {name for statement in ops.body for name in _bound(statement)}
 
     def names(self) -> dict[Key, str]:
-        """Give each collected definition a name; where two have the same, their modules' names are part of it."""
+        """Return a name for each collected definition, prefixed with its module's where names clash."""
         count, named = Counter(name for _, name in self.uses), {}
         for module, name in self.uses:
             own = module == self.parts.module
@@ -345,7 +345,7 @@ class Copier:
         return named
 
     def written(self, keys: Iterable[Key]) -> str:
-        """Write what was collected of these, in an order that works, under its names."""
+        """Return the source of the collected definitions ``keys``, in dependency order, renamed."""
         named, wanted = self.names(), set(keys)
         blocks = [
             _renamed(
@@ -361,7 +361,7 @@ class Copier:
         return text
 
     def finish_ops(self) -> None:
-        """Cut the array functions down to those that are called, and collect what those use."""
+        """Reduce ``Ops`` to the array functions that are called, and collect their dependencies."""
         key = self.take(self.parts.module, "Ops")
         source = self.sources[self.parts.module]
         statement = source.top["Ops"]
@@ -382,7 +382,7 @@ class Copier:
 
 
 def _spaced(members: list[str]) -> str:
-    """Join a class's members: functions with an empty line between them."""
+    """Join a class's members, with an empty line around functions."""
     text = ""
     for before, one in zip(["", *members], members, strict=False):
         long = "\n" in one or "\n" in before or before.strip().startswith('"""')
@@ -405,7 +405,7 @@ def _is_self(node: ast.AST) -> bool:
 
 
 def _prefixed(module: str, name: str) -> str:
-    """Put a module's last name before a name, in its own style."""
+    """Prefix a name with the last part of its module's name, in the same case."""
     last = module.rpartition(".")[2].strip("_")
     if name.isupper():
         return f"{last.upper()}_{name}"
@@ -415,7 +415,7 @@ def _prefixed(module: str, name: str) -> str:
 
 
 class _Bare(ast.NodeTransformer):
-    """Takes annotations away."""
+    """A transformer that removes annotations."""
 
     def visit_arg(self, node: ast.arg) -> ast.arg:
         node.annotation = None
@@ -434,7 +434,7 @@ class _Bare(ast.NodeTransformer):
 
 @cache
 def _globals(text: str) -> frozenset[str]:
-    """List the names that a text looks up outside of itself when it runs."""
+    """Return the global names that a text reads at run time and does not define."""
     bare = ast.unparse(ast.fix_missing_locations(_Bare().visit(ast.parse(text))))
     found: set[str] = set()
 
@@ -455,7 +455,7 @@ def _globals(text: str) -> frozenset[str]:
 
 @cache
 def _annotated(text: str) -> frozenset[str]:
-    """List the names in annotations."""
+    """Return the names in a text's annotations."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(text)):
         notes = [getattr(node, "annotation", None), getattr(node, "returns", None)]
@@ -465,7 +465,7 @@ def _annotated(text: str) -> frozenset[str]:
 
 
 class Replacing:
-    """Replaces parts of a text that are nodes of its tree."""
+    """Edits of a text, addressed by nodes of its syntax tree."""
 
     def __init__(self, text: str) -> None:
         self.text = text.encode()
@@ -476,15 +476,15 @@ class Replacing:
         self.starts, self.edits = starts, []
 
     def put(self, node: Any, new: str) -> None:
-        """Put a text in the place of a node."""
+        """Replace a node by a text."""
         self.edits.append((self._first(node), self._last(node), new))
 
     def put_between(self, node: Any, following: Any, new: str) -> None:
-        """Put a text in the place of a node and of all up to the following one."""
+        """Replace everything from a node up to the following one by a text."""
         self.edits.append((self._first(node), self._first(following), new))
 
     def put_after(self, before: Any, first: Any, last: Any) -> None:
-        """Take away what stands from behind a node, or from another, to the end of the last."""
+        """Delete from the end of ``before`` (None: the start of ``first``) to the end of ``last``."""
         start = self._first(first) if before is None else self._last(before)
         self.edits.append((start, self._last(last), ""))
 
@@ -495,11 +495,11 @@ class Replacing:
         return self.starts[node.end_lineno - 1] + node.end_col_offset
 
     def put_lines(self, first: int, last: int, new: str) -> None:
-        """Put a text in the place of whole lines, the last one included."""
+        """Replace whole lines by a text, from ``first`` to ``last`` inclusive."""
         self.edits.append((self.starts[first - 1], self.starts[last], new))
 
     def done(self) -> str:
-        """Return the text with everything replaced."""
+        """Return the text with all edits applied."""
         text = self.text
         for first, last, new in sorted(self.edits, reverse=True):
             text = text[:first] + new.encode() + text[last:]
@@ -507,7 +507,7 @@ class Replacing:
 
 
 def _without_training(text: str, declaring: Mapping[str, str]) -> str:
-    """Leave out what only training needs: keywords of declarations, members of modules, notes of linters."""
+    """Remove what only training needs (keywords of declarations, members of modules), and linter comments."""
     tree, edits = ast.parse(text), Replacing(text)
     for node in ast.walk(tree):
         called = (
@@ -533,7 +533,7 @@ def _without_training(text: str, declaring: Mapping[str, str]) -> str:
 
 
 def _renamed(text: str, names: Mapping[str, str], key: Key, own: str) -> str:
-    """Put other names in the place of those that a text uses, and of its own."""
+    """Rename the names that a text uses, and the one that it defines."""
     changed = {old: new for old, new in names.items() if old != new}
     if own != key[1]:
         changed[key[1]] = own
@@ -554,6 +554,6 @@ def _renamed(text: str, names: Mapping[str, str], key: Key, own: str) -> str:
 
 
 def identifier(text: str) -> str:
-    """Make a name of a text."""
+    """Convert a text to a valid identifier."""
     name = re.sub(r"\W", "_", text)
     return f"{name}_" if keyword.iskeyword(name) or not name.isidentifier() else name

@@ -1,4 +1,4 @@
-"""The decoder, written: from ids over the layers to the logits."""
+"""Code generation for the decoder: from token ids through the layers to the logits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from minillm_hf.own.known import check_known
 from minillm_hf.own.literals import Lines, path_to, repr_of, variable
 
 AT_HAND = ("ids", "documents", "positions")
-"""Batch fields that are known where a text is continued."""
+"""Batch fields that are available during generation."""
 
 
 def decoder(draft: Draft) -> str:
-    """Write the class ``Decoder``; the classes of its layers are the draft's."""
+    """Generate the class ``Decoder``; the classes of its layers are added to the draft."""
     spec, g = draft.spec, draft.spec.geometry
     make, draft.calls = Lines(), Lines()
     take = draft.copier.take_part
@@ -95,7 +95,7 @@ def decoder(draft: Draft) -> str:
 
 
 def layers(draft: Draft) -> list[str]:
-    """Write the layers and their calls, of those that run several times in a loop; return their constructions."""
+    """Generate the layers and their calls, with a loop for repeated ones; return their constructions."""
     made, loop = [], draft.spec.loop
     looped = range(loop.first, loop.last + 1) if loop else range(0)
     for layer, one in enumerate(draft.spec.blocks):
@@ -114,7 +114,7 @@ def layers(draft: Draft) -> list[str]:
 
 
 def logits(draft: Draft) -> Lines:
-    """Write what follows the head: x (..., C) -> float32 (..., V)."""
+    """Generate the body of ``logits``, the head and what follows: x (..., C) -> float32 (..., V)."""
     form = draft.spec.loss.form
     check_known(form)
     product = "self.head(x)" if not draft.spec.tied else "self.embedding.as_linear(x)"
@@ -135,7 +135,7 @@ def logits(draft: Draft) -> Lines:
 
 
 def products(draft: Draft) -> Iterator[str]:
-    """Write what takes the place of products of leaves, where it is not folded into them."""
+    """Yield the code of modules that replace a linear layer's product and do not fold into its weight."""
     for leaf, node in draft.spec.linears:
         if hasattr(node.make(draft.spec.geometry), "folded"):
             continue
@@ -145,7 +145,7 @@ def products(draft: Draft) -> Iterator[str]:
 
 
 def fields(draft: Draft) -> Iterator[str]:
-    """Write the batch fields that parts read, and check that all that they read is known."""
+    """Yield the code of the batch fields that parts read; refuse inputs unavailable in generation."""
     taps = {f"layers.{i}.{tap}" for i, b in enumerate(draft.spec.blocks) for tap in b.taps}
     taps |= {name for names in draft.handed_on for name in names}
     for name in draft.needed:

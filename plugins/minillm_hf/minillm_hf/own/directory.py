@@ -32,10 +32,10 @@ from minillm_hf.write import SHARD_BYTES, write_directory
 
 
 class OwnDirectory(DirectoryFormat):
-    """Directories that bring the code of their model; they are written, and not read."""
+    """Directories with their own modeling files; they can be written, but not read."""
 
     def recognises(self, path: Path) -> bool:
-        """Return False: a run starts from its own folder, and no code of a directory is run here."""
+        """Return False: a run starts from its own folder, and a directory's code is never run."""
         return False
 
     def read(self, path: Path) -> ModelDirectory:
@@ -47,7 +47,7 @@ class OwnDirectory(DirectoryFormat):
         )
 
     def check(self, plan: Plan) -> None:
-        """Check that all that a plan's model computes can be written out, by writing it."""
+        """Check that a plan's model can be written, by generating its modeling files."""
         _written(plan, {})
 
     def write(
@@ -75,7 +75,7 @@ class OwnDirectory(DirectoryFormat):
         return parameters
 
     def loading(self, folder: str) -> Mapping[str, str]:
-        """Say how Transformers and mlx-lm load it."""
+        """Return how Transformers and mlx-lm load the folder."""
         quoted, given = shlex.quote(folder), json.dumps(folder)
         return {
             "transformers": f"AutoModelForCausalLM.from_pretrained({given}, trust_remote_code=True)",
@@ -84,14 +84,14 @@ class OwnDirectory(DirectoryFormat):
 
 
 def modeling_files(plan: Plan, specials: Mapping[str, int] | None = None) -> dict[str, str]:
-    """Write a plan's modeling files: name -> text.
+    """Generate a plan's modeling files: name -> text.
 
     Args:
         plan: the plan.
-        specials: ids of the special tokens that its plugins ask for, by name.
+        specials: ids of the special tokens that its plugins declare, by name.
 
     Raises:
-        PlanError: a slot or a plugin that cannot be written out, and why.
+        PlanError: a slot or a plugin cannot be written; contains the reason.
     """
     return {name: finished(text, MODEL) for name, text in _written(plan, specials or {}).items()}
 
@@ -115,10 +115,10 @@ def _written(plan: Plan, specials: Mapping[str, int]) -> dict[str, str]:
 
 
 def _check_batches(plan: Plan) -> None:
-    """Refuse a plugin that changes what a model is shown where a text is continued.
+    """Check that no plugin's ``on_batch`` changes the model's inputs during generation.
 
     Raises:
-        CannotWriteError: there is one.
+        CannotWriteError: one does.
     """
     if (hook := batch_hook(plan)) is None:
         return
@@ -137,10 +137,10 @@ def _check_batches(plan: Plan) -> None:
 
 
 def tensors_of(model: TrainedModel) -> dict[str, np.ndarray]:
-    """Name a run's arrays as they are in the directory: what only training reads is left out.
+    """Return a run's arrays by their names in the directory, without those that only training reads.
 
-    Products of plugins that fold (LoRA) are in the weights. Of a sublayer that is written as another
-    class (fp8_mlp) the state is left out.
+    Foldable products of plugins (LoRA) are merged into the weights. State of a sublayer that is written
+    as another class (fp8_mlp) is left out.
     """
     arrays, folded = model.arrays, products(model.plan)
     plainer = tuple(
@@ -166,7 +166,7 @@ def tensors_of(model: TrainedModel) -> dict[str, np.ndarray]:
 
 
 def _config(model: TrainedModel, dtype: str) -> dict[str, Any]:
-    """Make config.json."""
+    """Build config.json."""
     plan, tokenizer = model.plan, model.tokenizer
     boundary, module = tokenizer.end_of_text if tokenizer else None, Path(TRANSFORMERS).stem
     return {

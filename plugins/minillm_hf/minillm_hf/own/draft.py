@@ -1,4 +1,4 @@
-"""A modeling file under way: the plan, what is copied so far, and how nodes are made and called in it."""
+"""A modeling file being generated: copied definitions, classes, and the construction and calls of nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from minillm_hf.own.literals import RESERVED, located, plain, reference, variabl
 
 @dataclass(eq=False)
 class Class:
-    """A class that is written: its text without a name, and the layers that have it."""
+    """A generated class: its text with a placeholder for the name, and the layers that use it."""
 
     kind: str
     text: str
@@ -26,7 +26,7 @@ class Class:
 
 
 class Draft:
-    """The modeling file of a plan's model, while it is written.
+    """A modeling file of a plan's model while it is generated.
 
     Args:
         plan: the plan.
@@ -47,28 +47,28 @@ class Draft:
         self.aliases = dict(plan.spec.taps)
         self.products = {leaf: node for leaf, node in plan.spec.linears if node.external}
         self.handed_on = handed_on(plan.spec)
-        self.cache = "cache"  # the variable with the columns of the layer that is written
+        self.cache = "cache"  # the variable with the KV cache of the layer being generated
         self.declared = {name: owner for name, owner, _ in plan.batch_fields}
         self.classes: list[Class] = []
         self.ropes: list[str] = []
-        self.needed: dict[str, None] = {}  # what the decoder computes for its layers
+        self.needed: dict[str, None] = {}  # arrays that the decoder computes for its layers
         self.calls: list[str] = []  # of the layers, in the decoder
 
     # ---- classes
 
     def class_text(self, one: Class) -> str:
-        """Return a class's text, with its name and its layers."""
+        """Return a class's text with its name and its layers filled in."""
         where = located(one.layers)
         text = one.text.replace("@NAME@", self.class_name(one)).replace("@LAYERS@", where)
         return text.replace("@Layers@", where[0].upper() + where[1:])
 
     def class_name(self, one: Class) -> str:
-        """Return its name, with a number where there are several of its kind."""
+        """Return a class's name, numbered where several are of its kind."""
         alike = [other for other in self.classes if other.kind == one.kind]
         return one.kind if len(alike) == 1 else f"{one.kind}{alike.index(one) + 1}"
 
     def class_of(self, kind: str, text: str, layer: int) -> Class:
-        """Return a layer's class of this text, which others may have too."""
+        """Return the class with this text, which layers with equal code share; add ``layer`` to it."""
         found = next((o for o in self.classes if (o.kind, o.text) == (kind, text)), None)
         if found is None:
             self.classes.append(found := Class(kind, text))
@@ -78,7 +78,7 @@ class Draft:
     # ---- nodes
 
     def made(self, node: Node) -> str:
-        """Write the construction of a node."""
+        """Return the code that constructs a node."""
         if not isinstance(node, Node):
             raise CannotWriteError(f"a {type(node).__name__} stands where a part is expected")
         node = written(node)
@@ -104,7 +104,7 @@ class Draft:
         name: str,
         shape: str = "x.shape[:2]",
     ) -> str:
-        """Write the call of a node on its arguments."""
+        """Return the code that calls a node on its arguments."""
         outline = self.outline(node)
         emits = bool(outline.terms or outline.statistics)
         if keeps := outline.keeps:
@@ -124,30 +124,30 @@ class Draft:
         return f"{at}({given})" + "[0]" * emits
 
     def outline(self, node: Node) -> Any:
-        """Make a node by itself, to ask what it emits and keeps."""
+        """Construct a node alone, to inspect what it emits and keeps."""
         return written(node).make(self.spec.geometry)
 
     def number(self, setting: Setting) -> str:
-        """Write a constant, or a schedule's value at the end of the run."""
+        """Return the code of a constant, or of a schedule's final value."""
         number = setting.constant if setting.value is None else self.values[setting.value]
         return repr(number)
 
     def value(self, name: str) -> str | None:
-        """Write a schedule's value at the end of the run; None: it is none."""
+        """Return the code of a schedule's final value; None: ``name`` is no schedule."""
         if name not in self.values:
             return None
         number = self.values[name]
         return repr(number) if isinstance(number, int) else f"ops.scalar({number!r})"
 
     def read(self, name: str) -> str:
-        """Name what a part reads in the decoder's own function, which is to compute it."""
+        """Return the decoder's code of an input of a part; the decoder then computes it."""
         if (value := self.value(name)) is not None:
             return value
         self.needed[name] = None
         return variable(self.aliases.get(name, name))
 
     def function(self, function: Any, first: str) -> str:
-        """Write the call of a plugin's function on what it changes."""
+        """Return the code that calls a plugin's function, with ``first`` as its first argument."""
         owner, named, arguments = function
         key = self.copier.take(*named.split(":"))
         more = "".join(
@@ -158,25 +158,25 @@ class Draft:
 
 
 class Reads:
-    """What a class reads besides x, by the names of its function's arguments."""
+    """The inputs of a generated class besides x, with their variables in its ``forward``."""
 
     def __init__(self, draft: Draft, kind: str) -> None:
         self.draft, self.kind = draft, kind
         self.locals: dict[str, str] = {}
-        self.made: dict[str, str] = {}  # streams that are computed here -> their variables
+        self.made: dict[str, str] = {}  # streams that the class computes -> their variables
 
     @property
     def names(self) -> list[str]:
-        """What is read, in the order of the arguments."""
+        """The inputs, in the order of the arguments."""
         return list(self.locals)
 
     @property
     def parameters(self) -> str:
-        """The arguments, behind others."""
+        """The code of the parameters, to follow others."""
         return "".join(f", {one}" for one in self.locals.values())
 
     def local(self, name: str) -> str:
-        """Name something that is read; a schedule's value is a constant."""
+        """Return the variable of an input; a schedule's final value is a constant."""
         if (value := self.draft.value(name)) is not None:
             return value.replace("ops.", "self.ops.")
         if name in self.made:
@@ -186,7 +186,7 @@ class Reads:
         return self.locals[name]
 
     def make(self, name: str) -> str:
-        """Name the variable of a stream that is computed here."""
+        """Return a variable for a stream that the class computes."""
         self.made[name] = made = self._variable(name)
         return made
 
@@ -202,10 +202,10 @@ class Reads:
 
 
 def written(node: Node) -> Node:
-    """Return the node that a file has: of the class that its own names as ``written_as``, if it does.
+    """Return the node to generate: of the class that its own names as ``written_as``, if any.
 
-    That computes the same from the same parameters and has no state, where a sublayer is trained by
-    kernels that no file can have.
+    That class computes the same from the same parameters, without state; it replaces a sublayer whose
+    training kernels no modeling file can contain.
     """
     plainer = getattr(node.cls or resolved(node.reference), "written_as", None)
     if plainer is None:
@@ -214,13 +214,13 @@ def written(node: Node) -> Node:
 
 
 def resolved(named: str) -> type:
-    """Find the class of a reference, ``module:name``."""
+    """Return the class of a reference, ``module:name``."""
     module, _, name = named.partition(":")
     return getattr(sys.modules[module], name)
 
 
 def handed_on(spec: Any) -> list[tuple[str, ...]]:
-    """List, by layer, the streams computed in it that later parts of the model read."""
+    """Return, for each layer, the streams computed in it that later parts of the model read."""
     found: list[tuple[str, ...]] = []
     later = {*spec.final.inputs} if spec.final is not None else set()
     later |= {*getattr(spec.final_norm, "inputs", ())}
@@ -234,11 +234,11 @@ def handed_on(spec: Any) -> list[tuple[str, ...]]:
 
 @cache
 def looks_back(cls: type) -> bool:
-    """Return whether a module may read earlier columns than those that it computes."""
+    """Return whether a module may read columns before those that it computes (``lookback``)."""
     own = (one for one in cls.__mro__ if issubclass(one, Module) and not of_core(one.__module__))
     return any("lookback" in inspect.getsource(one) for one in own)
 
 
 def of_core(module: str) -> bool:
-    """Return whether a module is of the core."""
+    """Return whether a module belongs to the core."""
     return module.partition(".")[0] == CORE

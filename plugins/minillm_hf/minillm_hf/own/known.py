@@ -1,7 +1,7 @@
-"""What the writer of modeling files knows: fields of a model's specification, attributes of a module.
+"""The fields of a model's specification and the attributes of modules that modeling files support.
 
-Whatever is not listed is refused by its name where it is filled: a slot that is added to the core stands
-in no file until it is written (attention, blocks, decoder) and listed here.
+Unlisted ones are refused by name where they are set: a slot that is added to the core needs code
+generation (attention, blocks, decoder) and an entry here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from minillm_hf.own.copying import CannotWriteError
 
 
 def names(text: str) -> frozenset[str]:
-    """Return the words of a text."""
+    """Split a text into a set of words."""
     return frozenset(text.split())
 
 
@@ -33,20 +33,20 @@ KNOWN: Mapping[str, frozenset[str]] = {
     "SiteSpec": names("name terms computed"),
     "ModelShape": names("layers dim heads kv_heads head_dim hidden vocab positions layer norm_eps"),
     "LossForm": names("cap scale smoothing z"),
-    # what follows the logits is training's alone
+    # everything after the logits is only for training
     "LossSpec": names("form form_owners targets terms rows weights gather"),
 }
-"""Specification -> the fields of it that are written, or belong to training."""
+"""Specification -> its fields that are written, or that only training reads."""
 
 KNOWN_ATTRIBUTES = names(
     "ops framework leaf reads keeps recurrent terms statistics lookback path owner bound "
     "forward next_state rope stretch joins enter leave"
 )
-"""What a module or a layout may set or override."""
+"""Attributes that a module or a layout may set or override."""
 
 
 def attributes() -> frozenset[str]:
-    """List the attributes that mean something in every module of the core, or in a layout."""
+    """Return the public attributes of the core's base classes of modules and layouts."""
     named = (
         name
         for base in (Module, Layout)
@@ -56,10 +56,10 @@ def attributes() -> frozenset[str]:
 
 
 def check_known(spec: Any) -> None:
-    """Refuse a field of a specification that is not written here, where it is filled.
+    """Check that every field of a specification is supported or has its default.
 
     Raises:
-        CannotWriteError: there is one.
+        CannotWriteError: a field is set and not supported.
     """
     kind = type(spec).__name__
     if kind not in KNOWN:

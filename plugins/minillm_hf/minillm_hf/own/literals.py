@@ -1,4 +1,4 @@
-"""Texts of a modeling file: headings, names, literals; nothing here knows a plan."""
+"""Text of a modeling file: headings, names, literals; independent of any plan."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ RESERVED = names(
     "carry cache start every fields positions self at_in at_mid at_q at_k at_v at_y mask distance "
     "q_in k_in v_in given turn columns"
 )
-"""Names of variables in what is written."""
+"""Local variables of the generated code."""
 
 
 def banner(title: str) -> str:
-    """Write a heading of a file."""
+    """Return a section heading."""
     return f"# {'-' * 10} {title} {'-' * (84 - len(title))}\n\n\n"
 
 
 class Lines(list[str]):
-    """Lines of a function's body."""
+    """The lines of a function's body."""
 
     def block(self, indent: int) -> str:
-        """Join them, indented."""
+        """Join the lines, indented."""
         return "\n".join(" " * indent + line if line else "" for line in self)
 
 
 def reference(key: Key) -> str:
-    """Stand for the name of a copied definition, which is settled at the end."""
+    """Return the placeholder of a copied definition's name, which is resolved at the end."""
     return f"@{key[0]}:{key[1]}@"
 
 
 def located(layers: Sequence[int]) -> str:
-    """Write layers: ``layer 3``, ``layers 0 to 4, 7``."""
+    """Format layer numbers: ``layer 3``, ``layers 0 to 4, 7``."""
     runs: list[list[int]] = []
     for layer in layers:
         if runs and runs[-1][-1] == layer - 1:
@@ -50,12 +50,12 @@ def located(layers: Sequence[int]) -> str:
 
 
 def repr_of(text: str) -> str:
-    """Write a text as a literal, in double quotes."""
+    """Return a text as a literal in double quotes."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 def variable(name: str) -> str:
-    """Name a batch field, stream or tap in the decoder."""
+    """Return the decoder's variable of a batch field, stream or tap."""
     if name == "positions":
         return "positions_of_rows"
     if name == "ids":
@@ -65,12 +65,12 @@ def variable(name: str) -> str:
 
 
 def given_as(arguments: Mapping[str, str]) -> str:
-    """Write arguments of a call by their names."""
+    """Format the keyword arguments of a call."""
     return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
 def path_to(leaf: str) -> str:
-    """Write the attribute that a path leads to."""
+    """Return the attribute expression of a module's path."""
     inside = ("qk", "shift", "v_terms", "out", "embed", "streams", "coefficients")
     text, before = "", ""
     for part in leaf.split("."):
@@ -83,7 +83,7 @@ def path_to(leaf: str) -> str:
 
 
 def plain(value: Any, owner: str) -> Any:
-    """Return a value that can be written as a literal.
+    """Check that a value can be written as a literal, and return it.
 
     Raises:
         CannotWriteError: it cannot.

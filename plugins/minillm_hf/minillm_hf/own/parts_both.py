@@ -1,9 +1,9 @@
 # pyright: reportUndefinedVariable=false
 # ruff: noqa: F821
-"""Parts of modeling files that are the same on both frameworks.
+"""Parts of modeling files that are the same for both frameworks.
 
-Never imported: it is read as text before parts_torch.py or parts_mlx.py, which have what it lacks
-(``Module``, ``Buffer``).
+Never imported: it is read as text before parts_torch.py or parts_mlx.py, which define the names that it
+lacks (``Module``, ``Buffer``).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ EVERYTHING = sys.maxsize  # the lookback of a part that needs every earlier colu
 
 
 class Param:
-    """A trained array, as a module declares it."""
+    """A trainable array, as a module declares it."""
 
     def __init__(self, shape):
         self.shape = tuple(shape)
 
 
 class State:
-    """An array that training wrote beside the gradient."""
+    """A non-trainable array, which training updated without a gradient."""
 
     def __init__(self, shape):
         self.shape = tuple(shape)
@@ -38,7 +38,7 @@ class Linear(nn.Linear):
 
 
 class ReplacedLinear(Module):
-    """A linear layer whose product is another part's: ``product(x, weight)``, and what it reads."""
+    """A linear layer whose product another part computes: ``product(x, weight, *more)``."""
 
     def __init__(self, in_features, out_features, product):
         super().__init__()
@@ -86,7 +86,7 @@ class Learned(Module):
 
 
 class Site(Module):
-    """A sum of sources: what is computed for it, and its coefficients by source."""
+    """A weighted sum of sources: modules that compute sources, and coefficients by source."""
 
     def __init__(self, computed=None, /, **coefficients):
         super().__init__()
@@ -122,12 +122,12 @@ class Rope(Module):
 
 
 def llama_frequencies(head_dim, base):
-    """base^(-2i/D), radians a position, float64 (D/2,)."""
+    """Return base^(-2i/D), radians per position, float64 (D/2,)."""
     return base ** (-np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
 
 
 class Call(NamedTuple):
-    """The arguments of attention; a layout turns one call into another."""
+    """The arguments of attention; a layout maps one call to another."""
 
     q: Any  # (B, T, H, D)
     k: Any  # (B, T, K, D)
@@ -139,16 +139,16 @@ class Call(NamedTuple):
 
 
 class Layout(Module):
-    """Another arrangement of heads and positions."""
+    """A rearrangement of heads and positions around attention."""
 
     rope = "before"
     stretch = 1
 
 
 def look_back(node, cache, name, *given, shape, emits=False):
-    """Run a part that reads columns before those given; return its result for those given.
+    """Run a part that also reads earlier columns; return its result for the given columns.
 
-    ``shape``: (B, T); arrays that begin with it are columns.
+    ``shape``: (B, T); arrays with this leading shape are columns.
     """
     if cache is None or not node.lookback:
         result = node(*given)
@@ -166,21 +166,21 @@ def look_back(node, cache, name, *given, shape, emits=False):
 
 
 def random_stream(name: str = "") -> np.random.Generator:
-    """Make random numbers: a model is read in phases that draw none."""
+    """Raise: inference draws no random numbers."""
     raise RuntimeError("random numbers are drawn in training alone")
 
 
 class PlanError(ValueError):
-    """A part that cannot be of these sizes."""
+    """The error of a part that does not support the model's sizes."""
 
     def __init__(self, what, *, where=None, fix=None):
         super().__init__(what)
 
 
 def keeping(node, cache, name, given, *, kept, states=()):
-    """Run a part that keeps arrays of all columns: ``kept`` are the places of its arguments for them.
+    """Run a part that keeps arrays of all columns, passed at the places ``kept`` of its arguments.
 
-    ``states``: which of them, by number, are a state, of which the last alone is kept.
+    ``states``: indices into ``kept`` of recurrent states, of which only the last is kept.
     """
     given, earlier = list(given), None if cache is None else cache.at(name)
     for index, place in enumerate(kept):
@@ -195,7 +195,7 @@ def keeping(node, cache, name, given, *, kept, states=()):
 
 
 class Turn:
-    """The columns of layers that run several times, in one of their turns: under names of its own."""
+    """The cache of one turn of layers that run several times, under names of its own."""
 
     def __init__(self, cache, number):
         self.cache, self.end = cache, f"@{number}"
@@ -208,7 +208,7 @@ class Turn:
 
 
 def visible(ops, queries, keys, window, documents):
-    """Return which key each query sees, bool (T, S) or (B, 1, T, S), and how far it is back, int32 (T, S).
+    """Return which keys each query sees, bool (T, S) or (B, 1, T, S), and their distance, int32 (T, S).
 
     The queries are the last T of the S positions.
     """

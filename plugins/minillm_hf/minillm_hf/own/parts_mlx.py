@@ -1,9 +1,9 @@
 # pyright: reportUndefinedVariable=false
 # ruff: noqa: F821
-"""What a modeling file for mlx-lm is made of, besides the model: whole definitions are copied from here.
+"""Parts of modeling files for mlx-lm, besides the model: whole definitions are copied from here.
 
-Nothing imports this file: ``copying.py`` reads it as text behind parts_both.py, and takes what a model uses. Names and
-arguments are those of ``minillm_core``, so that a plugin's modules work on either.
+Never imported: ``copying.py`` reads it as text after parts_both.py, and copies the parts that a model uses.
+Names and arguments are those of ``minillm_core``, so that a plugin's modules work with either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 SIZES: dict[str, Any] = {}
 GEOMETRY: Any = None
 Decoder: Any = None
-# these three are written for each model, in their places
+# placeholders: these three are generated for each model
 
 
 class Ops:
@@ -224,8 +224,8 @@ def turned(x, cos, sin):
     return mx.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-# The sizes of the model, and a place in it. mlx-lm loads this file without a name in sys.modules, which
-# @dataclass would look up.
+# The sizes of the model, and the index of a layer. mlx-lm loads this file without an entry in
+# sys.modules, which @dataclass needs.
 Geometry = make_dataclass(
     "Geometry",
     [
@@ -236,7 +236,7 @@ Geometry = make_dataclass(
         ("head_dim", int),  # D
         ("hidden", int),
         ("vocab", int),  # V
-        ("positions", int),  # of the longest row
+        ("positions", int),  # in the longest row
         ("norm_eps", float),
         ("layer", int, None),
     ],
@@ -245,14 +245,14 @@ Geometry = make_dataclass(
 
 
 class Buffer:
-    """A constant array, float32; made by a function."""
+    """A constant float32 array, built by a function."""
 
     def __init__(self, shape, fn: Callable[[], np.ndarray]):
         self.fn = fn
 
 
 class Module(nn.Module):
-    """The base of all parts: what they declare becomes MLX's."""
+    """The base class of all parts: declared arrays become MLX's."""
 
     ops = Ops()
     lookback = 0
@@ -270,7 +270,7 @@ class Module(nn.Module):
         elif isinstance(value, (list, tuple, dict)) and not isinstance(value, nn.Module):
             items = value.values() if isinstance(value, dict) else value
             if not any(isinstance(one, nn.Module) for one in items):
-                object.__setattr__(self, name, value)  # else MLX takes it for parameters
+                object.__setattr__(self, name, value)  # else MLX would treat it as parameters
                 return
         super().__setattr__(name, value)
 
@@ -283,18 +283,18 @@ class Embedding(nn.Embedding):
 
 
 class Columns:
-    """The columns so far, kept for generation: keys and values, and what parts look back on."""
+    """The KV cache: keys and values of earlier columns, and columns that other parts read again."""
 
     def __init__(self):
         self.columns = 0
         self.kept = {}
 
     def at(self, name):
-        """Return what is kept under a name; None: nothing yet."""
+        """Return the arrays kept under a name; None: nothing yet."""
         return self.kept.get(name)
 
     def extend(self, name, arrays, keep=EVERYTHING):
-        """Return arrays (B, T, ...) behind the columns kept of them; keep the last ``keep``."""
+        """Append arrays (B, T, ...) to the columns kept under a name; return all, keep the last ``keep``."""
         earlier = self.kept.get(name, [None] * len(arrays))
         together = [
             new if old is None or new is None else mx.concatenate([old, new], axis=1)
@@ -324,11 +324,11 @@ class Columns:
         return not self.columns
 
     def is_trimmable(self):
-        return False  # parts look back on columns that would be gone
+        return False  # parts read columns again that would be gone
 
 
 class ModelArgs:
-    """config.json: sizes, which have to be this file's, and the longest row."""
+    """config.json: sizes, which must equal this file's, and the longest row."""
 
     def __init__(self, **config):
         for name, size in SIZES.items():
@@ -351,7 +351,7 @@ class ModelArgs:
 
 
 class Model(nn.Module):
-    """The model, as mlx-lm calls it. Rows begin at position 0, and are not padded."""
+    """The model for mlx-lm. Rows begin at position 0, without padding."""
 
     def __init__(self, args):
         super().__init__()

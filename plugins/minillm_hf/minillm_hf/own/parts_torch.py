@@ -1,9 +1,9 @@
 # pyright: reportUndefinedVariable=false
 # ruff: noqa: F821
-"""What a modeling file for Transformers is made of, besides the model: whole definitions are copied from here.
+"""Parts of modeling files for Transformers, besides the model: whole definitions are copied from here.
 
-Nothing imports this file: ``copying.py`` reads it as text behind parts_both.py, and takes what a model uses. Names and
-arguments are those of ``minillm_core``, so that a plugin's modules work on either.
+Never imported: ``copying.py`` reads it as text after parts_both.py, and copies the parts that a model uses.
+Names and arguments are those of ``minillm_core``, so that a plugin's modules work with either.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 SIZES: dict[str, Any] = {}
 GEOMETRY: Any = None
 Decoder: Any = None
-# these three are written for each model, in their places
+# placeholders: these three are generated for each model
 
 
 class Ops:
@@ -233,7 +233,7 @@ def turned(x, cos, sin):
 
 @dataclass(frozen=True)
 class Geometry:
-    """The sizes of the model, and a place in it."""
+    """The sizes of the model, and the index of a layer."""
 
     layers: int
     dim: int  # C
@@ -242,13 +242,13 @@ class Geometry:
     head_dim: int  # D
     hidden: int
     vocab: int  # V
-    positions: int  # of the longest row
+    positions: int  # in the longest row
     norm_eps: float
     layer: int | None = None
 
 
 class Buffer:
-    """A constant array, float32 on whatever device it is used; made by a function."""
+    """A constant float32 array, built by a function on each device that uses it."""
 
     def __init__(self, shape, fn: Callable[[], np.ndarray]):
         self.fn, self.made = fn, {}
@@ -261,7 +261,7 @@ class Buffer:
 
 
 class Module(nn.Module):
-    """The base of all parts: what they declare becomes torch's."""
+    """The base class of all parts: declared arrays become torch's parameters and buffers."""
 
     ops = Ops()
     lookback = 0
@@ -298,7 +298,7 @@ class Embedding(nn.Embedding):
 
 
 class Columns(Cache):
-    """The columns so far, kept for generation: keys and values, and what parts look back on."""
+    """The KV cache: keys and values of earlier columns, and columns that other parts read again."""
 
     def __init__(self):
         super().__init__(layers=[])
@@ -306,11 +306,11 @@ class Columns(Cache):
         self.kept = {}
 
     def at(self, name):
-        """Return what is kept under a name; None: nothing yet."""
+        """Return the arrays kept under a name; None: nothing yet."""
         return self.kept.get(name)
 
     def extend(self, name, arrays, keep=EVERYTHING):
-        """Return arrays (B, T, ...) behind the columns kept of them; keep the last ``keep``."""
+        """Append arrays (B, T, ...) to the columns kept under a name; return all, keep the last ``keep``."""
         earlier = self.kept.get(name, [None] * len(arrays))
         together = [
             new if old is None or new is None else torch.cat([old, new], dim=1)
@@ -339,7 +339,7 @@ class Columns(Cache):
 
 
 def check_sizes(config, sizes):
-    """Refuse a config.json that is of another model than this file."""
+    """Refuse a config.json whose sizes differ from this file's."""
     for name, size in sizes.items():
         if getattr(config, name, size) != size:
             raise ValueError(
@@ -354,13 +354,13 @@ def check_sizes(config, sizes):
 
 
 class MinillmConfig(PretrainedConfig):
-    """config.json: sizes, which have to be this file's, and the longest row."""
+    """config.json: sizes, which must equal this file's, and the longest row."""
 
     model_type = "minillm"
 
 
 class MinillmForCausalLM(PreTrainedModel, GenerationMixin):
-    """The model, as Transformers calls it. Rows begin at position 0 and are not padded at their beginning."""
+    """The model for Transformers. Rows begin at position 0, without padding on the left."""
 
     config_class = MinillmConfig
     base_model_prefix = "model"
@@ -388,7 +388,7 @@ class MinillmForCausalLM(PreTrainedModel, GenerationMixin):
         logits_to_keep=0,
         return_dict=None,
     ):
-        """input_ids (B, T) -> logits float32 (B, T, V), of the last ``logits_to_keep`` columns where given."""
+        """input_ids (B, T) -> logits float32 (B, T, V); only of the last ``logits_to_keep`` columns, if set."""
         cache = past_key_values if isinstance(past_key_values, Columns) else None
         if cache is None and past_key_values is not None:
             check_empty(past_key_values)
@@ -415,7 +415,7 @@ class MinillmForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def check_empty(cache):
-    """Refuse any cache but the empty one that ``generate`` begins with, whose place Columns take."""
+    """Refuse any cache except the empty one that ``generate`` begins with, which Columns replaces."""
     if type(cache) is not DynamicCache or cache.get_seq_length() or getattr(cache, "offloading", 0):
         raise ValueError(
             "this model keeps its columns in a cache of its own: leave cache_implementation out, and "
@@ -424,7 +424,7 @@ def check_empty(cache):
 
 
 def check_mask(mask, cached):
-    """Refuse padding before a row, which would move its positions, or inside it."""
+    """Refuse padding on the left, which would shift positions, or inside a row."""
     whole = mask.bool()
     if mask.ndim != 2 or not (whole[:, :-1] | ~whole[:, 1:]).all():
         raise ValueError(

@@ -1,4 +1,4 @@
-"""A written file, finished: without what only training reads, and with lines of a length that is read."""
+"""Finishing of a generated file: removal of arguments that only training reads, wrapping of long lines."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ WIDTH = 100
 
 
 def finished(text: str, mark: str) -> str:
-    """Take out of a file what only training reads, and break the long lines behind a mark."""
+    """Remove from a file what only training reads, and wrap the long lines after ``mark``."""
     before, mark, rest = tidied(text).partition(mark)
     return before + mark + wrapped(rest)
 
 
 def wrapped(text: str) -> str:
-    """Break lines that assign, or list, a dictionary or a call and are too long, an entry a line."""
+    """Wrap overlong lines with a dictionary or a call, one entry per line."""
     return "\n".join(_broken(line) for line in text.split("\n"))
 
 
@@ -48,10 +48,10 @@ def _broken(line: str) -> str:
 
 
 def tidied(text: str) -> str:
-    """Leave out arguments of constructors, and numbers in functions, that are not read.
+    """Remove constructor arguments, and numbers in functions, that are never read.
 
     Args:
-        text: a file whose classes are called by their names.
+        text: a file that constructs classes by their names.
     """
     while True:
         edits = Replacing(text)
@@ -105,20 +105,20 @@ def _own_constructor(cls: ast.ClassDef) -> ast.FunctionDef | None:
 
 
 def _constructor(name: str, classes: dict[str, ast.ClassDef]) -> str | None:
-    """Name the class whose constructor makes an instance of another; None: a library's does."""
+    """Return the class whose constructor a class runs, itself or a base; None: a library's."""
     if name not in classes:
         return None
     return name if _own_constructor(classes[name]) is not None else _above(name, classes)
 
 
 def _above(name: str, classes: dict[str, ast.ClassDef]) -> str | None:
-    """Name the class whose constructor a class inherits."""
+    """Return the base class whose constructor a class inherits."""
     bases = [one.id for one in classes[name].bases if isinstance(one, ast.Name)]
     return next((found for base in bases if (found := _constructor(base, classes))), None)
 
 
 def _unread(cls: ast.ClassDef) -> set[str]:
-    """List the arguments of a class's own constructor that it does not read."""
+    """Return the arguments that a class's own constructor does not read."""
     function = _own_constructor(cls)
     if function is None or function.args.vararg or function.args.kwarg or function.args.kwonlyargs:
         return set()
@@ -129,7 +129,7 @@ def _unread(cls: ast.ClassDef) -> set[str]:
 
 
 def _handed_on(tree: ast.Module) -> set[str]:
-    """List names that are used otherwise than to be called, or as a base or an annotation."""
+    """Return names with uses other than calls, base classes and annotations."""
     fine: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
@@ -145,7 +145,7 @@ def _handed_on(tree: ast.Module) -> set[str]:
 def _calls(
     tree: ast.Module, classes: dict[str, ast.ClassDef]
 ) -> Iterator[tuple[str | None, ast.Call, str]]:
-    """Yield the calls of constructors: (the class, call, its name), or (None, call, class around super())."""
+    """Yield constructor calls: (class, call, class); of super().__init__ (None, call, enclosing class)."""
     for node in ast.walk(tree):
         if (
             isinstance(node, ast.Call)
@@ -168,7 +168,7 @@ def _cut(
     edits: Replacing,
     ends: Sequence[ast.AST] = (),
 ) -> None:
-    """Take items out of a list with commas."""
+    """Remove items from a comma-separated list."""
     flags, ends = list(dropped), list(ends) or list(items)
     kept = [index for index, gone in enumerate(flags) if not gone]
     for index, gone in enumerate(flags):
@@ -204,7 +204,7 @@ _FUNCTIONS = {"min", "max", "round", "int", "float", "abs", "ceil", "floor"}
 
 
 def _is_pure(value: ast.expr) -> bool:
-    """Return whether an expression only computes a number."""
+    """Return whether an expression is arithmetic without side effects."""
     return all(
         isinstance(one, _PURE)
         or (

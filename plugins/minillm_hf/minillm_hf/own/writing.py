@@ -1,8 +1,8 @@
-"""Modeling files, written from a plan: its slots as straight-line code, of which only what is filled is there.
+"""Generation of modeling files from a plan: its filled slots as straight-line code.
 
-The specification of the model is walked from the embedding to the logits. Layers that come out alike
-share their classes. A slot or a field that is not known here is refused by its name: what a model
-computes is written whole or not at all.
+The model's specification is traversed from the embedding to the logits. Layers with identical code share
+their classes. An unsupported slot or field is refused by name: a model is written completely or not at
+all.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRANSFORMERS, MLX = "modeling_minillm.py", "modeling_mlx.py"
 
 @dataclass(frozen=True)
 class Framework:
-    """A program that loads a modeling file: its name, what the file is made of, what it calls there."""
+    """A program that loads a modeling file: its name, the module of parts, the classes that it calls."""
 
     program: str
     parts: str
@@ -45,15 +45,15 @@ FRAMEWORKS: Mapping[str, Framework] = {
 
 
 MODEL = banner("the model")
-"""What stands before the model, in each file."""
+"""The heading before the model, in each file."""
 
 
 class Writer:
-    """The modeling file of a plan's model.
+    """The generator of a modeling file for a plan's model.
 
     Args:
         plan: the plan.
-        framework: whose file.
+        framework: the program that loads the file.
         specials: ids of special tokens, by name.
     """
 
@@ -66,7 +66,7 @@ class Writer:
         self.draft = Draft(plan, self.copier, specials)
 
     def write(self) -> str:
-        """Write the file, as it is before :func:`finished`.
+        """Generate the file's text, before :func:`finished`.
 
         Raises:
             CannotWriteError: something in the plan cannot be written.
@@ -105,7 +105,7 @@ class Writer:
         return text
 
     def _closure(self, keys: Iterable[Key]) -> set[Key]:
-        """Return keys with all that they use."""
+        """Return keys with all of their dependencies."""
         pending, found = list(keys), set[Key]()
         while pending:
             key = pending.pop()
@@ -115,7 +115,7 @@ class Writer:
         return found
 
     def _head(self) -> str:
-        """Write what the file is, and the techniques in the words of their authors."""
+        """Return the file's docstring: model, licence, and the module docstrings of the techniques."""
         plan = self.plan
         model = plan.config.model
         lines = [
@@ -181,7 +181,7 @@ class Writer:
 
 
 def sizes_of(plan: Plan) -> dict[str, Any]:
-    """Return the sizes in config.json that have to be those of the file."""
+    """Return the sizes that config.json and the modeling file must share."""
     model = plan.config.model
     return {
         "vocab_size": model.vocab,
