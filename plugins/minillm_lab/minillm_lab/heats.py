@@ -13,7 +13,8 @@ from typing import Any
 from minillm_core import MinillmError, Plan
 from minillm_core.commands import amount, duration
 from minillm_lab.card import interval, signed
-from minillm_lab.members import Members, identity_of
+from minillm_lab.members import RUNS, Members, identity_of
+from minillm_lab.pool import Pool, Wanted
 from minillm_lab.result_diff import difference
 from minillm_lab.space import Move, Recipe
 from minillm_lab.study import Trained
@@ -150,6 +151,7 @@ class Heats:
         watch: called with the current run and its progress.
         turns: interleave the plans, so that a slowdown of the machine affects all of them; False: the runs
             of a plan are consecutive, and compile it once.
+        pool: trains runs on several devices at once; None: one after another, here.
     """
 
     def __init__(
@@ -164,7 +166,9 @@ class Heats:
         say: Say,
         watch: Watch,
         turns: bool,
+        pool: Pool | None = None,
     ) -> None:
+        self._pool = pool
         self.members, self.base, self.length = members, base, length
         self.seed, self.speed, self.say = seed, speed, say
         self._about, self._watch, self._turns = about, watch, turns
@@ -198,6 +202,7 @@ class Heats:
             ]
         else:
             order = [(label, seed) for label in plans for seed in seeds]
+        self._ahead([Wanted(label, plans[label], seed) for label, seed in order], length)
         found: dict[str, dict[int, Trained | str]] = {label: {} for label in plans}
         for label, seed in order:
             if any(isinstance(run, str) for run in found[label].values()):
@@ -221,23 +226,12 @@ class Heats:
         Raises:
             Interrupted: a signal.
         """
-        sized = with_evaluation(length.of(plan), self._predictions(plan, length))
-        train = sized.config.train
-        identity = {
-            **identity_of(sized, self._about),
-            "rows": [train.rows, train.accumulate],
-            "length": [train.steps, train.minutes],
-            "eval_tokens": sized.config.eval.tokens,
-        }
-        digest = hashlib.sha256(json.dumps(identity["plan_hash"]).encode())
-        digest.update(json.dumps([identity[k] for k in ("rows", "length")]).encode())
-        file = f"{digest.hexdigest()[:16]}-seed{seed}.json"
+        sized, identity, file = self._identified(plan, length, seed)
         if file in self._made:
             return self._made[file]
-        current = Current(
-            label, self._stage, self._number, self._runs, self._alive, self.members.spent
-        )
+        current = self._current(label)
         self._watch(current, 0.0)
+        self._ahead([Wanted(label, plan, seed)], length)
         found = self.members.take(file, identity, difference)
         if found is None:
             found = self.members.make(
@@ -251,10 +245,61 @@ class Heats:
             if isinstance(found, str):
                 self.say(f"{label}, seed {seed}: {found}")
         if isinstance(found, Trained):
-            beside = self.members.wall - (1 + EVALUATION) * found.seconds
+            beside = self.members.wall * self._at_once - (1 + EVALUATION) * found.seconds
             self._overheads.append(max(0.0, beside))
         self._made[file] = found
         return found
+
+    def _ahead(self, wanted: Sequence[Wanted], length: Length) -> None:
+        """Train the runs that have no file yet on all devices at once, and write their files."""
+        if self._pool is None:
+            return
+        missing: dict[str, tuple[Wanted, dict[str, Any]]] = {}
+        for one in wanted:
+            sized, identity, file = self._identified(one.plan, length, one.seed)
+            if file not in self._made and not (self.members.out / RUNS / file).exists():
+                missing[file] = replace(one, plan=sized), identity
+        files = {id(one): file for file, (one, _) in missing.items()}
+        done, walls = 0, 0.0
+
+        def watch(labels: str, progress: float) -> None:
+            current = self._current(labels)
+            number, spent = current.number + done + 1, current.spent + walls
+            self._watch(replace(current, number=number, spent=spent), progress)
+
+        runs = [one for one, _ in missing.values()]
+        for made in self._pool.train(runs, evaluations=1, watch=watch):
+            file = files[id(made.wanted)]
+            if isinstance(made.outcome, str):
+                self.say(f"{made.wanted.label}, seed {made.wanted.seed}: {made.outcome}")
+            walls += self.members.keep(file, missing[file][1], made.outcome)
+            done += 1
+
+    def _current(self, label: str) -> Current:
+        return Current(
+            label, self._stage, self._number, self._runs, self._alive, self.members.spent
+        )
+
+    def _identified(
+        self, plan: Plan, length: Length, seed: int
+    ) -> tuple[Plan, dict[str, Any], str]:
+        """Return a plan with its length and evaluation, its run's identity, and the name of its file."""
+        sized = with_evaluation(length.of(plan), self._predictions(plan, length))
+        train = sized.config.train
+        identity = {
+            **identity_of(sized, self._about),
+            "rows": [train.rows, train.accumulate],
+            "length": [train.steps, train.minutes],
+            "eval_tokens": sized.config.eval.tokens,
+        }
+        digest = hashlib.sha256(json.dumps(identity["plan_hash"]).encode())
+        digest.update(json.dumps([identity[k] for k in ("rows", "length")]).encode())
+        return sized, identity, f"{digest.hexdigest()[:16]}-seed{seed}.json"
+
+    @property
+    def _at_once(self) -> int:
+        """The number of runs that are trained at the same time."""
+        return len(self._pool.devices) if self._pool else 1
 
     def _predictions(self, plan: Plan, length: Length) -> int:
         """Choose the number of evaluation tokens within the allowed fraction of a run's time."""
@@ -263,9 +308,9 @@ class Heats:
         return min(plan.config.eval.tokens, 2 ** int(math.log2(allowed)))
 
     def cost(self, length: Length) -> float:
-        """Estimate the seconds of a run, including its overhead."""
+        """Estimate the seconds that a run takes of the search, including its overhead."""
         beside = median(self._overheads) if self._overheads else 1.0
-        return (1 + EVALUATION) * length.seconds(self.speed) + beside
+        return ((1 + EVALUATION) * length.seconds(self.speed) + beside) / self._at_once
 
     def compare(
         self,

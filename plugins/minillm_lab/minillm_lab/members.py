@@ -99,6 +99,7 @@ class Members:
                 fix="--out with another folder, or take that one away",
             )
         self._count(kept.get("wall_seconds", 0.0))
+        self.start()
         return kept.get("failed") or Trained.of(kept["run"])
 
     def make(
@@ -126,13 +127,23 @@ class Members:
             raise
         except self._findings as error:
             outcome = error.what
-        kept = {"failed": outcome} if isinstance(outcome, str) else {"run": outcome.data()}
-        self._count(self._clock() - self._since)
-        write(self.out / RUNS / file, {"identity": identity, **kept, "wall_seconds": self.wall})
+        self._count(self.keep(file, identity, outcome))
         return outcome
 
+    def keep(self, file: str, identity: Identity, outcome: Trained | str) -> float:
+        """Write the file of a run that ended now: its figures or the reason of its failure.
+
+        Returns:
+            The seconds since the run before it ended, which the file counts as this one's.
+        """
+        wall = self._clock() - self._since
+        self.start()
+        kept = {"failed": outcome} if isinstance(outcome, str) else {"run": outcome.data()}
+        write(self.out / RUNS / file, {"identity": identity, **kept, "wall_seconds": wall})
+        return wall
+
     def _count(self, wall: float) -> None:
-        self.wall, self._since = wall, self._clock()
+        self.wall = wall
         self.spent += wall
 
 

@@ -20,7 +20,7 @@ from minillm_core import (
     build_plan,
 )
 from minillm_core.commands import counted, duration, few
-from minillm_core.inspection import find_plugin
+from minillm_core.inspection import Detected, find_plugin, probe
 from minillm_core.studies import (
     Prepared,
     RunRequest,
@@ -44,6 +44,7 @@ from minillm_lab.members import (
     stopped,
     write,
 )
+from minillm_lab.pool import Pool
 from minillm_lab.race import Race
 from minillm_lab.search_page import markdown, search_page
 from minillm_lab.space import Recipe, Space, installed, parts_of, read_space, usual_space
@@ -79,6 +80,7 @@ class Request:
     space: Path | None = None
     out: Path | None = None
     resume: bool = False
+    devices: tuple[str, ...] = ()  # that train runs at the same time; (): the one of ``asked``
     watch: Watch = field(default=lambda current, progress: None)
 
 
@@ -197,6 +199,7 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
     for spec in named.values():
         find_plugin(str(spec), where=f"--plugins {request.plugins}")
     config, detected = prepared.loaded.config, prepared.detected
+    _refuse_devices(request.devices, detected)
     plans = Plans(request.asked, prepared, named, removed)
     base = plans(plans.base)
     usual = usual_space(
@@ -234,7 +237,13 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
         out.mkdir(parents=True, exist_ok=True)
         with lock(out, request.say):
             study = Study(corpus, detected, stop=stop, say=request.say)
-            job = Job(request, out, study, plans, space, about, turns=not binding.compile)
+            pool = None
+            if request.devices:
+                pool = Pool(
+                    request.devices, base, backend=detected.backend, cache=request.cache, stop=stop
+                )
+            turns = not binding.compile
+            job = Job(request, out, study, plans, space, about, turns=turns, pool=pool)
             try:
                 for line in notes:
                     request.say(line)
@@ -258,7 +267,9 @@ class Job:
         about: Mapping[str, Any],
         *,
         turns: bool,
+        pool: Pool | None = None,
     ) -> None:
+        self.pool = pool
         self.request, self.out, self.study, self.plans = request, out, study, plans
         self.space, self.about, self.say = space, dict(about), request.say
         self.turns = turns
@@ -270,9 +281,18 @@ class Job:
     def run(self) -> dict[str, Any]:
         """Measure the speed, run the rounds and write the result; raises as :func:`search`."""
         self._refuse_other()
-        request, base = self.request, self.plans(self.plans.base)
+        base = self.plans(self.plans.base)
         speed = self._speed(base)
         self.measured = {"tokens_per_second": speed}
+        if self.pool is None:
+            return self._run(base, speed)
+        self.study.release()
+        self.say(f"starting a process for each of {', '.join(self.pool.devices)}")
+        with self.pool:
+            return self._run(base, speed)
+
+    def _run(self, base: Plan, speed: float) -> dict[str, Any]:
+        request = self.request
         length = Length(request.minutes, request.tokens)
         if request.target is not None:
             length = self._reaching(base, speed, request.target)
@@ -341,6 +361,7 @@ class Job:
             say=self.say,
             watch=self.request.watch,
             turns=self.turns,
+            pool=self.pool,
         )
 
     def _reaching(self, base: Plan, speed: float, target: float) -> Length:
@@ -410,6 +431,7 @@ class Job:
             "budget_seconds": self.request.budget,
             "spent_seconds": self.members.spent,
             "measured": self.measured,
+            "devices": list(self.request.devices),
             "steps": race.steps,
             "recipe": [one.name for one in parts_of(race.incumbent, race.base)],
             "last": race.last,
@@ -493,6 +515,17 @@ def _refuse_length(request: Request, prepared: Prepared) -> None:
                 where=f"{key} from {origins[key]}",
                 fix=f"leave {key} out: --minutes, --tokens or --target is the length",
             )
+
+
+def _refuse_devices(devices: Collection[str], detected: Detected) -> None:
+    """Check that this machine has the GPUs of ``--gpus``."""
+    cards, here = sum(one.startswith("cuda") for one in devices), probe().nvidia
+    if cards and (detected.device.partition(":")[0] != "cuda" or cards > here):
+        raise Refusal(
+            f"--gpus {cards} asks for NVIDIA GPUs, and {here} can be used on {detected.device}",
+            where=f"--gpus {cards}",
+            fix="a smaller number, or leave it out",
+        )
 
 
 def _refuse_folder(out: Path, *, resume: bool) -> None:

@@ -218,7 +218,7 @@ class Study:
                 for event in run.steps():
                     figures.take(event)
         except BaseException:
-            self._drop()
+            self.release()
             raise
         return Trained(
             seed=seed,
@@ -261,14 +261,14 @@ class Study:
         """Return a compiled trainer for the plan."""
         graph = graph_of(plan)
         if self._kept is None or self._kept[0] != graph:
-            self._drop()
+            self.release()
             with self.stepper(plan) as stepper:
                 stepper.warm()
             self._kept = graph, stepper.trainer
         return self._kept[1]
 
-    def _drop(self) -> None:
-        """Free the compiled trainer's memory before the next trainer allocates its own."""
+    def release(self) -> None:
+        """Free the compiled trainer's memory, before another trainer allocates its own."""
         self._kept = None
         gc.collect()
 

@@ -133,7 +133,7 @@ def test_a_plan_that_cannot_be_trained_is_refused(study: Any, planned: Callable[
     with pytest.raises(ConfigError, match="how long to train"):
         study[0].train(plan.with_train(steps=None, minutes=None), 0)
     for use in (study[0].stepper, lambda plan: study[0].train(plan, 0)):
-        with pytest.raises(PlanError, match="which settings"):
+        with pytest.raises(PlanError, match="does not hold the settings"):
             use(replace(plan, settings=None))
 
 

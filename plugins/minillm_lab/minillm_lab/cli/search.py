@@ -40,6 +40,8 @@ minillm search --data my_texts/ --target 3.5 --budget 3h --out runs/which
 
 minillm search --data my_texts/ --minutes 1 --budget 2h --out runs/search-1 --resume
 
+minillm search --preset gpt2-124m --data my_texts/ --minutes 2 --budget 3h --gpus 4
+
 minillm train --preset runs/search-1/best.toml
 """
 
@@ -108,6 +110,15 @@ def search(
             "--resume", metavar="", help="Continue the search in --out; finished runs are kept."
         ),
     ] = False,
+    gpus: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Train on N NVIDIA GPUs of this machine at the same time, a run on each.",
+            rich_help_panel=_HOW,
+        ),
+    ] = None,
     run: StudyOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -134,6 +145,7 @@ def search(
             space=space,
             out=out,
             resume=resume,
+            devices=tuple(f"cuda:{one}" for one in range(gpus or 0)),
             watch=watch,
         )
         show_search(request, json=as_json)

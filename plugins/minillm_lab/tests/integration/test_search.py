@@ -10,11 +10,14 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minillm_core.cli.main import main
+from minillm_lab.search import Request, search
 
 SMALL = (
     *("model.vocab=300", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=2"),
@@ -73,6 +76,33 @@ def test_a_planted_winner_is_found_and_a_killed_search_finds_the_same(
 
 
 @pytest.mark.slow
+def test_runs_of_several_devices_are_those_of_one(
+    given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert main([*given, "--out", str(one)]) == 0
+
+    def on_two(request: Request) -> Any:
+        return search(replace(request, devices=("cpu", "cpu")))
+
+    monkeypatch.setattr("minillm_lab.search.search", on_two)
+    capsys.readouterr()
+    assert main([*given, "--out", str(two)]) == 0
+    assert "starting a process for each of cpu, cpu" in capsys.readouterr().err
+    found, expected = (
+        {file.name: json.loads(file.read_text())["run"]["curve"][-1] for file in out.glob("runs/*")}
+        for out in (two, one)
+    )
+    assert len(found) >= 8
+    for name in found.keys() & expected.keys():
+        assert found[name]["val_loss"] == expected[name]["val_loss"]
+    result = json.loads((two / "search.json").read_text())
+    assert result["recipe"] == ["train.lr=0.01"]
+    kept = [json.loads(file.read_text())["wall_seconds"] for file in two.glob("runs/*")]
+    assert sum(kept) == pytest.approx(result["spent_seconds"])
+
+
+@pytest.mark.slow
 def test_a_target_makes_a_length(
     given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +137,7 @@ def test_a_target_makes_a_length(
             "it watches runs and changes none",
         ),
         (("--tokens", "100000000"), "the budget of 20:00 is too small"),
+        (("--gpus", "2"), "--gpus 2 asks for NVIDIA GPUs, and 0 can be used on cpu"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(
