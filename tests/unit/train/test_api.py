@@ -108,7 +108,7 @@ def test_a_plan_is_the_table_of_the_command(settings: dict[str, Any]) -> None:
     assert "muon" in str(plan)
     assert max(map(len, str(plan).splitlines())) <= 100
     assert plan._repr_html_().startswith("<pre>")
-    with pytest.raises(minillm.PlanError, match="which settings it is of") as refused:
+    with pytest.raises(minillm.PlanError, match="does not hold the settings") as refused:
         minillm.Run(minillm.build_plan(plan.config, ()))
     assert "minillm_core.load" in str(refused.value.fix)
 
