@@ -2,8 +2,9 @@
 
 ``minillm ablate`` writes cards from its result; they are not written by hand. A card is a JSON file,
 ``cards/NAME.json``: beside the file that defines the plugin where its authors ship one, and in the
-user's card folder (``data_folder``) for measurements made on this machine. ``minillm plugins info``
-shows cards through :func:`card_facts` and :func:`worth`.
+user's card folder (``data_folder``) for measurements made on this machine. Older cards of other sizes
+are beside it, ``cards/NAME@PARAMETERSxTOKENS.json``. ``minillm plugins info`` shows cards through
+:func:`card_facts` and :func:`worth`.
 """
 
 from __future__ import annotations
@@ -90,19 +91,23 @@ class Card(Interval):
 
 
 def read_cards(plugin: str, folders: Iterable[Path]) -> list[Card]:
-    """Read a plugin's cards, in the order of the folders; skip cards with too few pairs.
+    """Read a plugin's cards in the order of the folders, the newest of each first; skip those of too few pairs.
 
     Args:
         plugin: its name.
-        folders: searched for ``NAME.json``.
+        folders: searched for ``NAME.json`` and ``NAME@*.json``.
 
     Raises:
         BadCard: a file is not a valid card, or is another plugin's.
     """
-    paths = (folder / f"{plugin}.json" for folder in folders)
+    paths = (
+        path
+        for folder in folders
+        for path in (folder / f"{plugin}.json", *sorted(folder.glob(f"{plugin}@*.json")))
+    )
     cards = []
     for path in filter(Path.is_file, paths):
-        card = _read(path)
+        card = read_card(path)
         if card.plugin != plugin:
             raise BadCard(f"{path}: the card of '{plain(card.plugin)}'")
         if len(set(card.seeds)) >= PAIRS:
@@ -110,7 +115,12 @@ def read_cards(plugin: str, folders: Iterable[Path]) -> list[Card]:
     return cards
 
 
-def _read(path: Path) -> Card:
+def read_card(path: Path) -> Card:
+    """Read a card.
+
+    Raises:
+        BadCard: the file is not a valid card.
+    """
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise BadCard(f"{path}: too large for a card")
@@ -140,13 +150,20 @@ def card_facts(plugin: str, file: str) -> dict[str, Any]:
         file: the source file that defines it.
 
     Returns:
-        ``cards``; empty where a file is not a valid card, with the reason in ``cards_refused``.
+        ``cards``, and what they predict for a larger model in ``transfer``; empty and None where a file is
+        not a valid card, with the reason in ``cards_refused``.
     """
     try:
         found = read_cards(plugin, card_sources(file))
     except BadCard as error:
-        return {"cards": [], "cards_refused": str(error)}
-    return {"cards": [card.model_dump(mode="json") for card in found]}
+        return {"cards": [], "transfer": None, "cards_refused": str(error)}
+    from minillm_lab.transfer import transfer_of  # imports NumPy
+
+    fitted = transfer_of(found) if len(found) > 2 else None
+    return {
+        "cards": [card.model_dump(mode="json") for card in found],
+        "transfer": fitted.model_dump(mode="json") if fitted else None,
+    }
 
 
 def worth(shown: Mapping[str, Any]) -> list[str]:
@@ -163,7 +180,12 @@ def worth(shown: Mapping[str, Any]) -> list[str]:
             how += "; --with names what it needs beside it"
         return [plain(shown.get("cards_refused", how), limit=4096)]
     defaults = {one["name"]: one.get("default") for one in shown["options"]}
-    return ["\n".join(map(plain, card_lines(card, defaults))) for card in known]
+    texts = ["\n".join(map(plain, card_lines(card, defaults))) for card in known]
+    if shown.get("transfer"):
+        from minillm_lab.transfer import Transfer
+
+        texts.append(Transfer.model_validate(shown["transfer"]).words)
+    return texts
 
 
 def card_lines(card: Card, defaults: Mapping[str, Any]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import minillm_core
 from minillm_core.commands import few
 from minillm_core.studies import replace_file
 from minillm_lab.ablation_page import at_equal_tokens
-from minillm_lab.card import PAIRS, Card, Cost, Interval, Scale
+from minillm_lab.card import PAIRS, BadCard, Card, Cost, Interval, Scale, read_card
 
 Json = Mapping[str, Any]
 
@@ -94,12 +95,23 @@ def _hardware(result: Json) -> str:
 
 
 def write_card(folder: Path, card: Card) -> Path:
-    """Write ``NAME.json`` into a folder, replacing an older card.
+    """Write ``NAME.json`` into a folder.
+
+    An older card of another size of model or run is kept as ``NAME@PARAMETERSxTOKENS.json``; one of the same
+    size is replaced.
 
     Raises:
         OSError: the file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{card.plugin}.json"
+    with suppress(BadCard, FileNotFoundError):
+        path.rename(folder / _sized(read_card(path)))
+    (folder / _sized(card)).unlink(missing_ok=True)
     replace_file(path, card.model_dump_json(indent=1).encode() + b"\n")
     return path
+
+
+def _sized(card: Card) -> str:
+    """Return the file name of an older card."""
+    return f"{card.plugin}@{card.scale.parameters}x{card.scale.tokens}.json"

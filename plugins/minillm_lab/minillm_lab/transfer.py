@@ -1,0 +1,121 @@
+"""How a plugin's effect on the loss changes with the size of the model and the length of its training.
+
+A meta-regression over the plugin's cards: effect = a + b log10(N) + c log10(D / N), with N parameters and D
+tokens a run, each card weighted by the inverse variance of its own pairs. c is fitted where at least four
+cards have two lengths of training. Where the cards scatter about the line more than their pairs explain,
+the errors are scaled up by that factor, and the interval has only the cards' degrees of freedom (Knapp and
+Hartung, 2003); with three cards it is then wide, as it should be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import NonNegativeFloat
+
+from minillm_core.commands import amount
+from minillm_lab.card import Card, Interval, Positive, interval, signed
+from minillm_lab.worth import quantile
+
+SIZES = 3
+"""Fewest sizes of model from which a line is fitted."""
+
+BEYOND = 3.0
+"""The size for which the effect is predicted, over the largest measured one."""
+
+ALIKE = 1.2
+"""Sizes, or tokens per parameter, within this factor count as one."""
+
+
+class Transfer(Interval):
+    """A plugin's predicted effect on the loss at equal tokens, for a model larger than all measured ones."""
+
+    parameters: Positive  # of that model
+    tokens: Positive  # of its training: as many per parameter as at the largest measured size
+    slope: Interval  # change of the effect per tenfold parameters; above 0: the benefit fades
+    cards: int  # fitted
+    sizes: int
+    misfit: NonNegativeFloat  # scatter about the line over what the pairs explain; 1 or less: none
+
+    @property
+    def words(self) -> str:
+        """Format the prediction and the slope, each with its interval."""
+        tenfold = interval(signed, self.slope.effect, self.slope.low, self.slope.high)
+        moves = "fades" if self.slope.effect > 0 else "grows"
+        verdict = f"{moves} with size" if self.slope.tells_from(0) else "no trend beyond noise"
+        shown = interval(signed, self.effect, self.low, self.high)
+        return (
+            f"{shown if self.tells_from(0) else f'within noise: {shown}'} predicted for "
+            f"{amount(self.parameters)} parameters and {amount(self.tokens)} tokens, from {self.cards} cards of "
+            f"{self.sizes} sizes; {verdict}: {tenfold} per tenfold size"
+        )
+
+
+def transfer_of(cards: Sequence[Card]) -> Transfer | None:
+    """Fit the effect of a plugin to its cards.
+
+    Args:
+        cards: of one plugin, the newest first; those whose company, options or unit are not the first one's
+            are left out.
+
+    Returns:
+        The prediction for :data:`BEYOND` times the largest size; None where fewer than :data:`SIZES` sizes
+        were measured.
+    """
+    alike = [one for one in cards if _setting(one) == _setting(cards[0])]
+    size = np.log10([float(one.scale.parameters) for one in alike])  # (n,)
+    length = np.log10([one.scale.tokens / one.scale.parameters for one in alike])  # (n,)
+    sizes = _distinct(size)
+    if sizes < SIZES:
+        return None
+    columns = [np.ones_like(size), size]
+    if len(alike) > SIZES and _distinct(length) > 1:
+        columns.append(length)
+    design = np.stack(columns, axis=1)  # (n, p)
+    effect = np.array([one.effect for one in alike])
+    error = np.array([_error(one) for one in alike])
+    weight = 1 / np.maximum(error, 1e-12) ** 2
+    covariance = np.linalg.pinv(design.T @ (weight[:, None] * design))  # (p, p)
+    fitted = covariance @ design.T @ (weight * effect)
+    free = len(alike) - np.linalg.matrix_rank(design)
+    scatter = float(np.sum(weight * (effect - design @ fitted) ** 2))
+    misfit = scatter / free if free else 0.0
+    if misfit > 1:
+        covariance, freedom = covariance * misfit, int(free)
+    else:
+        freedom = sum(len(one.seeds) - 1 for one in alike)
+    largest = int(np.argmax(size))
+    at = [1.0, size[largest] + math.log10(BEYOND), length[largest]][: len(columns)]
+    parameters = BEYOND * alike[largest].scale.parameters
+    return Transfer(
+        **_estimate(np.array(at), fitted, covariance, freedom).model_dump(),
+        parameters=parameters,
+        tokens=parameters * 10 ** length[largest],
+        slope=_estimate(np.eye(len(columns))[1], fitted, covariance, freedom),
+        cards=len(alike),
+        sizes=sizes,
+        misfit=misfit,
+    )
+
+
+def _setting(card: Card) -> tuple[object, ...]:
+    return card.company, card.options, card.unit
+
+
+def _error(card: Card) -> float:
+    """Return the standard error of a card's effect, from its interval."""
+    return (card.high - card.low) / 2 / quantile(len(card.seeds) - 1)
+
+
+def _distinct(logarithms: np.ndarray) -> int:
+    """Count values that are further apart than the factor ALIKE."""
+    return 1 + int(np.sum(np.diff(np.sort(logarithms)) > math.log10(ALIKE)))
+
+
+def _estimate(at: np.ndarray, fitted: np.ndarray, covariance: np.ndarray, freedom: int) -> Interval:
+    """Evaluate the fit: ``at`` (p,) times the coefficients, with its 95 % interval."""
+    value = float(at @ fitted)
+    half = quantile(freedom) * math.sqrt(max(float(at @ covariance @ at), 0.0))
+    return Interval(effect=value, low=value - half, high=value + half)
