@@ -34,7 +34,7 @@ AGREED = {
     ("ablate",): {"--plugins", "--seeds", "--steps", "--minutes", "--data", "--out"}
     | {"--leave-one-out", "--one-at-a-time"},
     ("bench",): {"--plugins", "--preset", "--trace", "--json", "KEY=VALUE"},
-    ("search",): {"--minutes", "--tokens", "--target", "--budget", "--plugins", "--space"}
+    ("search",): {"--minutes", "--tokens", "--target", "--budget", "--plugins", "--space", "--gpus"}
     | {"--out", "--resume", "--json", "KEY=VALUE"},
     ("tune",): {"--plugins", "--preset", "--to", "--memory", "--json", "KEY=VALUE"},
     ("plugins", "list"): {"--json"},
