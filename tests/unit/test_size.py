@@ -1,4 +1,4 @@
-"""Lines of code are counted as one would count them by hand, and the core does not grow unnoticed."""
+"""Tests that lines of code are counted correctly, and that the core does not grow unnoticed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from tools.size import File, count, packages, summary
 
 CEILING = 23_800
-"""Lines of code that the core may have.
+"""Maximum lines of code of the core.
 
-It is what the core has today, rounded up to the next hundred; each step lowers the number. The aim is
-17,500, with 18,500 as the last ceiling; docs/internals.md says why it is not reached. To raise the
-number, write here what the lines are for.
+It is the core's current size, rounded up to the next hundred; each step lowers the number. The target is
+17,500, with 18,500 as the last ceiling; docs/internals.md explains why it is not reached. To raise the
+number, describe here what the lines are for.
 
 20,200 to 20,400: the claims of order and packer in build_data (180 lines: pieces, checked rows, their
 counts and cursor); `progress` of on_batch and fastokens (90); formats by entry points and .zst

@@ -1,4 +1,4 @@
-"""The core without the contract kit: its commands and its first import path say what to install."""
+"""Tests of the core without the contract kit: its commands and its first import print what to install."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Program = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def without_kit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the distribution, and its package."""
+    """Hide the distribution and its package."""
 
     def others() -> Iterator[Distribution]:
         return (one for one in distributions() if one.metadata["Name"] != "minillm-kit")

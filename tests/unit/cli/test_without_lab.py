@@ -1,4 +1,4 @@
-"""The core without the laboratory: nothing is measured or kept, and one line says what brings it."""
+"""Tests of the core without the laboratory: nothing is measured or stored, and one line names the package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RUN = (
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a text, to work in."""
+    """Create a folder with a text, as the working folder."""
     monkeypatch.setenv("MINILLM_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def without_lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the distribution, and its package."""
+    """Hide the distribution and its package."""
 
     def others() -> Iterator[Distribution]:
         return (one for one in distributions() if one.metadata["Name"] != "minillm-lab")

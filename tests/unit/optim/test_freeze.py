@@ -1,4 +1,4 @@
-"""Frozen parameters: a fact of the plan, which every part of it knows."""
+"""Tests of frozen parameters: declared in the plan, and respected everywhere."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_estimate_counts_what_is_left_out(planned: Planned, dtype: str) -> N
     assert after.memory["master weights"] == 4 * (trained if low else plan.num_parameters)
     assert after.memory["weights"] == before.memory["weights"]
     assert after.checkpoint_bytes == before.checkpoint_bytes - 8 * frozen
-    # a frozen matrix has no gradient of its own; the tied head is the frozen embedding
+    # a frozen matrix has no gradient; the tied head is the frozen embedding
     matrices = [p.size for n, p in plan.parameters.items() if n in plan.frozen]
     assert after.flops_per_token == before.flops_per_token - 2 * sum(matrices)
 

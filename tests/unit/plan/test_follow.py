@@ -1,4 +1,4 @@
-"""A parameter that follows another in a plan: data where it is claimed, refused where they cannot be one."""
+"""Tests of a parameter that follows another one in a plan: its data, and refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD, EMBEDDING = "head.weight", "embedding.weight"
 
 @pytest.fixture
 def planned(planned: Planned) -> Planned:
-    """Plans with a head of their own."""
+    """Return plans with a separate head."""
     return partial(planned, "model.tied=false")
 
 
