@@ -175,7 +175,7 @@ def _only_one(
 
 
 def _as_it_was_told(run: TinyRun, out: Path) -> tuple[Child, str]:
-    """Run --resume as a trainer that found a run.json was told to; return its end, and its message."""
+    """Run --resume, as suggested to a trainer that found a run.json; return its end and its message."""
     log = run.folder / f"{out.name}-again.log"
     child = run.start(out, resume=True, log=log)
     child.wait()

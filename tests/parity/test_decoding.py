@@ -49,7 +49,7 @@ class Smear(Module):
 
 
 class Smeared(Plugin, api=1):
-    """Embed nodes, norms and MLPs that look back."""
+    """Embed nodes, norms and MLPs with a lookback."""
 
     def build_model(self, model: Any) -> None:
         model.embed.mix(Smear)
@@ -153,7 +153,7 @@ class FromValues(Module):
 
 
 class Gated(Plugin, api=1):
-    """The out chain, its gates reading x, k, v and a tap of an earlier layer."""
+    """The out chain, with gates that read x, k, v and a tap of an earlier layer."""
 
     def build_attention(self, attn: Any) -> None:
         if attn.layer:
@@ -398,7 +398,7 @@ class Plain(Module):
 
 
 class Cores(Plugin, api=1):
-    """Functions of attention beside windows, documents, scales of the schedule and a layout."""
+    """Attention functions with windows, documents, scheduled scales and a layout."""
 
     def build_attention(self, attn: Any) -> None:
         attn.core(Plain if attn.layer == 1 else Faded)
@@ -472,7 +472,7 @@ class Back(Module):
 
 
 class Masked(Plugin, api=1):
-    """Windows and documents of layers whose whole attention is replaced, and of one that is not."""
+    """Windows and documents of layers with a replaced attention, and of one without."""
 
     def build_attention(self, attn: Any) -> None:
         attn.window((stages((0, 2), (0.5, 4)), 5, 3)[attn.layer])
@@ -524,7 +524,7 @@ class Fading(Module):
 
 
 class Kept(Plugin, api=1):
-    """Nodes that keep arrays: whole attentions, functions of attention, MLPs, norms."""
+    """Nodes that cache arrays: whole attentions, attention functions, MLPs, norms."""
 
     def build_attention(self, attn: Any) -> None:
         if attn.layer:
@@ -749,7 +749,7 @@ class Short(Smear):
 
 
 class Shortened(Plugin, api=1):
-    """Gives fewer columns than it is given."""
+    """Returns fewer columns than its input has."""
 
     def build_model(self, model: Any) -> None:
         model.embed.mix(Short)
@@ -762,7 +762,7 @@ class Hoarding(Latent):
 
 
 class Hoarded(Plugin, api=1):
-    """Returns all that it was given, where the new columns are wanted."""
+    """Returns its whole input instead of the new columns."""
 
     def build_model(self, model: Any) -> None:
         model.attention(0, Hoarding)
@@ -773,7 +773,7 @@ class Padded(Doubled):
 
 
 class Padding(Plugin, api=1):
-    """Makes fewer positions than it says."""
+    """Creates fewer positions than declared."""
 
     def build_attention(self, attn: Any) -> None:
         attn.layout(Padded)

@@ -42,7 +42,7 @@ class Mean(Module):
 
 
 class Demanding(Plugin, api=1):
-    """Everything that the loss may be made of beside rows."""
+    """All inputs of the loss except rows."""
 
     weighs: bool = option(False, help="by a node")
     staged: bool = option(False, help="the further targets leave halfway")

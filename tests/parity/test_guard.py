@@ -65,7 +65,7 @@ class Slope(Module):
 
 
 class Poisoned(Plugin, api=1):
-    """Whatever a batch may bring."""
+    """Reads every field that can carry a fault."""
 
     def build_data(self, data: Any) -> None:
         for name in FIELDS:

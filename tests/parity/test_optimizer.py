@@ -17,7 +17,7 @@ BACKENDS = ["torch", "mlx"]
 
 
 class Overrides(Plugin, api=1):
-    """Factors and betas of its own for some parameters."""
+    """Sets factors and betas for some parameters."""
 
     frozen: bool = False
     scheduled: bool = False
@@ -37,7 +37,7 @@ def written(ops: Any, update: Any, param: Any, state: Any, *, lr: Any, lr_mul: A
 
 
 class Writes(Plugin, api=1):
-    """Writes in AdamW's place, as an average of the weights does."""
+    """Replaces AdamW's write, like an average of the weights."""
 
     every: bool = False
 
@@ -51,7 +51,7 @@ def narrow(ops: Any, update: Any, param: Any, state: Any) -> Any:
 
 
 class Narrow(Plugin, api=1):
-    """Keeps what no checkpoint would hold."""
+    """Keeps state that checkpoints do not support."""
 
     def optimizer_factory(self, optimizer: Any) -> None:
         optimizer.extend("adamw", "scale", stage(narrow, state={"m": "like"}))

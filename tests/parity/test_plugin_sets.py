@@ -44,7 +44,7 @@ class Gated(Plugin, api=1):
 
 
 class Counted(Plugin, api=1):
-    """Has every hook, and counts the calls of each; the gate is there so that it does something."""
+    """Implements every hook, and counts the calls; the gate gives it an effect."""
 
     def build_attention(self, attn: Any) -> None:
         CALLED["build_attention"] += 1

@@ -312,7 +312,7 @@ class Rule(RowRule):
 
 
 class Another(Plugin, api=1):
-    """Claims the same tables, by a rule of its own."""
+    """Claims the same tables, with another rule."""
 
     buckets: int = 4
 

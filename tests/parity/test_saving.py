@@ -66,7 +66,7 @@ class Careless(Noise):
 
 
 class Spoils(Plugin, api=1):
-    """Has a State that no checkpoint could hold."""
+    """Has a State that checkpoints do not support."""
 
     what: str = "bfloat16"
 

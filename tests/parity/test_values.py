@@ -51,7 +51,7 @@ class Size(Module):
 
 
 class Fields(Plugin, api=1):
-    """Reads a field of its own wherever a node may stand outside the blocks, and inside one."""
+    """Reads its own field in every kind of node outside the blocks, and inside one."""
 
     def build_data(self, data: Any) -> None:
         data.field("marks", "int32")
@@ -73,7 +73,7 @@ class Fields(Plugin, api=1):
 
 
 class OnePlace(Plugin, api=1):
-    """Reads the field in one place alone."""
+    """Reads the field in a single place."""
 
     place: str
 
@@ -101,7 +101,7 @@ class OnePlace(Plugin, api=1):
 
 
 class Values(Plugin, api=1):
-    """A schedule wherever a number may stand."""
+    """Schedules in every place that accepts a number."""
 
     staged: bool = False
 

@@ -16,7 +16,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["torch", "mlx"])
 
 
 class Traced(Plugin, api=1):
-    """Keeps the sum of all that was written, and is evaluated at it, weighed against the parameter."""
+    """Keeps the sum of all written values; evaluates its average with the parameter."""
 
     share: float = option(0.5, help="of the sum")
     of: str = option("", help="the beginning of the roles that it is for")
@@ -50,7 +50,7 @@ def signed(ops, param, state):
 
 
 class Broken(Plugin, api=1):
-    """Returns what no view is."""
+    """Returns an invalid view."""
 
     how: str = option("shape", help="shape, dtype, nothing or place")
 

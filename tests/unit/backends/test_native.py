@@ -43,7 +43,7 @@ class Kept(Module):
 
 
 class Keeper(Plugin, api=1):
-    """Puts it into every layer."""
+    """Adds Kept to every layer."""
 
     def build_attention(self, attn: Any) -> None:
         attn.out.gate(Kept)
@@ -158,7 +158,7 @@ class Doubling(Module):
 
 
 class Doubler(Plugin, api=1):
-    """Doubles what is embedded, in training."""
+    """Doubles embeddings, in training."""
 
     def build_model(self, model: Any) -> None:
         model.embed.mix(Doubling)
@@ -172,7 +172,7 @@ class Nothing(Module):
 
 
 class Same(Plugin, api=1):
-    """Leaves what is embedded alone."""
+    """Leaves embeddings unchanged."""
 
     def build_model(self, model: Any) -> None:
         model.embed.mix(Nothing)

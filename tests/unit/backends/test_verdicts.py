@@ -118,7 +118,7 @@ def test_the_request_is_judged_before_the_installation() -> None:
 
 
 class Norms(Plugin, api=1):
-    """Brings a kernel that eager mode alone can use."""
+    """Provides a kernel for eager mode only."""
 
     disable_option: str = "norms=false"
 
@@ -164,7 +164,7 @@ def test_a_plan_for_a_device_is_refused_as_a_run_there_would_be(plan_of: Any) ->
 
 
 class Brings(Plugin, api=1):
-    """Brings one kernel, which refuses."""
+    """Provides one kernel, which refuses."""
 
     op: str = "swiglu"
     because: str = "no"

@@ -57,7 +57,7 @@ def doubled(gate: Any, up: Any) -> Any:
 
 
 class Kernels(Plugin, api=1):
-    """A kernel for an op that runs, and one for an op that training does not ask for."""
+    """A kernel for an op that runs, and one for an op that training does not use."""
 
     def kernel_provider(self, kernels: Any) -> None:
         for op in ("swiglu", "logits"):

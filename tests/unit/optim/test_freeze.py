@@ -26,7 +26,7 @@ class Freeze(Plugin, api=1):
 
 
 class Assigns(Plugin, api=1):
-    """Has a rule of its own for queries, or factors alone."""
+    """Assigns its own rule to queries, or only factors."""
 
     what: str = option("rule", help="rule, lr_mul, wd_mul or betas")
 
@@ -124,14 +124,14 @@ def test_a_plan_with_other_settings_has_the_same_frozen(planned: Planned) -> Non
 
 
 class Idle(Plugin, api=1):
-    """Puts nothing in, for a reason of its own."""
+    """Fills no slot, with a reason."""
 
     def optimizer_factory(self, optimizer):
         pass
 
 
 class Over(Plugin, api=1):
-    """Takes queries and keys from whoever assigns them."""
+    """Overrides the rule of queries and keys."""
 
     freezes: bool = True
     over: bool = True

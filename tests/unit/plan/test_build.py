@@ -436,7 +436,7 @@ def test_replacing_attention_leaves_the_mlp_as_it_was(planned: Planned) -> None:
 
 
 class Counting(Plugin, api=1):
-    """Counts how often it is asked."""
+    """Counts calls."""
 
     def build_attention(self, attn):
         CALLS.append("build_attention")
@@ -488,7 +488,7 @@ def test_the_hash_covers_what_decides_the_result(planned: Planned, setting: str)
 
 
 class OwnBetas(Plugin, api=1):
-    """Betas of its own for the parameter that comes last."""
+    """Sets betas for the last parameter."""
 
     def optimizer_factory(self, optimizer):
         optimizer.set(lambda name, p: name == "norm.weight", betas=(0.5, 0.6))
@@ -592,7 +592,7 @@ def test_two_plugins_may_shape_different_parts_of_the_loss(planned: Planned) -> 
 
 
 class Noted(Plugin, api=1):
-    """Says the same in every layer, and something else once."""
+    """Adds the same note in every layer, and another one once."""
 
     sure: bool = True
 
@@ -627,7 +627,7 @@ class Nesterov(Plugin, api=1):
 
 
 class Everywhere(Plugin, api=1):
-    """Replaces stages of every rule, or of one that it names."""
+    """Replaces stages of every rule, or of a named one."""
 
     rule: str = "*"
 

@@ -24,7 +24,7 @@ def planned(**plugins: Plugin) -> Plan:
 
 
 class Provider(Plugin, api=1):
-    """Two rules: one with a decay of its own, one whose decay is a schedule."""
+    """Two rules: one with its own decay, one with a scheduled decay."""
 
     def optimizer_factory(self, optimizer):
         optimizer.rule("fixed", lr=1.0, weight_decay=0.7)
@@ -110,7 +110,7 @@ class Add(Module):
 
 
 class Reader(Plugin, api=1):
-    """Each layer reads a stream of its own through one class."""
+    """Each layer reads its own stream through one class."""
 
     argument: str = "table"
 

@@ -126,7 +126,7 @@ def test_a_stream_is_given_nothing_by_its_slot(planned: Planned) -> None:
 
 
 class Attentive(Plugin, api=1):
-    """Asks the attention's builder for what is no slot of its."""
+    """Uses a missing slot of the attention's builder."""
 
     asks: str = option("out.gates", help="the path")
 
@@ -189,7 +189,7 @@ def test_a_choice_of_no_parameter_is_answered_with_the_roles(planned: Planned) -
 
 
 class Kernel(Plugin, api=1):
-    """A kernel that cannot serve."""
+    """A kernel that supports no request."""
 
     op: str = option("swiglu", help="that it is for")
     function: str = option("operator:mul", help="what computes it")

@@ -35,7 +35,7 @@ class Follow(Plugin, api=1):
 
 
 class Set(Plugin, api=1):
-    """Tells the head from the embedding."""
+    """Distinguishes the head from the embedding."""
 
     how: str = option("lr", help="in what")
 

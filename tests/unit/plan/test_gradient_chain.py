@@ -49,7 +49,7 @@ class Own(Plugin, api=1):
 
 
 class Extends(Plugin, api=1):
-    """Fills the chain as if it were a stage."""
+    """Fills the chain like a stage."""
 
     how: str = "extend"
 

@@ -62,7 +62,7 @@ class Teacher(Module):
 
 
 class Reads(Plugin, api=1):
-    """Refers to a model, and reads it as it is told."""
+    """Refers to a model, and reads it as its options set."""
 
     name: str = option("teacher", help="of the field")
     gives: str = option("losses", help="of the model")
@@ -114,7 +114,7 @@ class Field(Plugin, api=1):
 
 
 class Refers(Plugin, api=1):
-    """Hands in what is no model."""
+    """Passes an invalid reference."""
 
     def compute_loss(self, loss):
         loss.reference("teacher", "runs/teacher")

@@ -187,7 +187,7 @@ def test_no_plugins_no_questions(model: Model, evidence) -> None:
 
 
 class Two(Ranks):
-    """This rank, and one that saw the last of the keys alone."""
+    """This rank, and one with evidence only of the last key."""
 
     size = 2
 

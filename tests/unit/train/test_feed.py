@@ -26,7 +26,7 @@ ROWS = [2, 2, 5, 5, 2, 2, 2, 2]
 
 
 class Watches(Plugin, api=1):
-    """Notes where it is, and leaves no label in some batches."""
+    """Records its position, and removes all labels of some batches."""
 
     def on_batch(self, batch: dict, phase: str, progress: float) -> dict:
         told = np.full_like(batch["positions"], round(1000 * progress))

@@ -26,21 +26,21 @@ def plan_of(*names: str) -> Any:
 
 
 class All(Plugin, api=1):
-    """Notes all that it is given."""
+    """Records all of its arguments."""
 
     def on_batch(self, batch: Any, phase: str, vocab: int) -> Any:
         return {**batch, "told": np.array([phase, str(vocab)])}
 
 
 class Late(Plugin, api=1):
-    """Notes where in the run it is."""
+    """Records the progress of the run."""
 
     def on_batch(self, batch: Any, progress: float) -> Any:
         return {**batch, "told": np.array([progress])}
 
 
 class Some(Plugin, api=1):
-    """Takes what it needs."""
+    """Accepts some of the arguments."""
 
     def on_batch(self, vocab: int, batch: Any) -> Any:
         return {**batch, "told": np.array([str(vocab)])}
@@ -81,7 +81,7 @@ def batch(labels: int = 1) -> dict[str, Any]:
 
 
 class Masks(Plugin, api=1):
-    """Takes every label away, in evaluations too."""
+    """Removes every label, also in evaluations."""
 
     def on_batch(self, batch: Any) -> Any:
         return {**batch, "labels": np.full_like(batch["labels"], -1)}

@@ -34,7 +34,7 @@ class Double(Module):
 
 
 class Quick(Plugin, api=1, backends=("torch",), devices=("cuda",)):
-    """Insists on a kernel that CUDA alone has."""
+    """Requires a kernel that only CUDA has."""
 
     def kernel_provider(self, kernels: Any) -> None:
         devices = ("cuda",)
@@ -44,7 +44,7 @@ class Quick(Plugin, api=1, backends=("torch",), devices=("cuda",)):
 
 
 class Open(Plugin, api=1):
-    """Brings kernels, some of which serve CUDA alone, and says nothing of it itself."""
+    """Provides kernels, some for CUDA only, without declaring it."""
 
     insists: bool = False
     everywhere: bool = False

@@ -63,7 +63,7 @@ class Watcher(Plugin, api=1):
 
 
 class Sleeper(Plugin, api=1):
-    """Is told nothing, since it raises every time."""
+    """Raises at every event."""
 
     def on_event(self, event: Any) -> None:
         raise ValueError("no luck")
@@ -396,7 +396,7 @@ def test_an_observer_learns_the_folder_and_the_settings_which_metrics_do_not_rep
     told: list[Any] = []
 
     class Listener(Plugin, api=1):
-        """Keeps what it hears."""
+        """Records its events."""
 
         def on_event(self, event: Any) -> None:
             told.append(event)
@@ -465,7 +465,7 @@ def test_a_batch_that_cannot_be_used_is_its_plugin_s_fault(
     job: Job, broken: Any, what: str
 ) -> None:
     class Spoiler(Plugin, api=1):
-        """Returns what is no batch."""
+        """Returns an invalid batch."""
 
         def on_batch(self, batch, phase):
             return broken(batch)
@@ -660,7 +660,7 @@ def test_an_evaluation_without_a_label_names_who_took_them(job: Job) -> None:
 
 def test_a_sample_that_a_plugin_spoils_spoils_no_run(job: Job) -> None:
     class Trainer(Plugin, api=1):
-        """Knows how to train."""
+        """Fails outside of training."""
 
         def on_batch(self, batch: dict, phase: str) -> dict:
             if phase == "decode":
@@ -1033,7 +1033,7 @@ def test_the_best_checkpoint_is_kept_and_can_be_chosen(
     assert job.evaluate(step=4)["step"] == 4
     assert job.evaluate()["step"] == 12
 
-    # a resumed run knows the best checkpoint of its earlier starts, and deletes it for a better one
+    # a resumed run keeps the best checkpoint of its earlier starts, and deletes it for a better one
     evaluating(monkeypatch, {14: 2.9, 16: 2.8})
     job.train(*kept, steps=18, resume=True)
     assert best_of(job.out) == {"step": 16, "val_loss": 2.8}
