@@ -1,4 +1,4 @@
-r"""A base model is trained, tuned on chats and exported, by command-line programs.
+r"""A base model is trained, tuned on chats and exported, by minillm's commands.
 
     python -m benchmarks.chat_tuning --text english_train.jsonl.xz --tokenizer bpe50k.json \
         --chats sft_gsm8k_train.jsonl.xz --minutes 3 --steps 300

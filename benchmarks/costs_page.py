@@ -1,6 +1,6 @@
 """Generator of the tables of docs/costs.md, from the files in results/.
 
-  python -m benchmarks.costs_page             # check that the page is up to date
+python -m benchmarks.costs_page             # check that the page is up to date
 python -m benchmarks.costs_page --write     # write it
 """
 

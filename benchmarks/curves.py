@@ -15,7 +15,7 @@ def crossings(
 
     Args:
         curve: points with ``seconds``, ``tokens`` and ``val_loss``, in order. Between two of them
-        the loss is interpolated linearly; the last point counts if it is below.
+            the loss is interpolated linearly; the last point counts if it is below.
         targets: nats.
     """
     return {f"{target:g}": crossing(curve, target) for target in targets}

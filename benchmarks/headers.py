@@ -8,7 +8,6 @@ process reads it as ``--resume`` does: find, verify, read, pass to the trainer. 
 own error, or the arrays load and are bitwise equal to those that the safetensors package
 reads from the same files. Counted: signals (a crash), executed code (an audit hook on exec, compile,
 os.system, subprocess, socket, pickle), files touched elsewhere, seconds, memory.
-os.system, subprocess, socket, pickle), files touched elsewhere, seconds, memory.
 """
 
 from __future__ import annotations

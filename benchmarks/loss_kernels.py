@@ -1,6 +1,6 @@
 """The loss kernels on one GPU: time and memory of forward and backward passes, and their agreement.
 
-      python -m benchmarks.loss_kernels [--positions N] [--vocab V] [--width C] [--out FOLDER]
+    python -m benchmarks.loss_kernels [--positions N] [--vocab V] [--width C] [--out FOLDER]
 
 Three warm-up steps, then ten measured one by one. Peak memory excludes the inputs and the last
 step's gradients. Errors are relative to gradients computed in chunks in float32. The three products alone

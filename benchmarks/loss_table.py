@@ -1,6 +1,6 @@
 """Generator of the README's table of time to loss, from time_to_loss.json, ..._in_order.json and peers.json.
 
-  python -m benchmarks.loss_table             # check that the page is up to date
+python -m benchmarks.loss_table             # check that the page is up to date
 python -m benchmarks.loss_table --write     # write it
 
 Each target is the final loss of another trainer's run, and the time is that run's, shown beside

@@ -1,6 +1,6 @@
 """Generator of the README's table of measurements, from the files in results/.
 
-  python -m benchmarks.readme_table             # check that the page is up to date
+python -m benchmarks.readme_table             # check that the page is up to date
 python -m benchmarks.readme_table --write     # write it
 """
 

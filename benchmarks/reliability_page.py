@@ -1,6 +1,6 @@
 """Generator of the tables of docs/reliability.md, from the files in results/.
 
-  python -m benchmarks.reliability_page             # check that the page is up to date
+python -m benchmarks.reliability_page             # check that the page is up to date
 python -m benchmarks.reliability_page --write     # write it
 """
 

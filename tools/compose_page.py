@@ -1,6 +1,6 @@
 """The tables of docs/compose.md: every pair of this repository's plugins, planned.
 
-  python -m tools.compose_page             # check that the page is up to date
+python -m tools.compose_page             # check that the page is up to date
 python -m tools.compose_page --write     # write it
 
 Text between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is generated; the rest of the page is

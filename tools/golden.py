@@ -2,7 +2,7 @@
 
 python -m tools.golden                       # compare this checkout with tests/golden
 python -m tools.golden --show "--preset tiny"     # the documents of one case, to diff two checkouts
-  python tools/golden.py --write DIR           # write the records with the minillm_core on PYTHONPATH
+python tools/golden.py --write DIR           # write the records with the minillm_core on PYTHONPATH
 
 A record holds the exit codes of ``plan`` and ``plugins why '*'`` and digests of their documents:
 the plan without versions and code digests, which change with every release; the plugins with their
@@ -153,7 +153,7 @@ def recorded(
         case: flags and settings.
         words: texts whose wording changed since the record -> the recorded wording.
         added: slots that did not exist in the record, * for a layer; a slot filled by a plugin
-        is kept.
+            is kept.
         without: flags that remove plugins that a recipe did not yet include.
         layouts: export layouts that did not exist in the record.
     """

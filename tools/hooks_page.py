@@ -1,6 +1,6 @@
 """Generator of the reference in docs/hooks.md, from hook specifications, builders and their types.
 
-  python -m tools.hooks_page             # check that the page is up to date
+python -m tools.hooks_page             # check that the page is up to date
 python -m tools.hooks_page --write     # write it
 
 Text between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is generated; the rest of the page is

@@ -1,6 +1,6 @@
 """Generator of the notebook of docs/python.md: the same text and code, cell by cell.
 
-  python -m tools.notebook             # print it
+python -m tools.notebook             # print it
 python -m tools.notebook --write     # write it
 """
 

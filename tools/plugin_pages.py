@@ -1,6 +1,6 @@
 """Generator of the tables of plugins, options and commands in README.md and in each distribution's README.
 
-  python -m tools.plugin_pages             # report the pages that are out of date
+python -m tools.plugin_pages             # report the pages that are out of date
 python -m tools.plugin_pages --write     # write them
 
 Text between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is generated from entry points,

@@ -1,9 +1,9 @@
 """Releases: one version for every distribution, their sdists and wheels, and the tag that publishes them.
 
 python -m tools.release show              # each distribution with its version
-  python -m tools.release set 0.2.0         # write the version and the plugins' minimum versions everywhere
-  python -m tools.release tag v0.2.0        # reject a tag that differs from the common version
-  python -m tools.release build [--to dist] # build all, and check them as a package index would
+python -m tools.release set 0.2.0         # write the version and the plugins' minimum versions everywhere
+python -m tools.release tag v0.2.0        # reject a tag that differs from the common version
+python -m tools.release build [--to dist] # build all, and check them as a package index would
 
 It imports nothing of minillm, so that ``make wheels`` needs only the build tools.
 """
@@ -123,7 +123,7 @@ def build(to: Path, folders: Sequence[Path] | None = None) -> dict[str, tuple[Pa
 
     Raises:
         ReleaseError: versions differ, the folder holds files that no build wrote, or a build did not
-        produce exactly one sdist and one wheel.
+            produce exactly one sdist and one wheel.
         subprocess.CalledProcessError: a build or a check failed; its output is printed.
     """
     version()

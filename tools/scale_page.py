@@ -1,6 +1,6 @@
 """The tables of docs/scale.md: the cost model beside measurements, and forecasts for unavailable GPUs.
 
-  python -m tools.scale_page             # check that the page is up to date
+python -m tools.scale_page             # check that the page is up to date
 python -m tools.scale_page --write     # write it
 
 A row is a pair of measurements of one program, on few GPUs and on more: the first calibrates the

@@ -1,6 +1,6 @@
 """Generator of the reference in docs/settings.md, from the schema of the config and the presets.
 
-  python -m tools.settings_page             # check that the page is up to date
+python -m tools.settings_page             # check that the page is up to date
 python -m tools.settings_page --write     # write it
 """
 

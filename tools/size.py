@@ -1,7 +1,7 @@
 """The size of the code: lines, files and imports of the core by room, and of each plugin package.
 
 python -m tools.size                       # this checkout
-  python -m tools.size ../other --json       # another checkout, as JSON
+python -m tools.size ../other --json       # another checkout, as JSON
 python -m tools.size plugins/minillm_muon  # one distribution, or one package
 
 A line of code is a line that is not blank, not only a comment, and not part of a docstring.
@@ -79,7 +79,7 @@ def packages(root: Path) -> dict[str, list[File]]:
 
     Args:
         root: a folder: of a package (it has an ``__init__.py``), or one that holds packages
-        ``minillm_*`` directly or in ``plugins/*``.
+            ``minillm_*`` directly or in ``plugins/*``.
 
     Returns:
         Package -> its files, sorted; the core first.

@@ -2,9 +2,9 @@
 
 Every block of code on the page must be of one of these kinds:
 
-      ```python title=my_trick.py      is written to that file (any language)
-      ```console                       lines that begin with "$ " are commands, the others are their output
-      ```console figures=any           the same; a number matches any other number, apart from grouping
+    ```python title=my_trick.py      is written to that file (any language)
+    ```console                       lines that begin with "$ " are commands, the others are their output
+    ```console figures=any           the same; a number matches any other number, apart from grouping
 
 In an output ``...`` matches anything, and on a line of its own any number of lines; runs of spaces
 count as one, and empty lines are ignored. A command without output on the page may print anything.

@@ -95,7 +95,7 @@ saved (100); stages that run every n-th update: schedule, a graph for each on bo
 checkpoint (60); claims that override others (25); `ops.qr` (10).
 
 23,500 to 23,700: distributed training. The seam and its provider (60); parts of a step, figures and
-statistics over all ranks, evaluation in parts (50); a clock, a signal, verdicts and a folder agreed on by all (70);
+statistics over all ranks, evaluation in parts (50); a clock, a signal, verdicts and a folder agreed on (70);
 conflicts (25).
 
 23,700 to 23,800: parameters in blocks (the claim and its conflicts: 40, divided stacks, views by block:
@@ -194,7 +194,7 @@ def test_a_summary_names_long_files() -> None:
 
 @pytest.fixture(scope="module")
 def whole(repository: Path) -> dict[str, list[File]]:
-    """The packages of this checkout."""
+    """Count the packages of this checkout."""
     return packages(repository)
 
 

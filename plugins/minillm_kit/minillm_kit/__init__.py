@@ -68,7 +68,7 @@ training.py, decoding.py
     - ``trains``: five steps, every loss finite.
     - ``evidence``: its parts of the plan are observed to be active.
     - ``clean``: planning and steps leave the per-process state of torch and MLX (default dtype and
-    device, seeds, flags, threads, functions and classes) as it was.
+      device, seeds, flags, threads, functions and classes) as it was.
     - ``resumes``: saved, loaded and trained on is the uninterrupted run, to the bit.
     - ``causal``: later tokens change nothing earlier: features in float64, one column's loss in
       float32, by more than rounding.
@@ -80,12 +80,12 @@ frameworks.py
     - ``pure``: activation checkpointing of blocks changes neither gradients nor state.
     - ``alike``: five steps with its own optimizer are the same on both, state included.
     - ``compiles``: compiled steps are one graph (on a CPU only torch's tracing: aot_eager), with
-    the losses and moments of eager steps.
+      the losses and moments of eager steps.
 mesh.py
     - ``mesh``: two processes over gloo, with very different numbers of labels, train as one: the same
-    losses, updates and State, by whole micro-batches and by rows, or a refusal by name. Skipped
-    without minillm-mesh, without torch and outside Linux; MLX's processes are tested in
-    minillm-mesh, since its ring may hang.
+      losses, updates and State, by whole micro-batches and by rows, or a refusal by name. Skipped
+      without minillm-mesh, without torch and outside Linux; MLX's processes are tested in
+      minillm-mesh, since its ring may hang.
 pairs.py
     - ``pairs``: with each partner the plan is the same in either order and trains five steps on
       every backend, or the refusal names both. First the partners that are likely to conflict:

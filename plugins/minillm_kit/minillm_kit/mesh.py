@@ -1,6 +1,6 @@
 """Distributed training: two ranks over gloo train as one process, or a parallelism axis refuses the plugin.
 
-      python -B -m minillm_kit.mesh SPEC JSON     trains on 1 and on 2 ranks, and prints the results as JSON
+    python -B -m minillm_kit.mesh SPEC JSON     trains on 1 and on 2 ranks, and prints the results as JSON
 
 An axis is a row of :data:`AXES`: a way to divide a step or its updates. Both ranks are forked from a
 process that has imported torch and computed nothing (fresh.py), and connect through minillm-mesh, as

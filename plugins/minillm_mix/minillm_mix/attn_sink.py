@@ -1,6 +1,6 @@
 """Attention sinks: a head can attend to nothing, by a learned logit in the softmax's denominator.
 
-      p_ij = exp(s_ij) / (exp(b_h) + sum_j exp(s_ij))         b_h learned, one per head
+    p_ij = exp(s_ij) / (exp(b_h) + sum_j exp(s_ij))         b_h learned, one per head
 
 The weights of a query sum to less than 1. Without a sink, a head with no relevant key puts its
 weight on the first token, whose value becomes small (StreamingLLM, arXiv:2309.17453, which also

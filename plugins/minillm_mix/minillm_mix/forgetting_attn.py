@@ -1,6 +1,6 @@
 """Forgetting attention, FoX: scores decay by learned gates between key and query (arXiv:2503.02130).
 
-      f_t = sigmoid(w_h . x_t + b_h)                          a gate per token and head
+    f_t = sigmoid(w_h . x_t + b_h)                          a gate per token and head
     p_ij ~ exp(s_ij + sum_{l = j+1}^{i} log f_l)
 
 The forget gate of recurrent models in softmax attention: tokens before a closed gate are forgotten,

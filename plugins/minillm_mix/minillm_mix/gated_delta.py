@@ -1,7 +1,7 @@
 """Gated DeltaNet: a fixed-size recurrent memory with a forget gate and the delta rule (arXiv:2412.06464).
 
-      S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T          a head's memory, (D, D)
-      y_t = S_t q_t                                                  q and k have norm one
+    S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T          a head's memory, (D, D)
+    y_t = S_t q_t                                                  q and k have norm one
     a_t = exp(-exp(A) softplus(w_a x_t + c)), b_t = sigmoid(w_b x_t)
 
 q, k and v first pass a causal convolution over four tokens and silu; y is normalised per head and gated by

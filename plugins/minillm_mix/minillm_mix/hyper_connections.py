@@ -1,8 +1,8 @@
 """Hyper-connections: n residual streams (lanes), mixed around each sublayer (arXiv:2409.19606).
 
     A, a, b = A0 + s_a tanh(norm(H) W_A), a0 + s_a tanh(norm(H) W_a), b0 + s_b tanh(norm(H) W_b)
-      h       = a^T H                                     the sublayer's input; H (n, C), per token
-      H      <- A^T H + b y                               y: the sublayer's output
+    h       = a^T H                                     the sublayer's input; H (n, C), per token
+    H      <- A^T H + b y                               y: the sublayer's output
 
 The strength of connections between layers, and whether layers act in sequence or in parallel, is
 learned. A0 = 1, b0 = 1, a0 is 1 for lane s mod n of sublayer s, and every W is 0 at the start: all lanes

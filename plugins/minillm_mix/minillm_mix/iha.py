@@ -1,7 +1,7 @@
 """Interleaved head attention: heads are mixed into P pseudo-heads each, which attend to one another.
 
     q_(h,p) = sum_m A_p[m, h] q_m,   k and v likewise        p = 0 .. P - 1, each over heads m
-      one sequence of P T positions: (t, p) is at P t + p, and is rotated there
+    one sequence of P T positions: (t, p) is at P t + p, and is rotated there
     y_h     = sum_p c[h, p] y_(h,p)                          back to H heads
 
 With P pseudo-heads a head has P^2 attention patterns, which also use other heads' queries and keys:

@@ -1,6 +1,6 @@
 """Layer loops: middle layers run several times (slowrun, 2026; universal transformers, arXiv:1807.03819).
 
-      x <- block_last( ... block_first(x))        `times` rounds after a fraction of the run; one before it
+    x <- block_last( ... block_first(x))        `times` rounds after a fraction of the run; one before it
 
 Runs over many epochs are limited by text before they are limited by time: a further round of the same
 layers adds computation without parameters. slowrun repeats a few layers of its

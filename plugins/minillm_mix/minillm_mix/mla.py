@@ -1,7 +1,7 @@
 """Multi-head latent attention: keys and values computed from one small latent (DeepSeek-V2, arXiv:2405.04434).
 
-      c_t   = RMSNorm(Wkv x_t)                                kv_rank numbers per token
-      k_t,h = [Wk,h c_t, RoPE(Wr x_t)]    v_t,h = Wv,h c_t    the rotated part is shared by all heads
+    c_t   = RMSNorm(Wkv x_t)                                kv_rank numbers per token
+    k_t,h = [Wk,h c_t, RoPE(Wr x_t)]    v_t,h = Wv,h c_t    the rotated part is shared by all heads
     q_t,h = [Wq,h x_t, RoPE(Wqr,h x_t)]                     or of RMSNorm(Wdq x_t), with q_rank
     y     = softmax(q k^T / sqrt(head_dim + rope_dim)) v Wo
 

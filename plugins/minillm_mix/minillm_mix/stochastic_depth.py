@@ -1,7 +1,7 @@
 """Stochastic depth: blocks are skipped at random in training, later ones more often (arXiv:1603.09382).
 
-      x <- x + b_l / (1 - p_l) (attention, then MLP)       b_l ~ Bernoulli(1 - p_l), per row
-      p_l = drop l / (L - 1)                               layers l = 0 .. L - 1: the first is never skipped
+    x <- x + b_l / (1 - p_l) (attention, then MLP)       b_l ~ Bernoulli(1 - p_l), per row
+    p_l = drop l / (L - 1)                               layers l = 0 .. L - 1: the first is never skipped
 
 Every depth up to the full one is trained, so that no block depends on its predecessor alone: a
 regulariser for repeated texts. Division by 1 - p_l keeps a block's expected contribution,

@@ -1,6 +1,6 @@
 """A growing batch size with a growing learning rate (modded-nanogpt, record 46, by varunneal).
 
-      fraction of the run 0 .. 1/3    .. 2/3    .. 1
+    fraction of the run 0 .. 1/3    .. 2/3    .. 1
     rows                1/3         2/3       1        of train.rows
     learning rate       1           1.52      1.73     times the run's schedule
 

@@ -1,6 +1,6 @@
 """Cached stream: the last attentions all read the residual stream at one block (modded-nanogpt, record 77).
 
-      attention_i reads norm_i(x_f)        i > f, x_f: the input of block f
+    attention_i reads norm_i(x_f)        i > f, x_f: the input of block f
 
 MLPs and residual sums are unchanged. The last layers' queries can be computed from the stream at two thirds of
 the depth; later updates serve the prediction and disturb attention. f is 8 of 11 in the record, where this

@@ -1,6 +1,6 @@
 """Embedding norm: every token enters the first block with unit RMS (modded-nanogpt, record 9).
 
-      x0 = x / sqrt(mean(x^2) + eps)        after the lookup and everything added to it
+    x0 = x / sqrt(mean(x^2) + eps)        after the lookup and everything added to it
 
 The norm of embedding rows then has no effect: a high learning rate, 100 times a head's and more,
 changes their direction but not their scale relative to the blocks. Also in BLOOM (arXiv:2211.05100),

@@ -1,6 +1,6 @@
 """Partial key offset: half of each key comes from the previous token (modded-nanogpt, record 49).
 
-      k_t[i] <- k_(t-1)[i]        i in [D/4, D/2) and [3D/4, D): the unrotated features
+    k_t[i] <- k_(t-1)[i]        i in [D/4, D/2) and [3D/4, D): the unrotated features
 
 A query that matches content then finds the token *after* the match, so that a single layer
 implements induction, which otherwise needs two (by classiclarryd). It suits layers with long

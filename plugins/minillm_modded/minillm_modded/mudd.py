@@ -1,8 +1,8 @@
 """MUDD: dense connections; q, k, v and the stream each read their own mix of earlier outputs (arXiv:2502.12170).
 
-      A       = s GELU(RMSNorm(X_i) W1) W2 + a                        per token, from X_i
+    A       = s GELU(RMSNorm(X_i) W1) W2 + a                        per token, from X_i
     X_i^w   = sum over j <= i of A_wj X_j                           w: q, k, v, residual
-      block i = attention(norm X_i^q, norm X_i^k, norm X_i^v) added to X_i^residual, then the MLP
+    block i = attention(norm X_i^q, norm X_i^k, norm X_i^v) added to X_i^residual, then the MLP
 
 X_0 is the embedding, X_i the output of block i - 1. W2 is 0 at the start and a is 1 for X_i, 0 for the
 others: the model starts unchanged. Before the last norm the stream is mixed once more. A single residual

@@ -45,7 +45,7 @@ class PairedHeads(Plugin, api=1):
 class Interleave(Layout):
     """(B, T, H, D) -> (B, 2T, H/2, D) and back."""
 
-    rope = "after"  # at 2 x position + parity, the same to the bit as each head at its own
+    rope = "after"  # at 2 x position + parity, bitwise equal to each head at its own
     stretch = 2
     joins = 2
 

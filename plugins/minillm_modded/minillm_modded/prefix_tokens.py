@@ -1,6 +1,6 @@
 """Prefix tokens: the longest prefix of the next token is predicted too (modded-nanogpt, record 88, by jvarho).
 
-      loss = CE(next) + w CE(prefix of next),     prefix: the longest token whose bytes start those of next
+    loss = CE(next) + w CE(prefix of next),     prefix: the longest token whose bytes start those of next
 
 " thinking" starts with " think", so a prediction of " think" is partly right. A tokenizer hides this
 similarity; the added loss term rewards it. The prefix is shorter than the token; tokens of a single

@@ -1,7 +1,7 @@
 """A sequence-length schedule: short rows first, at constant tokens per step (modded-nanogpt, record 72).
 
-      fraction of the run 0 .. 1/3                    .. 1
-      tokens per row      896 of 2,048 (0.4375)       2,048
+    fraction of the run 0 .. 1/3                    .. 1
+    tokens per row      896 of 2,048 (0.4375)       2,048
     rows                2.29 times as many          train.rows
 
 Short-range structure is learned first: attention over few tokens costs less and loses little. The record

@@ -25,7 +25,7 @@ updates later,
 
     W   = prod_(i = s+1 .. t) (1 - lr_i wd)
     c_i = beta2^((i-s)/2) / sqrt(1 - beta2^i)                              sqrt(v^_i) = c_i sqrt(v)
-    w_i = W_(i..t) lr_i beta1^(i-s) / (1 - beta1^i) / c_i                  W_(i..t): the decay behind i
+    w_i = W_(i..t) lr_i beta1^(i-s) / (1 - beta1^i) / c_i                  W_(i..t): the decay after i
 
 which equals AdamW. The sum is evaluated at two values of c instead of k: Gauss quadrature, whose nodes and
 weights match the first four moments of all c (total, mean, variance and third). They depend on s only, not

@@ -89,7 +89,7 @@ class SeenRows:
 
         Args:
             arrays: with ``model.<name>`` up to date, ``rows.pending.<name>`` as stored on the
-            device, and ``rows.age.<name>`` the update at which each row was brought up to date.
+                device, and ``rows.age.<name>`` the update at which each row was brought up to date.
         """
         for name in self.rules:
             whole = arrays[f"model.{name}"].view(np.uint32)

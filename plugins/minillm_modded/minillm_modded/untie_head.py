@@ -1,7 +1,7 @@
 """Head and embedding are tied for two thirds of the run, then separate (modded-nanogpt, records 51, 53).
 
-      head = embedding          until 2/3 of the run: one matrix, one gradient, one optimizer state
-      head, embedding           after it: both start from the tied values, Adam's moments included
+    head = embedding          until 2/3 of the run: one matrix, one gradient, one optimizer state
+    head, embedding           after it: both start from the tied values, Adam's moments included
 
 A tied matrix learns from both of its uses and halves the number of parameters (Press and Wolf,
 arXiv:1608.05859); late in a run the two uses favour different values. Record 51 tied the head of the

@@ -1,6 +1,6 @@
 """Value embeddings: every token adds values looked up by its id to those computed from its context.
 
-      v <- v + 2 sigmoid(w x[:gate_width]) table[id]         "gates", one per head (nanochat)
+    v <- v + 2 sigmoid(w x[:gate_width]) table[id]         "gates", one per head (nanochat)
     v <- l0 v + l1 table[id]                               "lambdas" (modded-nanogpt, 2025-01-04)
 
 A table (V, K D) is looked up once per step, without FLOPs. The record's three tables serve the first

@@ -14,10 +14,10 @@ row, or none can grow, the plan has a note.
 ``yarn`` makes a longer window resemble the previous one (YaRN, arXiv:2309.00071; the record of
 2025-09, by classiclarryd). Where W(t) grows from W to W', in every layer and by the long windows:
 
-      r       = W theta / 2 pi                    turns of a pair of features within W
+    r       = W theta / 2 pi                    turns of a pair of features within W
     kept    = clip((r - 1) / (32 - 1), 0, 1)
-      theta  <- theta (kept + (1 - kept) W / W')  slow pairs are stretched, fast pairs are unchanged
-      scale  <- scale (0.2 ln(W' / W) + 1)        keeps attention equally sharp with more keys
+    theta  <- theta (kept + (1 - kept) W / W')  slow pairs are stretched, fast pairs are unchanged
+    scale  <- scale (0.2 ln(W' / W) + 1)        keeps attention equally sharp with more keys
 
 It claims the attention scale, initially ``scale`` times D^-1/2, and so replaces
 `attn_scale`. Each stage has its own tables of cos and sin. The record's evaluation window, longer than

@@ -2,7 +2,7 @@
 
     u <- momentum's update, Muon's own
     u_i <- u_i / |u_i|                             rows: MuonEq-R;  columns: MuonEq-C
-      u  <- Newton-Schulz, or Polar Express, of u
+    u  <- Newton-Schulz, or Polar Express, of u
 
 Orthogonalisation equalises singular values within few steps only if they are not too far apart, and rows of
 very different norms spread them: so rows are normalised first, at the cost of a reduction and without

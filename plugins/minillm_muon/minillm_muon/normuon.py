@@ -1,7 +1,7 @@
 """NorMuon: an orthogonalised update normalised per neuron (arXiv:2510.05491).
 
-      v <- beta2 v + (1 - beta2) mean(u^2)          one number per neuron
-      u <- |u| / |u / sqrt(v)|  u / sqrt(v)         | | is the norm of the whole matrix
+    v <- beta2 v + (1 - beta2) mean(u^2)          one number per neuron
+    u <- |u| / |u / sqrt(v)|  u / sqrt(v)         | | is the norm of the whole matrix
 
 A neuron is a row of the matrix in the paper; here, as in modded-nanogpt and nanochat, a row or
 column along the longer axis. The norm after orthogonalisation is kept, so that

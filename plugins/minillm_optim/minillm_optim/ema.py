@@ -1,7 +1,7 @@
 """EMA: an exponential moving average of the weights, used for evaluation (arXiv:2411.18704).
 
-      a_t <- theta_t + d_t (a_(t-1) - theta_t)        after each update, theta_t its result
-      d_t  = min(decay, (t - 1) / (t + 9))            t = 1, 2, ... counts averaged updates
+    a_t <- theta_t + d_t (a_(t-1) - theta_t)        after each update, theta_t its result
+    d_t  = min(decay, (t - 1) / (t + 9))            t = 1, 2, ... counts averaged updates
 
 The decay warms up, in place of a bias correction: d_1 = 0, so that the average starts as the weights
 and not as zeros, and while t < 10 / (1 - decay) it covers about the last tenth of the updates, which

@@ -1,6 +1,6 @@
 """EMA-Nesterov: gradients are taken at a look-ahead point along an average of past updates (arXiv:2605.25395).
 
-      y <- x + beta_t m                         where the gradient is taken: the trained parameter
+    y <- x + beta_t m                         where the gradient is taken: the trained parameter
     x' = any rule's update of y
     m <- gamma m + (1 - gamma) (x' - x),  x <- x'
 

@@ -1,6 +1,6 @@
 """Embedding gradient shrink: the lookup's gradient is multiplied by alpha (GLM-130B, arXiv:2210.02414).
 
-      x <- sg(x) + alpha (x - sg(x))              sg: stop-gradient
+    x <- sg(x) + alpha (x - sg(x))              sg: stop-gradient
 
 The value is x, bitwise; the gradient of the looked-up rows is multiplied by alpha. Gradients of an embedding are
 the largest and most uneven of a model early in training, and precede loss spikes; alpha 0.1 stabilised the

@@ -1,8 +1,8 @@
 """Freezing: parameters keep their values for the whole run, up to a fraction of it, or from one on.
 
-      freeze.of=["layers.[0-3].*"]                        permanently: no gradient, no optimizer state
-      freeze.of=["embedding.*"] freeze.until=0.1          trained from a tenth of the run on
-      freeze.of=["norm"] freeze.after=0.5                 trained during the first half
+    freeze.of=["layers.[0-3].*"]                        permanently: no gradient, no optimizer state
+    freeze.of=["embedding.*"] freeze.until=0.1          trained from a tenth of the run on
+    freeze.of=["norm"] freeze.after=0.5                 trained during the first half
 
 With a fraction, the learning rate is 0 while they are frozen (and so is the decay, which it multiplies): the
 gradient is still computed and the moments are updated, so that a thawed parameter continues normally. Permanently

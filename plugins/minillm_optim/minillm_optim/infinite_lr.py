@@ -3,8 +3,8 @@
     warm-up      the run's own, to the peak
     cooldown     from the peak to ``constant`` of it, along half a cosine or an inverse root:
                  1 + (constant - 1) h(y) / h(1),  h(y) = 1 / sqrt(1 + 10 y) - 1,  y from 0 to 1
-      constant     held: a branch of the run can continue from there on other text, without another warm-up
-      annealing    constant (least / constant)^y in the last part of the run, before evaluation
+    constant     held: a branch of the run can continue from there on other text, without another warm-up
+    annealing    constant (least / constant)^y in the last part of the run, before evaluation
 
 Fractions are of the run after the warm-up, where the paper counts steps: a run with
 ``infinite_lr.annealing=0`` never anneals, and a branch ``--branch RUN@STEP`` can anneal. The defaults are the

@@ -1,6 +1,6 @@
 """Power cooldown: a constant learning rate, then a power of the remaining run (modded-nanogpt's PowerCool).
 
-      factor(x) = min(1, ((end - x) / cooldown)^power)        x: fraction of the run after the warm-up, 0 to 1
+    factor(x) = min(1, ((end - x) / cooldown)^power)        x: fraction of the run after the warm-up, 0 to 1
 
 min(lr, c (t_end - t)^1.2) of the optimization track's results since 2026-05-09, with c such that the fall starts
 ``cooldown`` before ``end``. Power 1 and end 1 equal train.schedule=wsd with that train.cooldown; a power above 1

@@ -1,8 +1,8 @@
 """Schedule-free AdamW: no learning-rate decay, as an average of the iterates is evaluated (arXiv:2405.15682).
 
-      z: the plain iterates,    x: an average of the z,    y: between them, where gradients are taken
+    z: the plain iterates,    x: an average of the z,    y: between them, where gradients are taken
 
-      y_t     = (1 - beta1) z_t + beta1 x_t                  the trained parameter
+    y_t     = (1 - beta1) z_t + beta1 x_t                  the trained parameter
     v_t     = beta2 v_(t-1) + (1 - beta2) g(y_t)^2
     u_t     = g(y_t) / (sqrt(v_t / (1 - beta2^t)) + epsilon) + wd y_t
     z_(t+1) = z_t - lr_t u_t

@@ -10,7 +10,7 @@ there called grafting), so that ``shampoo.lr`` has AdamW's scale. The roots are 
 by a coupled Newton iteration with products only (arXiv:2002.09018, from Iannazzo, 2006), for p = 4:
 
     A = L + damping |L| 1,  M = A (1 + p) / (2 |A|),  H = ((1 + p) / (2 |A|))^(1/p) 1
-      T = ((p + 1) 1 - M) / p,  M <- T^p M,  H <- H T              M converges to 1, H to A^(-1/p)
+    T = ((p + 1) 1 - M) / p,  M <- T^p M,  H <- H T              M converges to 1, H to A^(-1/p)
 
 It needs no eigendecomposition, which not all frameworks support on all devices. An iteration raises the
 smallest eigenvalue of M by (1 + 1/p)^p = 2.44: 20 of them suffice for damping of 1e-5, 25 for 1e-6, where

@@ -1,8 +1,8 @@
 """Snoo: every K-th update is followed by a Nesterov step of slow weights (arXiv:2510.15830).
 
-      f: the fast weights, moved by updates;  s: the slow ones;  after every K-th update
+    f: the fast weights, moved by updates;  s: the slow ones;  after every K-th update
 
-      d <- s - f                              their movement since
+    d <- s - f                              their movement since
     m <- mu m + d
     s <- s - eta (d + mu m)                 torch's SGD, nesterov, of d as a gradient
     f <- s

@@ -1,6 +1,6 @@
 """SWA: the mean of the weights over the end of a run, used for evaluation (arXiv:1803.05407).
 
-      a_n <- a_(n-1) + (theta_t - a_(n-1)) / n        n = 1, 2, ... counts averaged weights
+    a_n <- a_(n-1) + (theta_t - a_(n-1)) / n        n = 1, 2, ... counts averaged weights
 
 over every update of the last fraction of the run (``last``), or with ``every = k`` over every k-th one: the
 updates k, 2 k, 3 k ... With k of some hundred it is the mean of checkpoints as in LAWA

@@ -23,7 +23,7 @@ def test_what_no_cpu_can_hold_is_out_of_memory(size: int) -> None:
     assert refused.value.fix
 
 
-def test_mlx_s_words_are_known() -> None:  # it may end the process instead of saying them
+def test_mlx_s_words_are_known() -> None:  # it may end the process instead of raising
     with pytest.raises(OutOfMemory), memory_or_error():
         raise RuntimeError("[malloc] Unable to allocate 281474976710656 bytes.")
 

@@ -55,14 +55,14 @@ def run(
         outputs: contiguous, of the right shapes; their values are overwritten.
         orders: of :data:`ORDERS`; the results of all must be bitwise equal.
         threadgroups: those to run, by their index in the grid; None: all, and then every element of
-        every output must be written.
+            every output must be written.
         filled: with ``threadgroups``, the number of elements of each output that they write.
         include: see :func:`library`.
         prefix: see :func:`library`.
 
     Raises:
         KernelFault: an access out of bounds, a race, a divergent barrier, a read of uninitialised
-        memory, an output that is not completely written, a result that depends on the order, ...
+            memory, an output that is not completely written, a result that depends on the order, ...
     """
     made = library(launch, include=include, prefix=prefix)
     first: list[bytes] = []
