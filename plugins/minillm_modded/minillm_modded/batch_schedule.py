@@ -76,5 +76,5 @@ class BatchSchedule(Plugin, api=1):
 
 
 def stage_of(step: int, steps: int, seed: int, *, stages: int) -> int:
-    """Return which of ``count`` equal stages a step, counted from 1, is in, as ``plateaus`` divides them."""
+    """Return which of ``stages`` equal stages a step, counted from 1, is in, as ``plateaus`` divides them."""
     return (step * stages - 1) // steps
