@@ -46,7 +46,7 @@ class Machine:
 
 
 class FakeTrainer:
-    """A trainer with a simulated clock: less compile time means slower steps."""
+    """A trainer with simulated step times: each step subtracts its duration from the compile time."""
 
     def __init__(self, machine: Machine, train: Any, kernels: str) -> None:
         self.machine, self.train, self.kernels = machine, train, kernels

@@ -68,7 +68,7 @@ def run(
     first: list[bytes] = []
     for number, order in enumerate(orders):
         for one in outputs:
-            if threadgroups is None:  # otherwise the memory may not suffice for a copy
+            if threadgroups is None:  # otherwise filling may exceed the memory
                 one.reshape(-1).view(np.uint8)[:] = 0xFF
         _run_once(
             made, launch, inputs, outputs, ORDERS.index(order), number + 1, threadgroups, filled
