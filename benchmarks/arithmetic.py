@@ -1,23 +1,23 @@
-"""What one training step of a plan computes and moves, counted and not measured.
+"""FLOPs and bytes of one training step of a plan, counted instead of measured.
 
-The step that trains on PyTorch is run on tensors without contents, at its full size, and every
-product in it is counted by torch's own formulas (``torch.utils.flop_counter``): what plugins add to
-the model, and Muon's orthogonalisation, too. Two ops have kernels that differ by device and are
-counted as their contracts say (benchmarks/counted_ops.py): attention (4 B T W H D FLOPs forward, W
+PyTorch's training step is run at full size on tensors without data (meta device), and every matrix
+product in it is counted by torch's own formulas (``torch.utils.flop_counter``), including products of
+plugins and Muon's orthogonalisation. Two ops have device-dependent kernels and are
+counted by their contracts (benchmarks/counted_ops.py): attention (4 B T W H D FLOPs forward, W
 the keys that a query sees) and the loss (2 N C V), each with twice that backward.
 
-FLOPs are those of products alone, two for a multiplication and its addition. What a causal mask
-hides is counted, as in the plan's estimate; recomputation is not.
+FLOPs are those of products only, two for a multiplication and its addition. Scores hidden by a causal
+mask are counted, as in the plan's estimate; recomputation is not.
 
-Bytes are counted twice, since they depend on what a compiler makes one kernel of:
+Bytes are counted in two ways, since they depend on the compiler's fusion:
 
-- *least*: the operands and the result of every product, once each; what lookups read and write; and
-  the optimizer's arrays. All else is taken to be done on the way.
-- *apart*: the operands and the results of every operation, each a kernel of its own, as in eager
-  mode. A compiled step lies between the two.
+- *least*: the operands and the result of every product, once each; reads and writes of lookups; and
+  the optimizer's arrays. Everything else is assumed to be fused.
+- *apart*: the operands and the results of every operation, each in a separate kernel, as in eager
+  mode. A compiled step is between the two.
 
-The optimizer moves, in both: each gradient once in float32, each master weight and each number of
-its state twice (read, written), each compute copy once. Products in its stages come on top.
+The optimizer's bytes, in both: each gradient once in float32, each master weight and each number of
+optimizer state twice (read, written), each compute copy once. Products in its stages are added.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from minillm_core.plan.estimate import ITEMSIZE
 __all__ = ["Arithmetic", "arithmetic"]
 
 MASTER = 4  # float32
-POINTS = 100  # of the run, at which staged values are asked: window warm-ups, targets that leave
+POINTS = 100  # of the run at which schedules are sampled: window warm-ups, removed targets
 
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """Of one optimizer step on one device; the run's mean where steps differ."""
+    """The counts of one optimizer step on one device; the run's mean where steps differ."""
 
     flops: Mapping[str, float]  # phase -> FLOPs of products
     least: Mapping[str, float]  # phase -> bytes, all but products and lookups fused away
@@ -61,21 +61,21 @@ class Arithmetic:
 
     @property
     def all_flops(self) -> float:
-        """Of the three phases."""
+        """FLOPs of all three phases."""
         return sum(self.flops.values())
 
     @property
     def least_bytes(self) -> float:
-        """Of the three phases, fused."""
+        """Bytes of all three phases, fused."""
         return sum(self.least.values())
 
     @property
     def apart_bytes(self) -> float:
-        """Of the three phases, unfused."""
+        """Bytes of all three phases, unfused."""
         return sum(self.apart.values())
 
     def data(self) -> dict[str, Any]:
-        """Return as JSON: whole numbers."""
+        """Return the counts as JSON, in whole numbers."""
         return {
             "flops": _rounded(self.flops),
             "least_bytes": _rounded(self.least),
@@ -88,11 +88,11 @@ def arithmetic(plan: Plan, dtype: str = "bfloat16") -> Arithmetic:
     """Count a plan's step.
 
     Args:
-        plan: what to count. Its kernels are the core's, whatever it is bound to elsewhere.
+        plan: the plan to count, with the core's kernels whatever it is bound to elsewhere.
         dtype: of the compute copies: bfloat16, float16 or float32.
 
     Raises:
-        ValueError: there is no such compute dtype.
+        ValueError: the compute dtype is unknown.
     """
     if dtype not in ITEMSIZE:
         raise ValueError(f"dtype {dtype!r}: one of {', '.join(ITEMSIZE)}")
@@ -114,15 +114,15 @@ def arithmetic(plan: Plan, dtype: str = "bfloat16") -> Arithmetic:
     return Arithmetic(
         flops=dict(total.flops),
         least={p: total.least[p] + (traffic if p == "optimizer" else 0) for p in PHASES},
-        # The update is one kernel a rule wherever it runs compiled or fused: only its products are
-        # counted by what was traced.
+        # The update is one kernel per rule when compiled or fused: only its products are
+        # counted from the trace.
         apart={p: total.least[p] + traffic if p == "optimizer" else total.apart[p] for p in PHASES},
         tokens=plan.tokens_per_step,
     )
 
 
 def _turns(plan: Plan) -> Mapping[int, float]:
-    """Map a step, from 0, to the share of steps in which the same stages have a turn."""
+    """Map steps, from 0, to fractions of all steps, grouped by the stages that are due."""
     cycles = cycles_of(plan.groups)
     steps = range(lcm(*cycles))
     due = [due_at(cycles, step) for step in steps]
@@ -130,13 +130,13 @@ def _turns(plan: Plan) -> Mapping[int, float]:
 
 
 def _traced(plan: Plan, dtype: str, values: Mapping[str, float], shape: Shape, step: int) -> Counts:
-    """Trace one step at these schedule values, on batches of a shape."""
+    """Trace one step at these schedule values, on batches of one shape."""
     counter = StepCounter()
     with FakeTensorMode(allow_non_fake_inputs=True):
         trainer = _trainer(plan, dtype, counter)
         trainer.step_timer = counter.mark
         optimizer: Any = trainer.optimizer
-        optimizer.steps = step  # a number that the host reads: tensors here have none in them
+        optimizer.steps = step  # a number read on the host: these tensors have no data
         micro = [_batch(plan, shape)] * shape.accumulate
         with counter:
             trainer.step(micro, values, shape.tokens)
@@ -144,11 +144,11 @@ def _traced(plan: Plan, dtype: str, values: Mapping[str, float], shape: Shape, s
 
 
 def _trainer(plan: Plan, dtype: str, counter: StepCounter) -> TorchTrainer:
-    """Make the trainer of a GPU's step on tensors without data."""
+    """Build the trainer of a GPU's step on tensors without data."""
     ops = TorchOps(
         {"attention": attention(counter), "linear_cross_entropy": cross_entropy(counter)}
     )
-    ops.matmul_dtype = dtype  # as on a GPU of NVIDIA's
+    ops.matmul_dtype = dtype  # as on an NVIDIA GPU
     framework = TorchFramework(ops)
     with materialising(framework):
         model = decoder(plan.spec, checkpointing=False)
@@ -166,7 +166,7 @@ def _trainer(plan: Plan, dtype: str, counter: StepCounter) -> TorchTrainer:
 
 
 def _batch(plan: Plan, of: Shape) -> Batch:
-    """Make a micro-batch of the right shapes."""
+    """Build a micro-batch of the right shapes."""
     shape = (of.rows, of.seq_len)
     known = ("ids", "labels", "documents", "positions")
     declared = {name: np.zeros((*shape, *f.shape), f.dtype) for name, _, f in plan.batch_fields}
@@ -174,7 +174,7 @@ def _batch(plan: Plan, of: Shape) -> Batch:
 
 
 def _updates(plan: Plan, itemsize: int) -> float:
-    """Bytes of gradients, masters, state and compute copies."""
+    """Count bytes of gradients, master weights, state and compute copies."""
     copies = itemsize if itemsize < MASTER else 0
     state = sum(
         prod(shape)

@@ -3,11 +3,11 @@
     python -m benchmarks.attention_windows [--shapes 64x1024,8x8192,1x65536] [--heads 6x128,12x64]
                                            [--out FOLDER]
 
-Compiled, bfloat16; three steps of warm-up, then ten measured one by one, each after the caches
-were flushed. One call is one layer, its block mask included; ``mask_milliseconds`` is that alone,
+Compiled, bfloat16; three warm-up steps, then ten measured one by one, each after a cache
+flush. One call is one layer, including its block mask; ``mask_milliseconds`` is the mask alone,
 which a model's layers share. Documents have 600 tokens on average, exponentially distributed.
-Accuracy: small shapes against the float64 reference, as in minillm's contract of the op; and a
-step that waits for the device raises.
+Accuracy: small shapes against the float64 reference, by minillm's contract of the op; a
+step that synchronises with the device raises.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def pairs(text: str) -> list[tuple[int, int]]:
 
 
 def accuracies() -> Iterator[dict[str, Any]]:
-    """Forward and gradients of the kernel on small shapes, compiled and not."""
+    """Compare the kernel's output and gradients on small shapes with the reference, compiled and eager."""
     tolerance = CONTRACTS["attention"].tolerance["bfloat16"]
     for T, H, K, D in ((384, 4, 2, 64), (300, 2, 2, 128), (384, 6, 2, 96), (256, 2, 1, 16)):
         for window, with_documents in ((200, True), (128, False), (None, True))[
@@ -91,7 +91,7 @@ def accuracies() -> Iterator[dict[str, Any]]:
 
 
 def timings(B: int, T: int, H: int, D: int) -> Iterator[dict[str, Any]]:
-    """Time every kernel at one shape; for one that cannot run, its reason."""
+    """Time every kernel at one shape; return the reason for one that cannot run."""
     q, k, v, upstream = arrays(B, T, (H, H, H, H), D)
     documents = documents_of(B, T)
     long, short = (min(window, T // part) for window, part in ((LONG, 1), (SHORT, 2)))
@@ -108,7 +108,7 @@ def timings(B: int, T: int, H: int, D: int) -> Iterator[dict[str, Any]]:
         kinds += [("sdpa", sdpa, short, None), ("sdpa", sdpa, short, documents)]
     for name, kernel, window, masks in kinds:
         if name == "flex" and window is not None and window >= T and masks is None:
-            continue  # plainly causal: that is sdpa's
+            continue  # plain causal attention, already timed by sdpa
         torch._dynamo.reset()
         begun = time.perf_counter()
         run = torch.compile(kernel, fullgraph=True, dynamic=False)
@@ -141,45 +141,45 @@ def timings(B: int, T: int, H: int, D: int) -> Iterator[dict[str, Any]]:
 
 
 def every_block(q: Tensor, k: Tensor, v: Tensor, *, window: None, documents: None) -> Tensor:
-    """FlexAttention where it is plainly causal, which minillm leaves to sdpa."""
+    """Call FlexAttention for plain causal attention, for which minillm uses sdpa."""
     mask = block_mask(q.shape[1], window, documents, q.device)
     y = flex_attention(*(x.transpose(1, 2) for x in (q, k, v)), block_mask=mask)
     return y.transpose(1, 2)
 
 
 def listing(T: int, window: int | None, documents: Tensor | None, device: Any) -> list[Tensor]:
-    """Return what a block mask consists of."""
+    """Count the kinds of blocks of a block mask."""
     mask = block_mask(T, window, documents, device)
     return [x for x in mask.as_tuple() if isinstance(x, Tensor)]
 
 
 def arrays(B: int, T: int, heads: tuple[int, ...], D: int) -> list[Tensor]:
-    """Make (B, T, n, D) in bfloat16 for each number of heads, with gradients."""
+    """Create (B, T, n, D) in bfloat16 for each number of heads, with gradients."""
     made = (torch.randn(B, T, n, D, device="cuda", dtype=torch.bfloat16) for n in heads)
     *qkv, upstream = (x.requires_grad_() for x in made)
     return [*qkv, upstream.detach()]
 
 
 def documents_of(B: int, T: int, mean: int = DOCUMENT) -> Tensor:
-    """int32 (B, T): rows cut into documents, counted over all rows."""
+    """Divide rows into documents, numbered over all rows: int32 (B, T)."""
     ends = np.random.default_rng(0).random(B * T) < 1 / mean
     return torch.from_numpy(np.cumsum(ends).astype(np.int32).reshape(B, T)).cuda()
 
 
 def gradients(kernel: Kernel, qkv: Any, upstream: Tensor, masked: dict[str, Any]) -> list[Tensor]:
-    """y and the gradients of q, k and v."""
+    """Compute y and the gradients of q, k and v."""
     y = kernel(*qkv, **masked)
     return [y, *torch.autograd.grad(y, qkv, upstream.to(y.dtype))]
 
 
 def error(got: Tensor, exact: Tensor) -> float:
-    """Return the error as the op's tolerance is stated."""
+    """Compute the error as defined by the op's tolerance."""
     got, exact = got.double().cpu(), exact.double().cpu()
     return float((got - exact).norm() / max(exact.norm(), exact.numel() ** 0.5))
 
 
 def measure(step: Callable[[], Any], repeats: int = 10) -> tuple[list[float], int]:
-    """Return (milliseconds of each repetition, peak bytes above those held before)."""
+    """Return (milliseconds of each repetition, peak bytes above those allocated before)."""
     flush = torch.empty(2**28, dtype=torch.int8, device="cuda")
     for _ in range(3):
         step()
@@ -188,7 +188,7 @@ def measure(step: Callable[[], Any], repeats: int = 10) -> tuple[list[float], in
     before, times = torch.cuda.memory_allocated(), []
     for _ in range(repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for _ in range(8):  # a millisecond or so, in which the step is queued
+        for _ in range(8):  # about a millisecond, while the step is enqueued
             flush.zero_()
         start.record()
         torch.cuda.set_sync_debug_mode("error")

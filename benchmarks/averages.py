@@ -1,10 +1,10 @@
-"""Held-out loss of trained weights and of averages of them, at a constant rate, on a CPU.
+"""Held-out loss of trained weights and of their averages, at a constant learning rate, on a CPU.
 
     python -m benchmarks.averages [--steps 400] [--seeds 2] [--lr 0.01] [--data PATH] [--set key=value ...]
 
-Each arm is a run of the same text and order: AdamW at a constant rate, evaluated as it is, by ``ema`` and by
-``swa`` (whose training is the same, eager); AdamW whose rate comes down; and ``schedule_free``, evaluated at
-x, as it is meant, and at y, where it is trained. Losses are in nats a token.
+Each arm is a run on the same text in the same order: AdamW at a constant rate, evaluated without averaging, with
+``ema`` and with ``swa`` (equal training in eager mode); AdamW with a decaying rate; ``schedule_free``, evaluated
+at x, as intended, and at y, its trained weights. Losses are in nats per token.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ SMALL = {
 }
 CONSTANT, FALLING = {"train.schedule": "constant"}, {"train.schedule": "wsd", "train.cooldown": 0.4}
 CURVE = 4
-"""Evaluations of a run."""
+"""Number of evaluations per run."""
 
 
 class AtY(ScheduleFree, api=1):
     """Schedule-free AdamW, evaluated at the weights that are trained."""
 
     def optimizer_factory(self, optimizer):
-        """Provide the rule alone."""
+        """Add the rule without its views."""
         super().optimizer_factory(_Unviewed(optimizer))
 
 
@@ -57,7 +57,7 @@ ARMS = {
     "schedule_free, at x": ("schedule_free", CONSTANT),
     "schedule_free, at y": (f"{__file__}:AtY", CONSTANT),
 }
-"""What an arm is called -> its plugins and settings."""
+"""Arm -> its plugins and settings."""
 
 
 def plans(args: argparse.Namespace) -> Iterator[tuple[str, Plan]]:

@@ -1,4 +1,4 @@
-"""One set of plugins on one device: its process, what it is doing, and what it has said."""
+"""The process of one plugin set on one device: its state, and its messages."""
 
 from __future__ import annotations
 
@@ -19,52 +19,52 @@ __all__ = ["Child", "Heard", "State", "visible"]
 
 
 class State(Enum):
-    """What a child is doing, in the order in which it comes to it."""
+    """The state of a child, in chronological order."""
 
-    WAITING = auto()  # it has no process yet
+    WAITING = auto()  # not started
     COMPILING = auto()
-    READY = auto()  # a run could begin
-    TRAINING = auto()  # it has the turn
-    DRAWING = auto()  # initial values, on the host
-    RESTING = auto()  # the reference, until all others are made
+    READY = auto()  # ready for a run
+    TRAINING = auto()  # has the turn
+    DRAWING = auto()  # draws initial values, on the host
+    RESTING = auto()  # the reference, until all others are finished
     ENDING = auto()
     ENDED = auto()
 
 
 BUSY = {State.COMPILING, State.READY, State.TRAINING, State.DRAWING}
-"""It has a trainer on the device, or will have one."""
+"""States with a trainer on the device, present or imminent."""
 
 
 class Child:
-    """One set of plugins on one device."""
+    """One plugin set on one device."""
 
     def __init__(self, share: Share, device: int, name: str, *, reference: bool) -> None:
         self.share, self.device, self.name, self.reference = share, device, name, reference
         self.state = State.WAITING
-        self.granted = 0.0  # when it was given its turn
-        self.begun = False  # it has had one
+        self.granted = 0.0  # when it was given the turn
+        self.begun = False  # has had a turn
         self.dropped = False
-        self.rested = False  # its runs at equal tokens are made
+        self.rested = False  # its runs at equal tokens are finished
         self.process: subprocess.Popen[str] | None = None
         self.log = Path(share.folder) / f"{name.replace('+', 'with-')}.log"
 
     @property
     def label(self) -> str:
-        """What it is called in what is said."""
+        """Its name in messages."""
         return f"device {self.device}, {self.name}"
 
     @property
     def busy(self) -> bool:
-        """Whether it counts among those that a device may have at once."""
+        """Whether it counts towards a device's limit of processes."""
         return self.state in BUSY
 
     @property
     def over(self) -> bool:
-        """Whether nothing more of it is waited for."""
+        """Whether it has finished."""
         return self.state in (State.ENDING, State.ENDED)
 
     def start(self, heard: Heard, threads: int) -> None:
-        """Begin to compile; what it says is put into ``heard``."""
+        """Start compiling; its messages are put into ``heard``."""
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 [
@@ -85,17 +85,17 @@ class Child:
         threading.Thread(target=self._listen, args=(heard,), daemon=True).start()
 
     def grant(self) -> None:
-        """Give it the turn; a reference that rests draws values before it wants one."""
+        """Give it the turn; a resting reference first draws initial values."""
         assert self.process is not None
         assert self.process.stdin is not None
         self.state = State.DRAWING if self.state is State.RESTING else State.TRAINING
         self.granted, self.begun = time.monotonic(), True
-        with suppress(OSError):  # it has just ended, and will be heard to
+        with suppress(OSError):  # it has just ended, which is reported separately
             self.process.stdin.write("go\n")
             self.process.stdin.flush()
 
     def take(self, word: str | None) -> None:
-        """Take a message; None: the process has ended. Any other text is ignored."""
+        """Process a message; None: the process has ended. Any other text is ignored."""
         if word is None:
             self.state = State.ENDED
         elif word == READY:
@@ -107,7 +107,7 @@ class Child:
             self.state, self.rested = State.RESTING if rests else State.ENDING, True
 
     def drop(self) -> None:
-        """Ask it to end; finished runs are kept."""
+        """Ask it to exit; finished runs are kept."""
         if self.process is None:
             self.state = State.ENDED
         elif self.process.poll() is None:
@@ -117,7 +117,7 @@ class Child:
             self.process.terminate()
 
     def end(self, until: float) -> None:
-        """Wait for it until a time of the monotonic clock, and no longer."""
+        """Wait for its exit, until a time of the monotonic clock."""
         if self.process is not None:
             try:
                 self.process.wait(max(0.1, until - time.monotonic()))
@@ -127,7 +127,7 @@ class Child:
 
     @property
     def failure(self) -> str | None:
-        """Of a process that is over: how it failed, with the end of its log; None: it did not."""
+        """Return how a finished process failed, with the end of its log; None: it did not."""
         code = self.process.returncode if self.process else 0
         if not code or self.dropped:
             return None
@@ -144,10 +144,10 @@ class Child:
 
 
 Heard = queue.Queue[tuple[Child, str | None]]
-"""Who said which word, in order; None: it is over."""
+"""Messages and their senders, in order; None: the process has ended."""
 
 
 def visible(number: int) -> str:
-    """Return the number-th GPU that this process sees, by the name that its children know."""
+    """Return the number-th GPU visible to this process, under its name for child processes."""
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
     return told.split(",")[number] if told else str(number)

@@ -1,10 +1,10 @@
-"""One set of plugins of benchmarks.cards, in a process of its own: compiled, and trained in turn.
+"""One plugin set of benchmarks.cards, in its own process: compiled, and trained in turns.
 
     python -m benchmarks.card_job SHARE NAME    # as benchmarks/card_child.py starts it
 
-It tells its parent "ready" when a run could begin, and waits for a line before it does; "over" when
-the run is; "done" when all its runs are made. The process of the reference waits for another line
-then, and is trained for the time of the others. Where the parent is gone, it ends.
+It sends "ready" to its parent when a run could begin, and waits for a line before it does; "over" after
+the run; "done" after its last run. The reference's process then waits for another line,
+and trains for the time of the others. It exits when the parent has exited.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ READY, OVER, DONE = "ready", "over", "done"
 
 @dataclass(frozen=True)
 class Share:
-    """What one device measures."""
+    """The techniques measured on one device."""
 
     folder: str
     judged: tuple[Judged, ...]
@@ -61,7 +61,7 @@ class Share:
         return cls(**{**data, "judged": judged, "settings": tuple(data["settings"])})
 
     def prepared(self) -> Prepared:
-        """Settings, device, plugins."""
+        """Return settings, device and plugins."""
         options = [option for one in self.judged for option in one.options]
         return prepare(
             RunRequest(
@@ -96,34 +96,34 @@ class Share:
 
 
 class Turn:
-    """Leave to use the device for a run: while one trains, another's values are drawn."""
+    """The turn to use the device for a run: while one process trains, another draws initial values."""
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Wait for it, and give it back.
+        """Wait for the turn, and return it at the end.
 
         Raises:
-            Interrupted: nobody is there to give one.
+            Interrupted: the parent has exited.
         """
         self.ask(READY)
         yield
-        with suppress(BrokenPipeError):  # the run is to be kept all the same
+        with suppress(BrokenPipeError):  # the run is kept anyway
             print(OVER, flush=True)
 
     def ask(self, word: str) -> None:
-        """Say a word and wait for an answer.
+        """Send a word and wait for an answer.
 
         Raises:
-            Interrupted: nobody is there to give one.
+            Interrupted: the parent has exited.
         """
-        torch.cuda.empty_cache()  # those that share the device need the memory
+        torch.cuda.empty_cache()  # processes that share the device need the memory
         print(word, flush=True)
         if not sys.stdin.readline():
             raise Interrupted("whoever gives the turns is gone")
 
 
 def main(share: Share, name: str) -> None:
-    """Make the runs of one variant."""
+    """Run all runs of one variant."""
     turn = Turn()
     with stop_on_signals(patient=True) as stop:
         ablation: Ablation = share.ready(turn).open(stop)

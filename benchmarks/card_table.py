@@ -1,4 +1,4 @@
-"""What gets a technique card, in which company and with which options."""
+"""The techniques that get a technique card, with their company and options."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import dataclass
 __all__ = ["REFERENCE", "SHAPE", "TABLE", "Judged", "active", "divided"]
 
 REFERENCE = ("muon",)
-"""The set that most are held against: it stands where these techniques are used."""
+"""The plugin set that most techniques are compared with, as they are used with it."""
 
 SHAPE = (
     *("model.layers=6", "model.vocab=50304", "model.tied=false"),
     *("train.rows=32", "train.seq_len=1024", "train.lr=0.002", "train.schedule=cosine"),
     *("train.warmup=0.05", "eval.tokens=262144"),
 )
-"""Settings beside preset ``small``. The head is not tied to the embedding: techniques that change
-one of them would change both."""
+"""Settings in addition to preset ``small``. The head is not tied to the embedding: techniques that change
+one of them would change both.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,12 @@ class Judged:
 
     plugin: str
     beside: tuple[str, ...] = REFERENCE
-    options: tuple[str, ...] = ()  # key=value, where the defaults are not for this shape
-    cost: float = 1.0  # of a run, roughly, in runs of the reference: what the GPUs are given by
+    options: tuple[str, ...] = ()  # key=value, where the defaults do not suit this shape
+    cost: float = 1.0  # approximate cost of a run relative to the reference's, to divide the GPUs
 
     @property
     def sets(self) -> set[frozenset[str]]:
-        """The sets of plugins that are trained for it, beside the reference."""
+        """The plugin sets trained for it, besides the reference."""
         both = {frozenset(self.beside), frozenset((*self.beside, self.plugin))}
         return both - {frozenset(REFERENCE)}
 
@@ -111,22 +112,23 @@ TABLE = (
     Judged("batch_schedule"),
     Judged("length_curriculum"),
 )
-"""The first in it are run first. Left out: ``role_lr``, which does nothing until it is told what,
-and the trackers, which change no training. ``mtp`` and ``windows`` have two stages here: each is
-compiled, and a run of a few hundred steps is short for more."""
+"""The first entries are run first. Left out: ``role_lr``, which has no effect at its defaults,
+and the trackers, which do not change training. ``mtp`` and ``windows`` have two stages here: each is
+compiled, and a run of a few hundred steps is short for more.
+"""
 
 
 def active(judged: Iterable[Judged]) -> tuple[str, ...]:
-    """Return all plugins that take part."""
+    """Return all active plugins."""
     return tuple(sorted({*REFERENCE}.union(*({one.plugin, *one.beside} for one in judged))))
 
 
 def divided(judged: Sequence[Judged], parts: int) -> list[list[Judged]]:
-    """Shares of about the same cost; those that share a set of plugins stay together.
+    """Divide into shares of about equal cost; techniques that share a plugin set stay together.
 
     Args:
-        judged: in the order in which they are to be run.
-        parts: how many shares.
+        judged: in the order of their runs.
+        parts: number of shares.
     """
     bundles: list[list[Judged]] = []
     for one in judged:

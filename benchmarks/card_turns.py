@@ -1,6 +1,6 @@
-"""Processes that compile together and train in turn, one at a time on each device, until a time.
+"""Processes that compile concurrently and train in turns, one at a time per device, until a deadline.
 
-While anybody compiles, nobody is timed: the first turn is given once all are ready, or after a while.
+No run is timed while processes compile: the first turn is given once all are ready, or after a while.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from benchmarks.card_job import DONE, OVER, READY, Share
 
 __all__ = ["Turns"]
 
-ENDING = 20.0  # seconds that a process has to end in
+ENDING = 20.0  # seconds that a process has to exit
 
 
 class Turns:
-    """Runs shares side by side, a device each.
+    """A runner of shares, one device each.
 
     Args:
         shares: with the names of their variants, the reference first.
-        seconds: after which everything is asked to end.
-        patience: seconds after which the first turn is given though others still compile.
-        ahead: processes on a device that have compiled and not trained yet, at most.
-        reserve: for how many sets' runs time is kept, which the reference needs at the end; 0: for
-            none, since somebody goes on later.
+        seconds: deadline, after which all processes are asked to exit.
+        patience: seconds after which the first turn is given even if others still compile.
+        ahead: maximum number of processes on a device that have compiled and not trained yet.
+        reserve: number of sets' runs for which time is reserved, for the reference at the end; 0:
+            none, since a later call continues.
         say: prints a line.
     """
 
@@ -53,7 +53,7 @@ class Turns:
         self.began = time.monotonic()
         self.deadline, self.patient = self.began + seconds, self.began + patience
         self.open = False  # turns are given
-        self.took: list[float] = []  # seconds of runs
+        self.took: list[float] = []  # seconds per run
         self.failed: list[str] = []
         self.skipped: list[str] = []
         self.heard: Heard = queue.Queue()
@@ -61,7 +61,7 @@ class Turns:
         self.threads = max(1, cores // max(1, len(self.children)))
 
     def run(self) -> None:
-        """Until all is made or the time is over: what is missing is in ``failed`` and ``skipped``."""
+        """Run until everything is finished or the deadline; missing sets are in ``failed`` and ``skipped``."""
         with self._ended():
             while left := [child for child in self.children if child.state is not State.ENDED]:
                 if time.monotonic() > self.deadline:
@@ -75,7 +75,7 @@ class Turns:
                     continue
 
     def _next(self, children: list[Child]) -> None:
-        """Start who may compile, and give the next turn on a device."""
+        """Start processes that may compile, and give the next turn on a device."""
         waiting = [child for child in children if child.state is State.WAITING]
         for child in waiting[: max(0, self.ahead - sum(child.busy for child in children))]:
             child.start(self.heard, self.threads)
@@ -98,7 +98,7 @@ class Turns:
                     child.grant()
 
     def _has_time(self, child: Child) -> bool:
-        """Return whether all its runs can be made, and the reference's after them."""
+        """Return whether all its runs can be finished, and the reference's after them."""
         if child.reference or child.begun or not self.reserve:
             return True
         run = fmean(self.took) if self.took else 0.0
@@ -106,7 +106,7 @@ class Turns:
 
     def _hear(self, child: Child, word: str | None) -> None:
         compiled = word == READY and child.state is State.COMPILING
-        if word == OVER and not child.rested:  # later ones of the reference are of other lengths
+        if word == OVER and not child.rested:  # later runs of the reference have other lengths
             self.took.append(time.monotonic() - child.granted)
         child.take(word)
         if word is None and (failure := child.failure):
@@ -118,7 +118,7 @@ class Turns:
 
     @contextmanager
     def _ended(self) -> Iterator[None]:
-        """End every process of the block on leaving it."""
+        """End all child processes on exit from the block."""
         try:
             yield
         finally:

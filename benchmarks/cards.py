@@ -1,6 +1,6 @@
-r"""Technique cards: what each first-party technique is worth, from paired seeds, on several GPUs.
+r"""Technique cards: the measured effect of each first-party technique, from paired seeds, on several GPUs.
 
-Measure, on the machine with the GPUs (the same command goes on where a time limit ended it):
+Measure, on the machine with the GPUs (after a time limit, the same command continues):
 
     python -m benchmarks.cards --train english_train.jsonl.xz --val english_val.jsonl.xz \
         --tokenizer bpe50k.json --out OUT --gpus 4 --steps 550 --minutes 9.3 --commit HASH
@@ -10,20 +10,20 @@ Then, from a checkout anywhere:
     python -m benchmarks.cards --collect OUT
 
 writes ``cards/NAME.json`` beside the module of each plugin that has its five pairs, and keeps the
-runs in ``benchmarks/results/cards``. benchmarks/card_table.py says what is judged in which company.
-The techniques are divided among the GPUs; each GPU trains the reference's seeds for its own. A
-process a set of plugins: all compile together, then one at a time trains, the first in the table
-first, so that little else goes on where a run is timed: a process draws its next run's initial values
+runs in ``benchmarks/results/cards``. benchmarks/card_table.py defines techniques and company.
+The techniques are divided among the GPUs; each GPU trains the reference's seeds for its own. Each plugin
+set has one process: all compile concurrently, then train one at a time, in the order of the table, so that
+timed runs are little disturbed: a process draws its next run's initial values
 while another trains. Each finished run is a file; OUT/gpuN/ablation.json and
-ablation.html are written after every one. The reference's runs at equal seconds come last; time is
-kept for them, unless ``--reserve 0`` says that a later call makes them. A call ends within 20 s of
+ablation.html are updated after every run. The reference's runs at equal seconds are last; time is
+reserved for them, unless ``--reserve 0`` leaves them to a later call. A call ends within 20 s of
 --minutes.
 
-How long it takes, with 25 techniques on four GPUs: compilation, then about nine sets' five runs with
-their validations on each. 550 steps of 32,768 tokens at 1.1 M tokens/s are 16.4 s.
+Duration with 25 techniques on four GPUs: compilation, then about nine sets' five runs with
+their evaluations on each. 550 steps of 32,768 tokens at 1.1 M tokens/s take 16.4 s.
 
-Exit codes: 0; 75, the time was over and the same command goes on; 1, a set failed (its log is beside)
-or a technique cannot be had on this machine.
+Exit codes: 0; 75, out of time, the same command continues; 1, a set failed (its log is beside)
+or a technique is not available on this machine.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ENVIRONMENT = "environment.json"
 
 
 def measure(arguments: argparse.Namespace) -> int:
-    """Divide, compile, train; the exit code."""
+    """Divide, compile, train; return the exit code."""
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     with lock(out):
@@ -86,15 +86,15 @@ def measure(arguments: argparse.Namespace) -> int:
 
 
 def collect(results: Path, cards: Path | None, kept: Path) -> Iterator[str]:
-    """Write the cards of what was measured, and keep the runs.
+    """Write the cards of the measured techniques, and keep the runs.
 
     Args:
-        results: where :func:`measure` wrote.
-        cards: where all cards go; None: beside the plugins' modules.
-        kept: where the runs are kept, one file a GPU.
+        results: the output folder of :func:`measure`.
+        cards: folder for all cards; None: beside the plugins' modules.
+        kept: folder for the runs, one file per GPU.
 
     Yields:
-        What was written, and what has no card.
+        Lines on written and on missing cards.
     """
     about = json.loads((results / ENVIRONMENT).read_bytes())
     command = about.pop("command")
@@ -133,7 +133,7 @@ def _share(arguments: argparse.Namespace, judged: Sequence[Judged], number: int)
 
 
 def _checked(share: Share, absent: list[str]) -> Share | None:
-    """Return the share without techniques that cannot run here, which are printed; read the text."""
+    """Read the text, and drop and print the techniques that cannot run here."""
     Path(share.folder).mkdir(parents=True, exist_ok=True)
     try:
         share.ready()
@@ -144,14 +144,14 @@ def _checked(share: Share, absent: list[str]) -> Share | None:
             return None
         alone = [_checked(replace(share, judged=(one,)), absent) for one in share.judged]
         left = tuple(one for part in alone if part for one in part.judged)
-        if len(left) == len(share.judged):  # each can be had, and together they cannot
+        if len(left) == len(share.judged):  # each can run alone, but not all together
             raise
         return replace(share, judged=left) if left else None
     return share
 
 
 def _variants(share: Share) -> list[str]:
-    """Names of the sets of plugins, the reference first."""
+    """Return the names of the plugin sets, the reference first."""
     prepared = share.prepared()
     beside = {one.plugin: one.beside for one in share.judged}
     design = side_by_side(prepared.loaded, prepared.plugins, beside, REFERENCE)
@@ -159,7 +159,7 @@ def _variants(share: Share) -> list[str]:
 
 
 def _compact(result: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the result with the end of each run in the place of its curve."""
+    """Return the result with only the last point of each run's curve."""
     runs = [
         {key: value for key, value in run.items() if key != "curve"}
         | ({"val_loss": run["curve"][-1]["val_loss"]} if "curve" in run else {})

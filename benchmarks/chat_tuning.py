@@ -1,15 +1,15 @@
-r"""A base model is trained, tuned on chats and exported, by the commands as they are typed.
+r"""A base model is trained, tuned on chats and exported, by minillm's commands.
 
     python -m benchmarks.chat_tuning --text english_train.jsonl.xz --tokenizer bpe50k.json \
         --chats sft_gsm8k_train.jsonl.xz --minutes 3 --steps 300
 
 1. ``minillm train --preset small`` on the text.
-2. ``minillm train --init BASE --task sft`` on the chats but for the last 500, all weights and by ``lora``:
-   speed, peak memory and bytes of a checkpoint.
-3. ``minillm eval --chats`` on held-out chats: before tuning (one step with a rate of nothing), after, and
-   by the adapters.
-4. ``minillm export``; the same questions are answered, always by the likeliest token, by minillm, by
-   Transformers and by mlx-lm in float32: how many answers have equal ids.
+2. ``minillm train --init BASE --task sft`` on the chats but for the last 500, all weights and with ``lora``:
+   speed, peak memory and checkpoint size.
+3. ``minillm eval --chats`` on held-out chats: before tuning (one step with learning rate 0), after, and
+   with the adapters.
+4. ``minillm export``; the same questions are answered, by greedy decoding, by minillm, by
+   Transformers and by mlx-lm in float32: the number of answers with equal ids.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from minillm_chat.talk import ChatModel
 HELD_OUT = 500
 PATTERN = r"#### (-?[\d.,]+)"
 LONGEST = 200
-"""Tokens of an answer that is compared."""
+"""Maximum tokens of a compared answer."""
 
 
 def typed(*words: str) -> str:
-    """Run ``minillm``; its stdout, while stderr goes on to the terminal."""
+    """Run ``minillm``; return its stdout, and pass stderr through."""
     print("$ minillm", *words, flush=True)
     command = [sys.executable, "-m", "minillm_core", *words]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 def trained(out: Path) -> dict[str, Any]:
-    """Read what a run measured of itself: the median step, the peak, the losses, a checkpoint's bytes."""
+    """Read a run's own measurements: the median step, the peak, the losses, a checkpoint's bytes."""
     events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     steps = [one for one in events if one["event"] == "step"]
     losses = [one["val_loss"] for one in events if one["event"] == "eval"]
@@ -74,7 +74,7 @@ def sizes(record: dict[str, Any]) -> Iterator[dict[str, int]]:
 
 
 def compared(run: Path, exported: Path, questions: list[list[dict[str, str]]]) -> dict[str, Any]:
-    """Answer the questions by three programs, and count the answers whose ids are equal."""
+    """Answer the questions with three programs, and count the answers with equal ids."""
     import mlx.core as mx
     import torch
     from mlx_lm import load, stream_generate
@@ -140,7 +140,7 @@ def main() -> None:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Train, tune, judge, export and compare."""
+    """Train, tune, evaluate, export and compare."""
     folder = given.folder.resolve()
     folder.mkdir(parents=True)
     with lzma.open(given.chats, "rt", encoding="utf-8") as file:

@@ -1,13 +1,13 @@
-"""What a checkpoint costs: how long training stalls, until it is saved, and until it is loaded.
+"""The cost of a checkpoint: stall of training, time to save, and time to load.
 
     python -m benchmarks.checkpoint_cost                             # gpt2-124m on a GPU
     python -m benchmarks.checkpoint_cost --preset tiny --device cpu  # try it anywhere
 
 minillm beside torch.save and torch.distributed.checkpoint (benchmarks/savers.py), in one process and
-in turns. Stall: an interval of steps with one save in its first step, less the same interval without
-one, the device idle before and after both; so work in the background counts where it slows steps
+in turns. Stall: an interval of steps with one save in its first step, minus an equal interval without
+one, the device idle before and after both; so background work counts if it slows steps
 down. An interval is longer than the slowest save. Saving and loading are also timed alone, from and
-to tensors on the device; what is loaded has just been written, and the page cache holds it.
+to tensors on the device; the loaded file was just written and is in the page cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks.command import measuring, written
 from benchmarks.ours import PRESET, Ours, bound
 from benchmarks.savers import Saver, savers
 
-INTERVAL = 1000  # steps that a stall is given as a share of
+INTERVAL = 1000  # steps that a stall is reported relative to
 WARM = 5  # steps
 LONGER = 1.3  # than the slowest save
 START = time.perf_counter()
@@ -64,14 +64,14 @@ class Bench:
         return time.perf_counter() - began
 
     def interval(self, save: Callable[[], None] | None = None) -> None:
-        """Some steps; ``save`` is called after the first is queued."""
+        """Run some steps; ``save`` is called after the first is enqueued."""
         for step in range(self.steps):
             self.ours.step()
             if step == 0 and save:
                 save()
 
     def alone(self, name: str) -> None:
-        """Save and load, with nothing beside it."""
+        """Save and load without concurrent training."""
         saver = self.savers[name]
 
         def whole() -> None:
@@ -82,7 +82,7 @@ class Bench:
         self.figures[name]["load_seconds"].append(self.seconds(saver.load))
 
     def within(self, name: str) -> None:
-        """Save in the middle of training."""
+        """Save during training."""
         saver, called = self.savers[name], []
 
         def begin() -> None:
@@ -104,7 +104,7 @@ class Bench:
         self.steps = max(2, math.ceil(LONGER * slowest / step))
 
     def summary(self) -> dict[str, Any]:
-        """Return as JSON."""
+        """Return the results as JSON."""
         step = statistics.median(self.plain) / self.steps
         found = {}
         for name, one in self.figures.items():
@@ -125,13 +125,13 @@ def say(line: str) -> None:
 
 
 def made_savers(ours: Ours, folder: Path, failed: dict[str, str]) -> dict[str, Saver]:
-    """Make the savers that work here; the others' errors go into ``failed``."""
+    """Create the savers that work here; the others' errors are put into ``failed``."""
     device = torch.device(ours.backend.binding.device)
     found: dict[str, Saver] = {}
     for name, make in savers(ours.trainer, device, folder).items():
         try:
             saver = make()
-            saver.begin()  # the first one makes folders, threads and pinned memory
+            saver.begin()  # the first save creates folders, threads and pinned memory
             saver.end()
             saver.load()
             found[name] = saver
@@ -155,7 +155,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     given = parsed()
-    warnings.filterwarnings("ignore", message="Detected an existing checkpoint")  # as it is meant
+    warnings.filterwarnings("ignore", message="Detected an existing checkpoint")  # intended
     folder = Path(tempfile.mkdtemp(prefix="minillm-checkpoint-cost-", dir=given.folder))
     plan, backend = bound(given.set, backend="torch", device=given.device, preset=given.preset)
     tokens = np.random.default_rng(0).integers(
@@ -183,7 +183,7 @@ def main() -> None:
                 "device": backend.binding.device_name,
                 **bench.summary(),
                 "failed": failed,
-            }  # saved after each turn: a machine may be taken away
+            }  # saved after each turn: a machine may be preempted
             path = written(given, figures)
         for name, one in figures["savers"].items():
             median = one["median"]

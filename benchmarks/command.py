@@ -1,4 +1,4 @@
-"""The command line that benchmarks share, and the result file that it asks for."""
+"""The common command line of benchmarks, and the result file."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["measuring", "parser", "written"]
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
-    """Make a parser without options; ``--help`` shows the module's docstring as it stands."""
+    """Build a parser without options; ``--help`` shows the module's docstring unchanged."""
     return argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )
 
 
 def measuring(about: str | None, name: str) -> argparse.ArgumentParser:
-    """Make the parser of a benchmark that writes a result file of this name."""
+    """Build the parser of a benchmark that writes a result file of this name."""
     made = parser(about)
     made.add_argument("--name", default=name, help="of the result file")
     made.add_argument("--out", type=Path, default=RESULTS, help="the result file's folder")
@@ -28,5 +28,5 @@ def measuring(about: str | None, name: str) -> argparse.ArgumentParser:
 
 
 def written(given: argparse.Namespace, figures: Any) -> Path:
-    """Write figures where they were asked for; the file's path."""
+    """Write the figures to the requested place; return the file's path."""
     return write(given.name, figures, commit=given.commit, folder=given.out)

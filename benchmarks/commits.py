@@ -3,8 +3,8 @@
     git archive 4684f69 | tar x -C old && pip install --no-deps --target sites/old old old/plugins/*
     python -m benchmarks.commits sites/old sites/new --preset gpt2-124m --turns 3 -- --device cuda
 
-A site is a folder with the distributions of one commit, laid over this environment. Every turn is a
-process of each site, in alternating order; arguments after ``--`` go to ``minillm bench``, files by
+A site is a folder with the distributions of one commit, which precede this environment's. Every turn is a
+process of each site, in alternating order; arguments after ``--`` are passed to ``minillm bench``, with files as
 absolute paths.
 ``figures.runs`` has every process: step_seconds (its median), tokens_per_second_by_turn, peak_bytes
 and the plan's hash. The ratio is that of the medians, second site over first.
@@ -44,22 +44,22 @@ def main() -> None:
 
 
 def split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split a command line at ``--``: what stands before it, and what stands behind."""
+    """Split a command line at ``--`` into the parts before and after it."""
     end = words.index("--") if "--" in words else len(words)
     return words[:end], words[end + 1 :]
 
 
 def one_run(site: Path, preset: str, rest: list[str]) -> dict[str, Any]:
-    """Run ``minillm bench`` of a site in a process of its own, and keep its figures.
+    """Run ``minillm bench`` of a site in its own process, and return its figures.
 
     Raises:
-        subprocess.CalledProcessError: it failed; what it wrote is on stderr.
+        subprocess.CalledProcessError: it failed; its output is on stderr.
     """
     command = [sys.executable, "-m", "minillm_core", "bench", "--preset", preset, "--json", *rest]
     done = subprocess.run(
         command,
         env=os.environ | {"PYTHONPATH": str(site.resolve())},
-        cwd=site,  # and not a checkout, whose minillm_core would come first
+        cwd=site,  # not a checkout, whose minillm_core would be imported first
         stdout=subprocess.PIPE,
         text=True,
         check=True,

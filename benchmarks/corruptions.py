@@ -1,12 +1,12 @@
-"""Checkpoints that went bad: each must be noticed by verifying and by a resume.
+"""Damaged checkpoints: each must be detected by verification and by a resume.
 
     python -m benchmarks.corruptions --tried 300 [--backend torch|mlx] [--seed S]
 
 Every trial damages the newest checkpoint of a real run, every fifth one the two newest, every tenth
-one all of them (benchmarks/trials/damage.py says how), and then asks twice: ``verify``, and what
-``--resume`` asks for its checkpoint, which must set every bad one aside as ``step-N.corrupt``, say
-so, and come to the next older one. Every ``--whole``-th trial runs ``minillm train --resume`` to
-its end, which must be bit-equal to an uninterrupted run; where all were bad it must exit with 4,
+one all of them (see benchmarks/trials/damage.py), and then runs two checks: ``verify``, and the checkpoint
+selection of ``--resume``, which must rename every damaged one to ``step-N.corrupt``, report
+it, and select the next older one. Every ``--whole``-th trial runs ``minillm train --resume`` to
+its end, which must be bitwise equal to an uninterrupted run; where all were damaged it must exit with 4,
 twice.
 """
 
@@ -33,8 +33,8 @@ from minillm_core.checkpoint.manifest import verify
 from minillm_core.checkpoint.read import newest_and_set_aside
 from minillm_core.errors import NoCheckpoint
 
-MANY = 4  # checkpoints that the damaged run has
-PLACES = {0: MANY, 5: 2}  # trial number modulo 10 -> how many newest ones are damaged
+MANY = 4  # number of checkpoints of the damaged run
+PLACES = {0: MANY, 5: 2}  # trial number modulo 10 -> number of newest checkpoints damaged
 
 
 @dataclass(frozen=True)
@@ -45,23 +45,23 @@ class Trial:
     number: int
     seed: int
     reference: Reference
-    damaged: Path  # the run's folder that is copied
-    whole: bool  # run the command, too
+    damaged: Path  # the run's folder, which is copied
+    whole: bool  # also run the command
 
     @property
     def many(self) -> int:
-        """Newest checkpoints that are damaged."""
+        """The number of newest checkpoints that are damaged."""
         return PLACES.get(self.number % 10, 1)
 
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """The result of a trial."""
 
     did: list[str] = field(default_factory=list)
-    unnoticed: bool = False  # who checks nothing but the formats loads the newest
-    verified: bool = False  # each was noticed
-    set_aside: bool = False  # each was set aside, and the right one used
+    unnoticed: bool = False  # the newest loads if only formats are checked
+    verified: bool = False  # each damage was detected
+    set_aside: bool = False  # each was set aside, and the right checkpoint used
     ended: bool = False
     equal: bool = False
     wrong: list[str] = field(default_factory=list)
@@ -91,20 +91,20 @@ def notice(trial: Trial) -> Outcome:
 
 
 def _damage(trial: Trial, out: Path, outcome: Outcome) -> list[Path]:
-    """Damage the newest ones; those that are bad now, newest first."""
+    """Damage the newest checkpoints; return the damaged ones, newest first."""
     rng = random.Random(f"{trial.seed} {trial.number}")
     checkpoints = [path for _, path in layout.folders(out)]
     before = {path: _content(path) for path in checkpoints}
     for path in checkpoints[: trial.many]:
         older = checkpoints[
             checkpoints.index(path) - len(checkpoints) + 1
-        ]  # of the last: the first
+        ]  # of the last one: the first
         outcome.did.append(KINDS[trial.kind](path, older, rng))
     return [path for path in checkpoints if _content(path) != before[path]]
 
 
 def _loads(name: str, out: Path) -> bool:
-    """Return whether the newest checkpoint loads where no digest is checked, as weights and JSON usually do."""
+    """Return whether the newest checkpoint loads without digest checks, as weights and JSON usually do."""
     folder = out / "checkpoints" / name
     try:
         for file in (layout.MODEL, layout.OPTIMIZER):
@@ -120,13 +120,13 @@ def _content(folder: Path) -> dict[str, bytes]:
 
 
 def _expected(out: Path, bad: list[Path]) -> int | None:
-    """Return the step to resume from: the newest whose checkpoint is good."""
+    """Return the step to resume from: that of the newest valid checkpoint."""
     good = [step for step, path in layout.folders(out) if path.name not in {b.name for b in bad}]
     return max(good, default=None)
 
 
 def _set_aside(out: Path, bad: list[Path], outcome: Outcome) -> None:
-    """Handle the checkpoints as --resume does, without the trainer."""
+    """Select a checkpoint as --resume does, without a trainer."""
     said: list[str] = []
     wanted = _expected(out, bad)
     try:
@@ -164,7 +164,7 @@ def _resume(trial: Trial, out: Path, bad: list[Path], outcome: Outcome) -> None:
 
 
 def trials(options: argparse.Namespace, reference: Reference, damaged: Path) -> list[Trial]:
-    """Draw trials, every kind as often as the others."""
+    """Draw trials, every kind equally often."""
     kinds = list(KINDS)
     return [
         Trial(
@@ -180,7 +180,7 @@ def trials(options: argparse.Namespace, reference: Reference, damaged: Path) -> 
 
 
 def broken_off(reference: Reference) -> Path:
-    """Make the folder of an unfinished run with MANY checkpoints."""
+    """Create the folder of an unfinished run with MANY checkpoints."""
     out = reference.run.folder / "broken-off"
     keep = f"checkpoint.keep={MANY}"
     run = TinyRun(reference.run.folder, reference.run.backend, reference.run.plugins, (keep,))

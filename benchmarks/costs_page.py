@@ -1,6 +1,6 @@
-"""The tables of docs/costs.md, from the files in results/.
+"""Generator of the tables of docs/costs.md, from the files in results/.
 
-python -m benchmarks.costs_page             # say whether the page is as it should be
+python -m benchmarks.costs_page             # check that the page is up to date
 python -m benchmarks.costs_page --write     # write it
 """
 
@@ -19,10 +19,10 @@ from tools.pages import Page, main
 STEPS, PLANNING = "step_costs", "planning"
 
 MOST = 1.3
-"""A technique whose step takes longer than this many of its company's has its reason below."""
+"""Ratio of step times above which a technique needs a reason below."""
 
 EXPLANATIONS: Mapping[str, str] = {}
-"""Technique -> why its step takes more than MOST times as long; shown where it does."""
+"""Technique -> the reason why its step time exceeds MOST; shown where it does."""
 
 HEAD = (
     "technique",
@@ -39,7 +39,7 @@ Document = Mapping[str, Any]
 
 
 def tables(folder: Path = RESULTS, explanations: Mapping[str, str] = EXPLANATIONS) -> str:
-    """Markdown: the steps' costs, and what planning takes.
+    """Generate Markdown: the steps' costs, and the cost of planning.
 
     Raises:
         SystemExit: a technique above MOST has no explanation.
@@ -52,7 +52,7 @@ def tables(folder: Path = RESULTS, explanations: Mapping[str, str] = EXPLANATION
 
 
 def costs(figures: Document, explanations: Mapping[str, str]) -> Iterator[str]:
-    """Return a table for each company, and what each run was measured on."""
+    """Tabulate costs by company, and describe what each run was measured on."""
     techniques = figures["techniques"]
     missing = [
         row["technique"]
@@ -82,7 +82,7 @@ def costs(figures: Document, explanations: Mapping[str, str]) -> Iterator[str]:
 
 
 def planning(document: Document) -> Iterator[str]:
-    """Write what planning takes."""
+    """Describe the cost of planning."""
     figures = document["figures"]
     parts = figures["parts_median_seconds"]
     of = ", ".join(f"{name} {parts[name]:.3f}" for name in ("settings", "plugins", "hooks", "hash"))
@@ -119,18 +119,18 @@ def _line(row: Document, explanations: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _companies(techniques: Sequence[Document], company: tuple[str, ...]) -> dict[int, Document]:
-    """Return which run it is of -> what its step without the technique took."""
+    """Map each run to the step time without the technique."""
     rows = sorted(techniques, key=lambda row: row["measured"])
     return {row["measured"]: row["without"] for row in rows if tuple(row["company"]) == company}
 
 
 def _run(index: int, runs: Sequence[Document], words: str) -> str:
-    """Name the run, where there are several."""
+    """Name the run, if there are several."""
     return "" if len(runs) == 1 else f"{words} {index + 1}"
 
 
 def _step(one: Document) -> str:
-    """Return a step's time, and the arithmetic that the ratios are over."""
+    """Format a step's time, and the arithmetic in the denominators."""
     flops, fused, apart = (
         sum(one[key].values()) for key in ("flops", "least_bytes", "apart_bytes")
     )

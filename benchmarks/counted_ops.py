@@ -1,4 +1,4 @@
-"""Two ops whose kernels differ by device, counted as their contracts say and not computed."""
+"""Two ops with device-dependent kernels, counted by their contracts and not computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["attention", "cross_entropy"]
 
 
 def attention(counter: StepCounter) -> Callable[..., Tensor]:
-    """Return a kernel of the op ``attention`` that counts, and computes nothing."""
+    """Return a kernel of the op ``attention`` that counts without computing."""
 
     class Attention(Function):
         @staticmethod
@@ -50,7 +50,7 @@ def attention(counter: StepCounter) -> Callable[..., Tensor]:
 
 
 def cross_entropy(counter: StepCounter) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Return a kernel of the loss that counts, and computes nothing; logits in the compute dtype."""
+    """Return a kernel of the loss that counts without computing; logits in the compute dtype."""
 
     class Loss(Function):
         @staticmethod

@@ -1,6 +1,6 @@
-"""Counts what passes through torch: FLOPs of products by its own formulas, and bytes.
+"""Counters of torch operations: FLOPs of matrix products by torch's own formulas, and bytes.
 
-Every operation is seen as torch dispatches it, on tensors with contents or without.
+Every operation is counted when torch dispatches it, on tensors with or without data.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ PHASES: tuple[str, ...] = ("forward", "backward", "optimizer")
 
 aten = torch.ops.aten
 LOOKUPS = (aten.embedding, aten.index_select, aten.index, aten.gather)
-"""They read what they give, and not the whole table."""
+"""Ops that read only the rows that they return, not the whole table."""
 
 FREE = (aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty)
 
 
 class Counts:
-    """Numbers by phase."""
+    """Counts by phase."""
 
     def __init__(self) -> None:
         self.flops, self.least, self.apart = (dict.fromkeys(PHASES, 0.0) for _ in range(3))
 
     def add(self, other: Counts, share: float) -> None:
-        """Add a part of others."""
+        """Add a fraction of other counts."""
         for ours, theirs in zip(
             (self.flops, self.least, self.apart),
             (other.flops, other.least, other.apart),
@@ -43,18 +43,18 @@ class Counts:
 
 
 class StepCounter(TorchDispatchMode):
-    """Sees every operation of a step; ``phase`` is what the trainer marks."""
+    """A dispatch mode that counts every operation of a step; ``phase`` is set by the trainer's marks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.counts, self.phase = Counts(), ""
 
     def mark(self, phase: str) -> None:
-        """Take the place of a trainer's ``mark``."""
+        """Set the phase, in place of a trainer's ``mark``."""
         self.phase = phase
 
     def product(self, flops: float, *arrays: Tensor) -> None:
-        """Return a kernel of products that moves these arrays."""
+        """Return a kernel that counts a product and moves these arrays."""
         if self.phase:
             moved = sum(nbytes(array) for array in arrays)
             self.counts.flops[self.phase] += flops
@@ -84,6 +84,6 @@ class StepCounter(TorchDispatchMode):
 
 
 def nbytes(array: Tensor) -> int:
-    """Return the bytes that lie in memory: a broadcast axis counts once."""
+    """Return the bytes in memory: a broadcast axis counts once."""
     held = prod(n for n, step in zip(array.shape, array.stride(), strict=True) if step or n == 0)
     return held * array.element_size()

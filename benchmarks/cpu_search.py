@@ -1,11 +1,11 @@
-"""Trials of the default run on a CPU: shapes, vocabularies and plugins in the same minutes.
+"""Trials of the default run on a CPU: shapes, vocabularies and plugins for equal minutes.
 
     python -m benchmarks.cpu_search --jobs jobs.json --minutes 1.9
 
-Each job trains ``--preset tiny`` with changes on two cores of its own, several at a time, and is
-judged by bits per byte over one held-out text, so that vocabularies can be compared. A job is
-``{"name": ..., "data": "all" or "few", "args": [...]}``; "few" leaves the character tables and
-help texts of the standard library out.
+Each job trains ``--preset tiny`` with changes on two dedicated cores, several at a time, and is
+evaluated by bits per byte on one held-out text, so that vocabularies can be compared. A job is
+``{"name": ..., "data": "all" or "few", "args": [...]}``; "few" excludes the character tables and
+help texts of the standard library.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HELD_OUT = 300_000  # bytes
 
 
 def make_texts(place: Path) -> None:
-    """Copy the standard library into ``all`` and ``few``, some modules of it into ``val``."""
+    """Copy the standard library into ``all`` and ``few``, and some of its modules into ``val``."""
     root = Path(sysconfig.get_path("stdlib"))
     files = sorted(f for f in root.rglob("*.py") if not NOT_TEXT & set(f.relative_to(root).parts))
     ordinary = [f for f in files if not TABLES & set(f.parts) and 4000 < f.stat().st_size < 40_000]
@@ -78,7 +78,7 @@ def trial(job: dict[str, Any], minutes: float, place: Path, cores: tuple[int, in
 
 
 def main() -> None:
-    """Run the jobs, and write the result."""
+    """Run the jobs and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=1.9)

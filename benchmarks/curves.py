@@ -1,4 +1,4 @@
-"""Where a curve of validation losses crosses a target."""
+"""Crossings of a target by a curve of held-out losses."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["crossings"]
 def crossings(
     curve: Sequence[Mapping[str, Any]], targets: Sequence[float]
 ) -> dict[str, dict[str, float] | None]:
-    """Target -> seconds and tokens at the last time that the curve goes below it; None: never.
+    """Map targets to seconds and tokens where the curve last falls below it; None: never.
 
     Args:
         curve: points with ``seconds``, ``tokens`` and ``val_loss``, in order. Between two of them
-            the loss is taken to be linear; the last point counts where it is below.
+            the loss is interpolated linearly; the last point counts if it is below.
         targets: nats.
     """
     return {f"{target:g}": crossing(curve, target) for target in targets}
 
 
 def crossing(curve: Sequence[Mapping[str, Any]], target: float) -> dict[str, float] | None:
-    """Return the crossing of one target."""
+    """Compute the crossing of one target."""
     if not curve or curve[-1]["val_loss"] > target:
         return None
     above = [index for index, point in enumerate(curve) if point["val_loss"] > target]

@@ -1,13 +1,13 @@
-r"""The data commands as they are typed, and the loader alone: seconds, memory, and the same ids.
+r"""The data commands, and the dataloader alone: seconds, memory, and equality of ids.
 
     python -m benchmarks.data_commands --data english_train.jsonl.xz --tokenizer bpe50k.json
 
 1. ``minillm data tokenize`` of the packed file and of the same lines unpacked; then each document's
    ids are compared with those of ``tokenizers``.
-2. The loader from those shards, without a model, plain and as plugins lay rows out.
-3. ``minillm data dedup``: the share of documents with a near-duplicate.
-4. Two starts of ``minillm train`` on many files that hold the text several times: up to step 1, with an
-   empty cache and with the one that the first left; and one in blocks (data.block), with an empty cache.
+2. The dataloader from those shards, without a model, plain and with the plugins' packers.
+3. ``minillm data dedup``: the fraction of documents with a near-duplicate.
+4. Two starts of ``minillm train`` on many files that repeat the text several times: up to step 1, with an
+   empty cache and with the cache of the first start; and one in blocks (data.block), with an empty cache.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from minillm_core.documents import END_OF_TEXT, map_shard
 PLUGINS = ("shuffle_rows", "best_fit", "eos_align")
 
 SECONDS = 5.0
-"""Of the loader, for each shape."""
+"""Seconds of loading for each shape."""
 
 
 def timed(folder: Path, *arguments: str, until: str | None = None) -> dict[str, Any]:
-    """Run the program; time it, or its way to a line, and read the peak of its memory.
+    """Run the program; time it, or its time to a line, and read its peak memory.
 
-    The peak is an upper bound: Linux counts what this process had when it started the other.
+    The peak is an upper bound: on Linux it includes this process's memory when the other was started.
 
     Args:
-        folder: holds its cache.
+        folder: its cache.
         arguments: of the command.
-        until: the beginning of the line that is timed.
+        until: the beginning of the line to time.
     """
     began, reached = time.monotonic(), None
     command = [sys.executable, "-m", "minillm_core", *arguments]
@@ -77,7 +77,7 @@ def timed(folder: Path, *arguments: str, until: str | None = None) -> dict[str, 
 
 
 def unlike(shards: Path, lines: Path, tokenizer: Path) -> dict[str, int]:
-    """Count the documents whose ids are not those of ``tokenizers``."""
+    """Count the documents whose ids differ from those of ``tokenizers``."""
     native = tokenizers.Tokenizer.from_file(str(tokenizer))
     native.encode_special_tokens = True
     ids = np.concatenate([map_shard(path)[0] for path in sorted(shards.glob("*.bin"))])
@@ -94,7 +94,7 @@ def unlike(shards: Path, lines: Path, tokenizer: Path) -> dict[str, int]:
 
 
 def loader(shards: Path, folder: Path) -> list[dict[str, Any]]:
-    """Measure the loader's tokens a second from shards, for shapes of a step and for plugins."""
+    """Measure the dataloader's tokens per second from shards, for shapes of a step and for plugins."""
     config = DataConfig.model_validate({"paths": (str(shards),)})
     corpus = open_corpus(config, 65_536, 1024, cache=folder / "cache", say=print)
     found = []
@@ -116,7 +116,7 @@ def loader(shards: Path, folder: Path) -> list[dict[str, Any]]:
 
 
 def many_files(lines: Path, folder: Path, times: int, files: int) -> Path:
-    """Write the lines ``times`` over, into about so many files."""
+    """Write the lines ``times`` times, into about ``files`` files."""
     folder.mkdir()
     whole = lines.read_bytes().splitlines(keepends=True)
     each = -(-len(whole) * times // files)

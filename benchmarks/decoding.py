@@ -1,12 +1,12 @@
-"""Decoding with a cache beside computing the text again for each token, on this machine.
+"""Decoding with a KV cache compared with recomputing the text for each token, on this machine.
 
     python -m benchmarks.decoding                  # attentions and lanes, 1,024 tokens, torch
     python -m benchmarks.decoding mla --backend mlx --tokens 256
 
 A model with its initial values continues one sequence token by token. *Cached* is the sum over all tokens;
 *again* is the sum of passes over the whole text so far, of which every 64th is measured. Bytes of the
-cache are those of the arrays that are kept for a token and a layer, in float32. The largest difference of
-logits is that of the cached ones from the whole pass, at the passes that are measured.
+cache are those stored per token and layer, in float32. The largest difference of
+logits is that of the cached ones from the whole pass, at the measured passes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ EVERY = 64
 
 
 def plan_of(plugin: str, tokens: int, backend: str) -> Plan:
-    """Make the plan of a small model with one plugin, or none, that takes rows of so many tokens."""
+    """Plan a small model with one plugin, or none, for rows of this many tokens."""
     settings = {**SIZES, "model.hidden": 768, "model.vocab": 4096, "train.seq_len": tokens}
     run = {"train.rows": 1, "train.compile": "off", "train.dtype": "float32"}
     where = {"backend": backend, "device": "cpu"}
@@ -38,7 +38,7 @@ def plan_of(plugin: str, tokens: int, backend: str) -> Plan:
 
 
 def measured(plugin: str, tokens: int, backend: str) -> dict[str, Any]:
-    """Decode both ways."""
+    """Decode in both ways."""
     plan = plan_of(plugin, tokens, backend)
     model = trainer(plan, backend)
     ids = np.random.default_rng(0).integers(0, plan.config.model.vocab, tokens).astype(np.int32)

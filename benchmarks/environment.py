@@ -1,4 +1,4 @@
-"""What a measurement was made on: hardware, versions, commit. Imports no framework."""
+"""The environment of a measurement: hardware, versions, commit. Imports no framework."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ DISTRIBUTIONS = (
 
 
 def environment(commit: str | None = None) -> dict[str, Any]:
-    """Hardware, versions, commit and date, as JSON: the ``environment`` of every result file.
+    """Return hardware, versions, commit and date, as JSON: the ``environment`` of every result file.
 
     Args:
-        commit: the commit that is measured, for a copy of the tree that came without ``.git``.
+        commit: the measured commit, for a copy of the tree without ``.git``.
 
     Returns:
         ``date`` (UTC, to the second), ``commit`` (with ``-dirty`` if the tree was changed; None
-        where nobody knows), ``hardware`` (see :func:`hardware`) and ``versions`` (None for what is
+        if unknown), ``hardware`` (see :func:`hardware`) and ``versions`` (None for a distribution that is
         not installed).
     """
     return {
@@ -64,7 +64,7 @@ def hardware() -> dict[str, Any]:
 
 
 def write(name: str, figures: Any, *, commit: str | None = None, folder: Path = RESULTS) -> Path:
-    """Write ``figures`` to ``NAME.json`` under ``folder``, beside the command and the environment.
+    """Write ``figures`` to ``NAME.json`` under ``folder``, with the command and the environment.
 
     Returns:
         The file's path.
@@ -77,14 +77,14 @@ def write(name: str, figures: Any, *, commit: str | None = None, folder: Path = 
 def keep(
     path: Path, name: str, figures: Any, *, command: Sequence[str], about: Mapping[str, Any]
 ) -> None:
-    """Write a result file of figures that were measured elsewhere, or before.
+    """Write a result file of figures that were measured elsewhere, or earlier.
 
     Args:
-        path: the file; its folder is made.
+        path: the file; its folder is created.
         name: of the benchmark.
         figures: as JSON.
-        command: what measured them.
-        about: on what, as :func:`environment` said there.
+        command: the command that measured them.
+        about: the environment returned there by :func:`environment`.
     """
     document = {"benchmark": name, "command": command, "environment": about, "figures": figures}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def keep(
 
 
 def own_command() -> list[str]:
-    """Return the command line of this process, from the script's name on; of absolute paths the name."""
+    """Return the command line of this process, starting with the script's name; absolute paths by their names."""
     words = sys.argv[1:]
     named = [Path(word).name if Path(word).is_absolute() else word for word in words]
     return [Path(sys.argv[0]).name, *named]
@@ -106,7 +106,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """Return what a command prints; None where it does not exist or fails."""
+    """Return a command's output; None where it does not exist or fails."""
     if shutil.which(command[0]) is None:
         return None
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -114,7 +114,7 @@ def _output(*command: str) -> str | None:
 
 
 def _commit() -> str | None:
-    # Only our own repository speaks: without the check, git would answer for an enclosing one.
+    # Only our own repository counts: without the check, git would use an enclosing one.
     if not (ROOT / ".git").exists() or (head := _output("git", "rev-parse", "HEAD")) is None:
         return None
     return head + ("-dirty" if _output("git", "status", "--porcelain") else "")

@@ -1,10 +1,10 @@
-"""What a plugin can do wrong, in every place where its code runs, and what becomes of the run.
+"""Plugin faults in every place where plugin code runs, and their effects on the run.
 
     python -m benchmarks.faults [--hang 60] [--only on_batch-hang] [--backend torch|mlx]
 
-A trial is a run of a third of a second on a CPU that has a checkpoint of step 8 and goes on with a
-plugin (benchmarks/trials/faulty.py) that does one thing wrong, then once more with the plugin
-mended. A hang is waited for to its end; ``signal`` is the same hang, ended by Ctrl-C.
+A trial is a run of a third of a second on a CPU that resumes from a checkpoint of step 8 with a
+plugin (benchmarks/trials/faulty.py) that has one fault, then once more with the fixed
+plugin. A hang lasts to its end; ``signal`` is the same hang, ended by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.trials.forked import Child, import_all, modules_of
 from benchmarks.trials.tiny_run import TinyRun
 
 NAME, VERSION = "faulty", "minillm-faulty 1.0"
-BEFORE, AFTER = 8, 28  # steps of the run that is there, and of what it goes on to
+BEFORE, AFTER = 8, 28  # steps of the existing run, and of the resumed run
 PLANNING = (
     *("import", "class", "build_attention", "build_model", "compute_loss"),
     *("optimizer_factory", "kernel_provider", "build_data", "accepts"),
@@ -43,21 +43,21 @@ HOOKS = {
     "stage": "scaled",
     "kernel": "swiglu",
 }
-"""Place -> what the program calls it, where that is another name."""
+"""Place -> its name in the program's messages, where it differs."""
 NONE = {
     *(("import", "mutated"), ("class", "mutated"), ("import", "non-finite")),
     *(("class", "non-finite"), ("kernel_provider", "non-finite"), ("build_data", "non-finite")),
     *(("on_event", "non-finite"), ("accepts", "mutated"), ("accepts", "non-finite")),
 }
-"""Places that are given nothing, or that give no number."""
+"""Places without arguments, or without a numeric result."""
 UNSEEN = {("forward", "mutated"), ("stage", "mutated"), ("kernel", "mutated")}
-"""MLX does not count how often an array was written in place."""
+"""MLX does not count in-place writes to an array."""
 RAISED = {"exception", "interrupt", "exit"}
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One place and kind; ``hang`` in seconds."""
+    """One place and kind of fault; ``hang`` in seconds."""
 
     run: TinyRun
     place: str
@@ -72,20 +72,20 @@ class Trial:
 
 @dataclass
 class Outcome:
-    """What became of it.
+    """The result of a trial.
 
     Attributes:
         place, kind: of the trial.
-        code: how the program ended.
-        seconds: until then, or from the signal on.
-        plugin, version, hook, step: whether what it said names each; None: there is nothing to
-            say, as of a step before the first.
-        reported: lines that were said while it hung.
+        code: the program's exit code.
+        seconds: until its end, counted from the signal if there is one.
+        plugin, version, hook, step: whether the message names each; None: not applicable,
+            such as the step before the first one.
+        reported: number of lines printed during the hang.
         kept: the newest checkpoint's step, if all verify; else -1.
         mended: the exit code of the run without the fault, from that checkpoint.
-        equal: that run's state and losses equal, bit for bit, one that nothing happened to; after
-            exit 5, whose steps were passed over, that it came to its end.
-        said: the first line about it.
+        equal: that run's state and losses are bitwise equal to an undisturbed run's; after
+            exit 5, whose steps were skipped, that it finished.
+        said: the first line about the fault.
     """
 
     place: str
@@ -103,7 +103,7 @@ class Outcome:
     said: str
 
     def wrong(self) -> list[str]:
-        """List what is not as it should be."""
+        """List what is wrong."""
         found = []
         if self.code not in expected(self.place, self.kind):
             found.append(f"exit {self.code}, not {sorted(expected(self.place, self.kind))}")
@@ -124,7 +124,7 @@ class Outcome:
 
 
 def expected(place: str, kind: str) -> set[int]:
-    """Return the exit codes that the program may end with; 0 alone where the run is to be finished."""
+    """Return the allowed exit codes; only 0 where the run must finish."""
     if kind == "hang":
         return {0}
     if kind == "signal":
@@ -139,7 +139,7 @@ def expected(place: str, kind: str) -> set[int]:
 
 
 def try_it(trial: Trial) -> Outcome:
-    """Go on with the plugin that does it, and then with the one that does not."""
+    """Resume with the faulty plugin, and then with the fixed one."""
     out, site = trial.run.folder / trial.name, trial.run.folder / f"site-{trial.name}"
     shutil.copytree(trial.run.folder / "base", out)
     install(site, trial)
@@ -162,7 +162,7 @@ def try_it(trial: Trial) -> Outcome:
 def outcome(
     trial: Trial, code: int, seconds: float, said: str, kept: int, mended: int, different: list[str]
 ) -> Outcome:
-    """Return what the printed lines name."""
+    """Parse what the printed lines name."""
     about = [line for line in said.splitlines() if f"'{NAME}'" in line]
     reports = [line for line in about if re.search(r"running for \d+ s", line)]
     text = "\n".join(reports if trial.kind in ("hang", "signal") else about)
@@ -188,12 +188,12 @@ def outcome(
 
 
 def _more(difference: str) -> bool:
-    """Return whether the extra is only the checkpoint that Ctrl-C left."""
+    """Return whether the extra checkpoint is only the one saved at Ctrl-C."""
     return difference.startswith("checkpoints ")
 
 
 def interrupt(trial: Trial, out: Path, child: Child) -> float:
-    """Ctrl-C once it is said that it hangs, and again where that is not heeded; when it was."""
+    """Press Ctrl-C once the hang is reported, and again if that has no effect; return the time."""
     end = time.perf_counter() + trial.hang - 5
     while "running for" not in trial.run.said(out) and time.perf_counter() < end:
         time.sleep(0.2)
@@ -205,7 +205,7 @@ def interrupt(trial: Trial, out: Path, child: Child) -> float:
 
 
 def start(run: TinyRun, out: Path, site: Path, steps: int = AFTER) -> Child:
-    """Go on with the run in ``out``, the plugin being the one in ``site``."""
+    """Resume the run in ``out`` with the plugin in ``site``."""
     arguments = ["train", "--resume", "--out", str(out), "--steps", str(steps)]
     if not (out / "run.json").exists():
         arguments = [*run.arguments(out), "--plugins", NAME, "--steps", str(steps)]
@@ -232,7 +232,7 @@ def install(site: Path, trial: Trial | None) -> None:
 
 
 def prepare(run: TinyRun) -> None:
-    """Make the run that is resumed, and the reference where nothing happens to it."""
+    """Create the run to resume, and the undisturbed reference."""
     site, base, reference = (run.folder / name for name in ("site", "base", "reference"))
     install(site, None)
     scout = run.folder / "scout"
@@ -262,7 +262,7 @@ def _scouted(run: TinyRun, out: Path, site: Path, modules: Path) -> int:
 
 
 def trials_of(run: TinyRun, given: Namespace) -> list[Trial]:
-    """List all cells; those that only sleep come last, so that they sleep together."""
+    """List all cells; those that only sleep are last, so that they sleep concurrently."""
     found = [
         Trial(run, place, kind, 60.0 if kind == "signal" else given.hang)
         for kind in KINDS

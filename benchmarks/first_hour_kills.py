@@ -1,12 +1,12 @@
-"""kill -9 of the run that a newcomer starts, ``minillm train`` without one setting, at random moments.
+"""kill -9 of the default run, ``minillm train`` without settings, at random moments.
 
     python -m benchmarks.first_hour_kills --kills 50 --jobs 8 [--per-run 5] [--seed S]
 
 A trial is one such run: its moments are uniform over its steps, it is killed at each and resumed,
-and its end must equal that of an uninterrupted run, bit for bit. What a kill costs are the
-steps that had been made and are made again: those of metrics.jsonl beyond the newest checkpoint.
-Each run has two cores of its own, where there are so many, and two threads; no GPU is seen.
-``--setting`` gives the runs a setting all the same, for a smaller model to try this out with.
+and its end must be bitwise equal to that of an uninterrupted run. The cost of a kill is the number of
+repeated steps: those of metrics.jsonl beyond the newest checkpoint.
+Each run has two dedicated cores, if there are enough, and two threads; no GPU is visible.
+``--setting`` gives the runs a setting anyway, such as a smaller model for trying this out.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.trials.compare import CLOCK, MEASURED, broken, events, identical
 from minillm_core.checkpoint.read import newest
 
 THREADS = 2
-LIMIT = 3600.0  # seconds that a life of a run may last
+LIMIT = 3600.0  # timeout in seconds of a process of the run
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Trial:
 
 @dataclass
 class Outcome:
-    """What came of it: for each kill the newest step that was made and the one resumed from."""
+    """The result: for each kill the newest step before it and the step resumed from."""
 
     kills: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
@@ -58,7 +58,7 @@ class Outcome:
 
 
 def start(trial: Trial, *, resume: bool = False) -> subprocess.Popen[bytes]:
-    """Start a life of the run, on cores of its own."""
+    """Start a process of the run, on dedicated cores."""
     cores = sorted(os.sched_getaffinity(0))
     identity = multiprocessing.current_process()._identity or (1,)
     first = (identity[0] - 1) % trial.jobs * THREADS
@@ -84,10 +84,10 @@ def made(out: Path) -> int:
 
 
 def to_its_end(child: subprocess.Popen[bytes], trial: Trial) -> None:
-    """Wait for the end of a life.
+    """Wait for the end of a process.
 
     Raises:
-        RuntimeError: it was not 0.
+        RuntimeError: its exit code is not 0.
     """
     if code := child.wait(LIMIT):
         said = trial.out.with_suffix(".log").read_text(errors="replace")
@@ -103,7 +103,7 @@ def survive(trial: Trial) -> Outcome:
         child = start(trial)
         for moment in sorted(rng.uniform(0, total) for _ in range(trial.kills)):
             if not _kill_at(child, trial, moment, rng):
-                break  # between the last look and the kill it ended
+                break  # it ended between the last check and the kill
             reached, kept = made(trial.out), newest_step(trial.out)
             outcome.kills.append({"moment": moment, "made": reached, "resumed_from": kept})
             outcome.wrong += broken(trial.out)
@@ -119,7 +119,7 @@ def survive(trial: Trial) -> Outcome:
 def _kill_at(
     child: subprocess.Popen[bytes], trial: Trial, moment: float, rng: random.Random
 ) -> bool:
-    """Kill a life once that many steps are made; whether it still ran then."""
+    """Kill a process after this many steps; return whether it was still running."""
     end, seen = time.perf_counter() + LIMIT, []
     while child.poll() is None and time.perf_counter() < end:
         if made(trial.out) >= int(moment):
@@ -134,7 +134,7 @@ def _kill_at(
 
 
 def _differences(reference: Path, out: Path) -> Iterator[str]:
-    """List in what the end of a run differs from the reference; empty: bit-equal."""
+    """List the differences between the run's end and the reference's; empty: bitwise equal."""
     wanted, found = newest(reference), newest(out)
     if wanted is None or found is None or wanted.step != found.step:
         yield f"the last checkpoint is {found}, not {wanted}"
@@ -155,7 +155,7 @@ def _differences(reference: Path, out: Path) -> Iterator[str]:
 
 
 def rows(trials: list[Trial], total: int, jobs: int) -> tuple[Row, list[dict[str, Any]]]:
-    """Try them all; one row, and every kill."""
+    """Run all trials; return one row, and every kill."""
     row, kills = Row("kill -9 of the default run"), []
     for trial, outcome in each(survive, trials, jobs):
         shares = [(kill["made"] - kill["resumed_from"]) / total for kill in outcome.kills]

@@ -4,8 +4,8 @@ r"""The first start on a text: seconds to the first character, the longest silen
         --data english_val.jsonl.xz --interrupts 20
 
 One start with an empty cache is read character by character up to its first step. Others, each
-with an empty cache of its own, are sent SIGINT at random moments before that step: how long they
-take to end, and what they leave in the cache.
+with its own empty cache, are sent SIGINT at random moments before that step: how long they
+take to end, and the files that they leave in the cache.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def watched(data: Path, folder: Path) -> dict[str, Any]:
 
 
 def interrupted(data: Path, folder: Path, after: float) -> dict[str, Any]:
-    """Send SIGINT after some seconds, and time the end."""
+    """Send SIGINT after some seconds, and time the exit."""
     child = start(data, folder)
     assert child.stdout is not None
     heard: list[bytes] = []
@@ -93,7 +93,7 @@ def interrupted(data: Path, folder: Path, after: float) -> dict[str, Any]:
 
 
 def measure(data: Path, interrupts: int, seed: int) -> dict[str, Any]:
-    """Make one watched start, then the interrupted ones, then a start in the last one's cache."""
+    """Run one watched start, then the interrupted ones, then a start with the last one's cache."""
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory() as place:
         whole = watched(data, Path(place))
@@ -118,7 +118,7 @@ def measure(data: Path, interrupts: int, seed: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and write the result."""
+    """Measure and write the result."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, action="append", required=True)
     parser.add_argument("--interrupts", type=int, action="append", help="for each --data")

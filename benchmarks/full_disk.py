@@ -1,13 +1,13 @@
-"""A disk that is full at ten points of a save, with checkpoint.on_error=stop and =continue.
+"""A full disk at ten points of a save, with checkpoint.on_error=stop and =continue.
 
     python -m benchmarks.full_disk [--backend torch|mlx]
 
-A run is held after its first checkpoint, all but so many bytes of the disk are taken, and it goes
-on into the next save. ``stop``: it must end with 1, say how much was needed, leave the checkpoint
-before as it was and nothing of its own; after room is made, ``--resume`` must end bit-equal to a run
-that nobody disturbed. ``continue``: it must tell of the save (event ``unsaved``) and go on; room is
-made, the next save must work, and the run end bit-equal. The disk is a tmpfs at OUT/checkpoints in a
-mount namespace of its own, else a limit on the length of files (RLIMIT_FSIZE).
+A run is paused after its first checkpoint, the disk is filled except for some bytes, and the run
+continues into the next save. ``stop``: it must exit with 1, report the required bytes, and leave the previous
+checkpoint unchanged and no files of its own; after space is freed, ``--resume`` must end bitwise equal to an
+undisturbed run. ``continue``: it must report the save (event ``unsaved``) and continue; space is
+freed, the next save must work, and the run must end bitwise equal. The disk is a tmpfs at OUT/checkpoints in a
+separate mount namespace, else a limit on file size (RLIMIT_FSIZE).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from benchmarks.trials.room import FileLimit, Room, Tmpfs, enter_namespace
 from benchmarks.trials.tiny_run import EVERY, TinyRun
 from minillm_core.checkpoint import layout
 
-ATTEMPTS = 50  # to hold a run between two saves
+ATTEMPTS = 50  # to pause a run between two saves
 NEEDED = re.compile(r"[\d.,]+ MB are needed")
 
 
@@ -40,22 +40,22 @@ class Trial:
     reference: Reference
     policy: str
     point: int
-    room: int  # bytes that are left
+    room: int  # free bytes
     maker: type[Tmpfs] | type[FileLimit]
 
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """The result of a trial."""
 
-    told: bool = False  # how much was needed
-    intact: bool = False  # the checkpoint before
+    told: bool = False  # the required bytes were reported
+    intact: bool = False  # of the previous checkpoint
     equal: bool = False
     wrong: list[str] = field(default_factory=list)
 
 
 def fill(trial: Trial) -> Outcome:
-    """Run, hold, fill, go on, make room, go on."""
+    """Run, pause, fill, continue, free space, continue."""
     outcome = Outcome()
     base = trial.reference.run
     run = TinyRun(base.folder, base.backend, settings=(f"checkpoint.on_error={trial.policy}",))
@@ -73,7 +73,7 @@ def fill(trial: Trial) -> Outcome:
 
 
 def stop(trial: Trial, run: TinyRun, out: Path, room: Room, outcome: Outcome) -> None:
-    """Let the run end, to be resumed when there is room."""
+    """Let the run end, to be resumed after space is freed."""
     child, before = _held_and_filled(trial, run, out, room)
     if (code := child.wait()) != 1:
         outcome.wrong.append(f"it ended with {code}: {run.said(out)[-300:]}")
@@ -88,7 +88,7 @@ def stop(trial: Trial, run: TinyRun, out: Path, room: Room, outcome: Outcome) ->
 
 
 def go_on(trial: Trial, run: TinyRun, out: Path, room: Room, outcome: Outcome) -> None:
-    """Let the run continue, and save again when there is room."""
+    """Let the run continue, and save again after space is freed."""
     child, before = _held_and_filled(trial, run, out, room)
     while not (unsaved := events(out, "unsaved")) and child.poll() is None:
         time.sleep(0.0005)
@@ -108,7 +108,7 @@ POLICIES = {"stop": stop, "continue": go_on}
 def _held_and_filled(
     trial: Trial, run: TinyRun, out: Path, room: Room
 ) -> tuple[Child, dict[str, bytes]]:
-    """Make a run between its first checkpoint and the next one, with as much room as the trial says."""
+    """Pause a run between its first checkpoint and the next one, with the trial's free space."""
     for _ in range(ATTEMPTS):
         child = run.start(out)
         while not events(out, "save"):
@@ -118,7 +118,7 @@ def _held_and_filled(
         os.kill(child.pid, signal.SIGSTOP)
         if newest_step(out) == EVERY and not list(out.glob("checkpoints/*.tmp-*")):
             break
-        child.kill()  # it was in its next save already
+        child.kill()  # it was already in its next save
         for path in [path for path in out.iterdir() if path.name != "checkpoints"]:
             path.unlink()
         for path in (out / "checkpoints").iterdir():
@@ -132,7 +132,7 @@ def _held_and_filled(
 
 
 def _content(out: Path) -> dict[str, bytes]:
-    """Return the first checkpoint's files."""
+    """Read the first checkpoint's files."""
     return {path.name: path.read_bytes() for path in layout.folder(out, EVERY).iterdir()}
 
 

@@ -1,12 +1,12 @@
-"""Made-up safetensors headers, manifests and scalars, read by both frameworks' trainers.
+"""Invalid safetensors headers, manifests and scalars, read by both frameworks' trainers.
 
     python -m benchmarks.headers --tried 1000 [--backend torch|mlx|both] [--seed S]
 
-Each is a real checkpoint with one file changed (benchmarks/trials/hostile.py) and, all but a share
-of the manifests, with digests made anew, so that the parsers are met and not the digests. A child
-takes it as ``--resume`` does: find, verify, read, hand to the trainer. Right is: it is refused with
-minillm's own error, or it loads and the arrays equal, bit for bit, what the safetensors package
-reads from the same files. Counted: signals (a crash), code that ran (an audit hook on exec, compile,
+Each is a real checkpoint with one file changed (benchmarks/trials/hostile.py) and, except for a fraction
+of the manifests, with recomputed digests, so that the parsers are tested and not the digests. A child
+process reads it as ``--resume`` does: find, verify, read, pass to the trainer. Correct results: minillm's
+own error, or the arrays load and are bitwise equal to those that the safetensors package
+reads from the same files. Counted: signals (a crash), executed code (an audit hook on exec, compile,
 os.system, subprocess, socket, pickle), files touched elsewhere, seconds, memory.
 """
 
@@ -35,7 +35,7 @@ from benchmarks.trials.reference import Reference, make_reference
 from benchmarks.trials.tiny_run import TinyRun
 from minillm_core.checkpoint import layout
 
-BATCH = 50  # checkpoints that one child reads
+BATCH = 50  # checkpoints read by one child process
 SLOW = 1.0  # seconds for one of them
 HUNGRY = 256 << 20  # bytes more than before
 RUNS_CODE = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "socket.")
@@ -44,7 +44,7 @@ WRITES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symli
 
 @dataclass(frozen=True)
 class Trial:
-    """One child's share."""
+    """The checkpoints of one child process."""
 
     reference: Reference
     seeds: tuple[str, ...]
@@ -52,7 +52,7 @@ class Trial:
 
 @dataclass
 class Outcome:
-    """What came of a batch."""
+    """The result of a batch."""
 
     refused: int = 0
     equal: int = 0
@@ -62,7 +62,7 @@ class Outcome:
 
 
 def read_batch(trial: Trial) -> Outcome:
-    """Have children read the checkpoints; one that dies is followed by one for the rest."""
+    """Let child processes read the checkpoints; after a crash another one reads the rest."""
     outcome, left = Outcome(), list(trial.seeds)
     run = trial.reference.run
     while left:
@@ -108,12 +108,12 @@ def _judge(seed: str, one: Mapping[str, Any], outcome: Outcome) -> None:
 
 
 def _child(reference: Reference, seeds: list[str], place: Path, report: Path) -> int:
-    """Read them one by one; a line for each."""
+    """Read them one by one, writing a line for each."""
     os.chdir(place)
     good = layout.folders(reference.out)[0][1]
     load = _loader(reference)
     ran: list[str] = []
-    load(_copied(good, place, "warm"))  # what is imported late is imported now
+    load(_copied(good, place, "warm"))  # perform lazy imports beforehand
     for n in range(20):
         load(_mutated(f"warm {n}", good, place)[0])
     sys.addaudithook(_watch(place, ran))
@@ -149,7 +149,7 @@ def _mutated(seed: str, good: Path, place: Path) -> tuple[Path, str]:
 
 
 def _loader(reference: Reference) -> Callable[[Path], str]:
-    """Make ``load(OUT)``, which returns refused, equal, or what is wrong; the trainer is made once."""
+    """Return ``load(OUT)``, which returns refused, equal, or the fault; the trainer is built once."""
     from minillm_core.backends.bind import create
     from minillm_core.backends.detect import choose, probe
     from minillm_core.checkpoint.read import newest_or_refuse
@@ -176,7 +176,7 @@ def _loader(reference: Reference) -> Callable[[Path], str]:
 
 
 def _compared(path: Path, arrays: Mapping[str, np.ndarray], held: Mapping[str, np.ndarray]) -> str:
-    """Ours, and what the trainer holds now, beside the reference parser's."""
+    """Compare our arrays, and the trainer's, with the reference parser's."""
     from safetensors.numpy import load_file
 
     try:
@@ -199,7 +199,7 @@ def _compared(path: Path, arrays: Mapping[str, np.ndarray], held: Mapping[str, n
 
 
 def _watch(place: Path, ran: list[str]) -> Callable[[str, tuple], None]:
-    """Install an audit hook that notes executed code, and files that are changed elsewhere."""
+    """Install an audit hook that records executed code, and files changed elsewhere."""
 
     def hook(event: str, arguments: tuple) -> None:
         if event == "exec" and not Path(getattr(arguments[0], "co_filename", "?")).is_file():

@@ -1,13 +1,13 @@
-"""Run folders, settings and data of somebody else: nothing runs, nothing is written, nothing hangs.
+"""Malicious run folders, settings and data: no code runs, nothing is written elsewhere, nothing hangs.
 
     python -m benchmarks.hostile [--flips 40] [--seed S] [--backend torch|mlx]
 
-Each case (benchmarks/trials/spoiled.py) is a command on a copy of a run with one thing changed.
-Right is: an exit code that the case allows, and its word in the output; no "defect" and no
-traceback; no code of the folder run; nothing outside the run's folder changed; within SECONDS and
-MEMORY. A run whose run.json has one bit flipped is refused, or evaluated to the same loss. Then
-runs whose folder, or whose data, are changed while they train: they must end, by no signal, with an
-error that names what was changed. Text without a space must be tokenised, and hear a signal.
+Each case (benchmarks/trials/spoiled.py) is a command on a copy of a run with one change.
+Correct results: an allowed exit code, and the expected word in the output; no "defect" and no
+traceback; no code of the folder is executed; nothing outside the run's folder changes; within SECONDS and
+MEMORY. A run with one flipped bit in run.json is refused, or evaluated to the same loss. Then
+runs whose folder or data change during training: they must end, not by a signal, with an
+error that names the change. Text without spaces must be tokenised, and stay interruptible.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from benchmarks.trials.spoiled import MARKER, READERS, Case, cases
 from benchmarks.trials.tiny_run import STEPS, TinyRun, minillm
 from minillm_core.data import write_shard
 
-SECONDS = 60.0  # a case may take, on a machine with other work
-MEMORY = 8 << 30  # bytes of address space that a command may have
-HEARD = 5.0  # seconds after which a signal has ended a run
+SECONDS = 60.0  # timeout of a case, on a busy machine
+MEMORY = 8 << 30  # bytes of address space of a command
+HEARD = 5.0  # seconds within which a signal must end a run
 HEADER = 1024  # bytes of a shard before its tokens
 DNA = 4 << 20  # characters
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A case on a copy of the reference; or an attack on a run that goes on."""
+    """A case on a copy of the reference; or an attack on a run in progress."""
 
     reference: Reference
     seed: int
@@ -54,23 +54,23 @@ class Trial:
 
     @property
     def case(self) -> Case | None:
-        """The case, made anew: its functions do not pass from process to process."""
+        """The case, rebuilt: its functions cannot be pickled."""
         return None if self.attack else self.all()[self.number]
 
     def all(self) -> list[Case]:
-        """Return every case."""
+        """Return all cases."""
         return list(cases(random.Random(self.seed), self.flips))
 
     @property
     def row(self) -> str:
-        """Of the table."""
+        """Its row in the table."""
         if self.case:
             return self.case.row
         return next(row for row, names in ATTACKS.items() if self.attack in names)
 
 
 def prepared(reference: Reference, folder: Path) -> Path:
-    """Make a folder with a run ``o``, its text, and files that must not be touched."""
+    """Create a folder with a run ``o``, its text, and files that must not be touched."""
     place = Path(tempfile.mkdtemp(prefix="case-", dir=folder))
     shutil.copytree(reference.out, place / "o")
     shutil.copy(reference.run.text, place / "text.jsonl")
@@ -81,7 +81,7 @@ def prepared(reference: Reference, folder: Path) -> Path:
 
 
 def try_case(trial: Trial) -> list[str]:
-    """Try a case and return what went wrong; None where it is as it should be."""
+    """Run a case and return what is wrong; None where it is correct."""
     case, run = trial.case, trial.reference.run
     assert case is not None
     place = prepared(trial.reference, run.folder)
@@ -114,7 +114,7 @@ def try_case(trial: Trial) -> list[str]:
 
 
 def command(run: TinyRun, place: Path, arguments: Sequence[str]) -> tuple[int, str, float]:
-    """Exit code, what was printed, and seconds; a command that hangs is killed."""
+    """Return exit code, output, and seconds; a command that hangs is killed."""
 
     def within() -> int:
         os.chdir(place)
@@ -142,7 +142,7 @@ def tree(folder: Path) -> dict[str, tuple[str, bytes]]:
     return found
 
 
-# A run that goes on
+# A run in progress
 
 
 def _deleted(out: Path, data: Path) -> None:
@@ -191,7 +191,7 @@ NAMES = {
 
 
 def try_attack(trial: Trial) -> list[str]:
-    """Try a case as :func:`try_case` does, for a run that is resumed."""
+    """Run an attack as :func:`try_case` does, on a run that is resumed."""
     run = trial.reference.run
     place = Path(tempfile.mkdtemp(prefix="attack-", dir=run.folder))
     try:
@@ -231,7 +231,7 @@ def try_attack(trial: Trial) -> list[str]:
 
 
 def _dna(run: TinyRun, place: Path, how: str) -> list[str]:
-    """Train on one long word; or end it by a signal, while its tokens are being found."""
+    """Train on one long word; or interrupt it by a signal during tokenisation."""
     text = place / "dna.txt"
     text.write_text("".join(random.Random(0).choices("ACGT", k=DNA)))
     arguments = run.arguments(place / "out")
@@ -245,7 +245,7 @@ def _dna(run: TinyRun, place: Path, how: str) -> list[str]:
         return [] if code == 0 else [f"{how}: exit {code}"]
     child.wait_until(1.0)
     if child.poll() is not None:
-        return []  # too fast to be stopped
+        return []  # too fast to be interrupted
     os.kill(child.pid, signal.SIGTERM)
     began = time.perf_counter()
     with suppress(TimeoutError):
@@ -258,7 +258,7 @@ ATTACKS["text without a space"] = dict.fromkeys(("it is trained on", "SIGTERM"),
 
 
 def attempt(trial: Trial) -> list[str]:
-    """Make one trial."""
+    """Run one trial."""
     return try_case(trial) if trial.case else try_attack(trial)
 
 

@@ -1,14 +1,14 @@
-"""kill -9 at random moments, a resume after each, and an end that must be bit-equal.
+"""kill -9 at random moments, each with a resume, and a bitwise equal end.
 
     python -m benchmarks.kills --train 200 --save 200 [--backend torch|mlx|both] [--seed S]
 
 A trial is a run of a third of a second on a CPU that is killed once, twice or three times and then
 resumed to its end. ``train``: at a moment that is uniform over the run. ``save``: inside a save;
-every other time before the k-th touch of the checkpoints (an audit hook: open, mkdir, rename,
-remove; also those of retention and of the sweep at the start), else at a moment that is uniform over
-the time of a save, from when its temporary folder is seen. A run that ended before its kill is made
-again. After each kill every checkpoint under a final name must verify, and the newest be no older
-than the last one that metrics.jsonl tells of.
+every other time before the k-th access to the checkpoints (an audit hook: open, mkdir, rename,
+remove; also those of retention and of the clean-up at the start), else at a moment that is uniform over
+the time of a save, counted from the creation of its temporary folder. A run that ended before its kill is
+repeated. After each kill every checkpoint under a final name must verify, and the newest must not be older
+than the last one recorded in metrics.jsonl.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from benchmarks.trials.reference import Reference, make_reference, watch_checkpo
 from benchmarks.trials.tiny_run import TinyRun
 
 ATTEMPTS = 100  # to kill a run before it ends
-LIVES = (1, 1, 1, 2, 3)  # kills in a trial, one of these
+LIVES = (1, 1, 1, 2, 3)  # numbers of kills in a trial, one drawn
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """For --only."""
+        """Its name for --only."""
         return f"{self.mode}-{self.reference.run.backend}-{self.number}"
 
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """The result of a trial."""
 
     kills: int = 0
     too_late: int = 0  # runs that ended before their kill
@@ -105,7 +105,7 @@ Killer = Callable[[Reference, Path, bool, random.Random], int]
 
 
 def at_any_time(reference: Reference, out: Path, resume: bool, rng: random.Random) -> int:
-    """Uniform over the duration of a run; a resumed one may end before."""
+    """Draw a moment uniformly over the duration of a run; a resumed one may end earlier."""
     moment = rng.uniform(0, reference.seconds * 1.1)
     child = reference.run.start(out, resume=resume)
     child.wait_until(moment)
@@ -113,7 +113,7 @@ def at_any_time(reference: Reference, out: Path, resume: bool, rng: random.Rando
 
 
 def at_a_touch(reference: Reference, out: Path, resume: bool, rng: random.Random) -> int:
-    """Before the k-th touch of the checkpoints, by the run itself."""
+    """Kill before the k-th access to the checkpoints, in the run itself."""
     k = rng.randint(1, reference.touches)
 
     def die(number: int) -> None:
@@ -125,7 +125,7 @@ def at_a_touch(reference: Reference, out: Path, resume: bool, rng: random.Random
 
 
 def at_a_moment(reference: Reference, out: Path, resume: bool, rng: random.Random) -> int:
-    """Within the time of a save, from when the j-th new temporary folder is seen."""
+    """Kill within the time of a save, counted from the j-th new temporary folder."""
     j = rng.randint(1, reference.saves)
     delay = rng.uniform(0, reference.save_seconds)
     seen: set[str] = set(_temporary(out))
@@ -148,7 +148,7 @@ def _temporary(out: Path) -> list[str]:
 
 
 def rows(trials: list[Trial], jobs: int) -> list[Row]:
-    """Try them all; a row for each mode and backend."""
+    """Run all trials; return a row for each mode and backend."""
     found: dict[str, Row] = {}
     for trial, outcome in each(survive, trials, jobs):
         what = f"kill -9 in {'training' if trial.mode == 'train' else 'a save'}, {trial.reference.run.backend}"

@@ -1,12 +1,12 @@
-"""The loss kernels on one GPU: time and memory of forward and backward, and their agreement.
+"""The loss kernels on one GPU: time and memory of forward and backward passes, and their agreement.
 
     python -m benchmarks.loss_kernels [--positions N] [--vocab V] [--width C] [--out FOLDER]
 
-Three steps of warm-up, then ten measured one by one. Peak memory is beyond the inputs and the last
-step's gradients. Errors are relative to gradients made in chunks in float32. The three products alone
-are measured in the same run: no kernel is quicker than they are. Where liger-kernel is installed, its
-function called by hand is measured too, and then in turns with minillm's plugin ``liger``: a step of
-one, a step of the other; where Triton is, the kernels of minillm's plugins ``triton`` and ``fp8_head``.
+Three warm-up steps, then ten measured one by one. Peak memory excludes the inputs and the last
+step's gradients. Errors are relative to gradients computed in chunks in float32. The three products alone
+are measured in the same run, as a lower bound. If liger-kernel is installed, its
+function is also called directly, and then in turns with minillm's plugin ``liger``, step by step;
+if Triton is installed, the kernels of minillm's plugins ``triton`` and ``fp8_head`` are measured.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TURNS = 30
 
 
 def measure(step: Callable[[], Any], repeats: int = 10) -> tuple[list[float], int]:
-    """Return (milliseconds of each repetition, peak bytes above those held before)."""
+    """Return (milliseconds of each repetition, peak bytes above those allocated before)."""
     for _ in range(3):
         step()
     torch.cuda.synchronize()
@@ -40,7 +40,7 @@ def measure(step: Callable[[], Any], repeats: int = 10) -> tuple[list[float], in
 
 
 def timed(step: Callable[[], Any]) -> float:
-    """Milliseconds on the device."""
+    """Measure milliseconds on the device."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     step()
@@ -97,7 +97,7 @@ def main() -> None:
                 f"{peak / 2**30:6.2f} GiB  gradients off by {errors[0]:.1e}, {errors[1]:.1e}",
                 flush=True,
             )
-            if name == "liger":  # before the next reset has it compiled again
+            if name == "liger":  # compiled again after the reset
                 taken = in_turns(step, steps["liger by hand"])
                 turns.append({"form": form.named, **taken})
     shape = {"positions": N, "vocab": V, "width": C, "dtype": "bfloat16"}
@@ -111,7 +111,7 @@ def main() -> None:
 
 
 def in_turns(ours: Callable[[], None], by_hand: Callable[[], None]) -> dict[str, Any]:
-    """Milliseconds of both, step about step, and the ratio of their medians."""
+    """Measure milliseconds of both, alternating, and the ratio of their medians."""
     pairs = [(timed(ours), timed(by_hand)) for _ in range(TURNS)]
     mine, theirs = (list(times) for times in zip(*pairs, strict=True))
     ratio = statistics.median(mine) / statistics.median(theirs)
@@ -120,7 +120,7 @@ def in_turns(ours: Callable[[], None], by_hand: Callable[[], None]) -> dict[str,
 
 
 def ligers(form: LossForm) -> list[tuple[str, Kernel, bool]]:
-    """Liger through the plugin's candidate, eager and compiled, and its function as it is."""
+    """Return Liger via the plugin's candidate, eager and compiled, and its function called directly."""
     if find_spec("liger_kernel") is None or isinstance(form.cap, SigmoidCap):
         print("left out: liger-kernel, which is not installed or has no such form")
         return []
@@ -131,7 +131,7 @@ def ligers(form: LossForm) -> list[tuple[str, Kernel, bool]]:
 
 
 def tritons() -> list[tuple[str, Kernel, bool]]:
-    """The kernels of the plugins ``triton`` and ``fp8_head``, eager and compiled."""
+    """Return the kernels of the plugins ``triton`` and ``fp8_head``, eager and compiled."""
     if find_spec("triton") is None:
         print("Triton is not installed: its kernels are left out")
         return []
@@ -142,7 +142,7 @@ def tritons() -> list[tuple[str, Kernel, bool]]:
 
 
 def products(hidden: Tensor, weight: Tensor) -> dict[str, float]:
-    """Milliseconds of each of the op's three products, the logits in chunks of 8,192 rows."""
+    """Measure milliseconds of each of the op's three products, the logits in chunks of 8,192 rows."""
     with torch.no_grad():
         of_hidden, of_weight = (
             torch.empty_like(hidden),
@@ -172,7 +172,7 @@ def products(hidden: Tensor, weight: Tensor) -> dict[str, float]:
 def by_hand(
     hidden: Tensor, weight: Tensor, targets: Tensor, weights: None, form: LossForm
 ) -> tuple[Tensor]:
-    """Sum the loss as a training loop without minillm would; accumulated in float32 as well."""
+    """Compute the loss as in a training loop without minillm; also accumulated in float32."""
     from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
 
     no_bias = no_class_weights = None
@@ -199,7 +199,7 @@ def kernels(form: LossForm) -> list[tuple[str, Kernel, bool]]:
 
 
 def exact_gradients(hidden: Any, weight: Any, targets: Any, form: LossForm) -> list[torch.Tensor]:
-    """Both gradients of the mean loss, by chunks in float32."""
+    """Compute both gradients of the mean loss, by chunks in float32."""
     h, w = (x.detach().float().requires_grad_() for x in (hidden, weight))
     (loss.chunked(h, w, targets, None, form)[0] / len(h)).backward()
     return [h.grad, w.grad]

@@ -1,12 +1,12 @@
-"""The README's table of time to loss, from results/time_to_loss.json, time_to_loss_in_order.json and peers.json.
+"""Generator of the README's table of time to loss, from time_to_loss.json, ..._in_order.json and peers.json.
 
-python -m benchmarks.loss_table             # say whether the page is as it should be
+python -m benchmarks.loss_table             # check that the page is up to date
 python -m benchmarks.loss_table --write     # write it
 
-Each target is the final loss of another trainer's run, and the time is that run's. Beside it stand
-the shortest times of modded-nanogpt and of ours: of several seeds the mean, where all reached it.
-Ours are runs with the recipe as it is, and those before its rows were shuffled, plain AdamW among them.
-Between two validations the loss is taken to be linear where they are no more than a tenth of the
+Each target is the final loss of another trainer's run, and the time is that run's, shown beside
+the shortest times of modded-nanogpt and of ours: the mean of several seeds, if all reached it.
+Ours are runs with the recipe, and those before its rows were shuffled, including plain AdamW.
+Between two evaluations the loss is interpolated linearly if they are no more than a tenth of the
 time apart; otherwise the later one counts.
 """
 
@@ -29,13 +29,13 @@ PLAIN, RECIPE = "gpt2-124m", "speedrun"  # presets
 FILES = "time_to_loss", "time_to_loss_in_order", "peers"
 
 NEAR = 0.1
-"""Of the later one's time: validations further apart tell no more than that it lies between them."""
+"""Fraction of the later time: evaluations further apart only bound the crossing."""
 
 Document = Mapping[str, Any]
 
 
 def table(folder: Path = RESULTS) -> str:
-    """Markdown: the table, and what it was measured on."""
+    """Generate Markdown: the table, and its environment."""
     ours, before, peers = (json.loads((folder / f"{n}.json").read_text()) for n in FILES)
     jobs, runs = ours["figures"]["jobs"], peers["figures"]["runs"]
     in_order = before["figures"]["jobs"]
@@ -58,10 +58,10 @@ def row(
     in_order: Sequence[Document],
     runs: Sequence[Document],
 ) -> tuple[str, ...]:
-    """Return the row of one target: {"loss": nats, "peer": whose}.
+    """Return the row of one target: {"loss": nats, "peer": its trainer}.
 
     Raises:
-        SystemExit: no run ended there, or not every seed of any of ours came below it.
+        SystemExit: no run ended at that loss, or not every seed of any of ours reached it.
     """
     loss, peer, theirs = target["loss"], target["peer"], its_time(target, runs)
     recipe = best(jobs, RECIPE, loss)
@@ -85,7 +85,7 @@ def row(
 
 
 def its_time(target: Document, runs: Sequence[Document]) -> float:
-    """Seconds of the run whose final loss a target is."""
+    """Return the seconds of the run whose final loss is the target."""
     loss, peer = target["loss"], target["peer"]
     for one in runs:
         if one["peer"] == peer and one["val_loss"] == loss:
@@ -94,7 +94,7 @@ def its_time(target: Document, runs: Sequence[Document]) -> float:
 
 
 def told(seconds: float | None) -> str:
-    """Seconds, or a dash."""
+    """Format seconds, or a dash."""
     return "-" if seconds is None else f"{seconds:.1f} s"
 
 
@@ -105,15 +105,15 @@ def soonest(runs: Sequence[Document], peer: str, loss: float) -> float | None:
 
 
 def sooner(target: Document, runs: Sequence[Document]) -> float | None:
-    """When another run of a target's peer passed it before the one that ended there, seconds."""
+    """Return the seconds of an earlier pass of the target by another run of the same peer."""
     first, time = soonest(runs, target["peer"], target["loss"]), its_time(target, runs)
     return first if first is not None and first < time else None
 
 
 def best(jobs: Sequence[Document], preset: str, loss: float) -> tuple[float, str, int] | None:
-    """Return (seconds, settings in words, seeds) of the settings that are soonest below a loss.
+    """Return (seconds, settings in words, seeds) of the settings that reach a loss first.
 
-    Runs of the same settings are one kind: it counts where every seed reached the loss.
+    Runs are grouped by settings: a group counts if every seed reached the loss.
     """
     kinds: dict[tuple[str, ...], list[Document]] = {}
     for job in jobs:
@@ -129,14 +129,14 @@ def best(jobs: Sequence[Document], preset: str, loss: float) -> tuple[float, str
 
 
 def told_settings(settings: Sequence[str]) -> str:
-    """Write settings in words: ``72 steps, train.cooldown=0.3``."""
+    """Format settings: ``72 steps, train.cooldown=0.3``."""
     steps = next(one.partition("=")[2] for one in settings if one.startswith("train.steps="))
     others = [f"`{one}`" for one in settings if not one.startswith("train.steps=")]
     return ", ".join([f"{steps} steps", *others])
 
 
 def below(curve: Sequence[Document], loss: float) -> float | None:
-    """Seconds from which on a curve stays below a loss; None: it does not."""
+    """Return the seconds from which on a curve stays below a loss; None: it does not."""
     crossed = crossing(curve, loss)
     if crossed is None:
         return None
@@ -146,7 +146,7 @@ def below(curve: Sequence[Document], loss: float) -> float | None:
 
 
 def provenance(ours: Document, before: Document, peers: Document) -> str:
-    """Say what all were measured on."""
+    """Describe the environment of all of them."""
     environment, theirs = ours["environment"], peers["environment"]
     commits = unique(one["environment"]["commit"][:7] for one in (ours, before))
     gpu = unique(one["name"] for one in environment["hardware"]["gpus"])

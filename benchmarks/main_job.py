@@ -1,10 +1,10 @@
-"""The main job, `minillm train`, as a person runs it: wall time by stage, validation loss, speed.
+"""The main job, `minillm train`, as run by a user: wall time by stage, held-out loss, speed.
 
-    python -m benchmarks.main_job                    # as this machine would: tiny on a CPU
+    python -m benchmarks.main_job                    # default of this machine: tiny on a CPU
     python -m benchmarks.main_job --preset small     # or any other arguments of minillm train
 
-A process of its own, with empty caches. Stages are told by the clock of this script: when each
-line of the run was printed, and when each event was written.
+It runs in a separate process with empty caches. Stages are timed by this script's clock: when each
+line was printed, and when each event was written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ POLL_SECONDS = 0.02
 
 
 def job(arguments: list[str], folder: Path) -> dict[str, Any]:
-    """Run it once with everything it writes under ``folder``."""
+    """Run it once with all its files under ``folder``."""
     out = folder / "run"
     command = [sys.executable, "-m", "minillm_core", "train", *arguments, "--out", str(out)]
     environment = os.environ | {
@@ -63,7 +63,7 @@ def job(arguments: list[str], folder: Path) -> dict[str, Any]:
 
 
 class Watcher(threading.Thread):
-    """Notes when each kind of event was first and last seen in metrics.jsonl."""
+    """A thread that records when each kind of event was first and last seen in metrics.jsonl."""
 
     def __init__(self, path: Path, began: float) -> None:
         super().__init__(daemon=True)
@@ -73,7 +73,7 @@ class Watcher(threading.Thread):
         self._rest, self._done, self._at = "", threading.Event(), 0
 
     def run(self) -> None:
-        """Read what is new, again and again."""
+        """Poll for new events."""
         while not self._done.wait(POLL_SECONDS):
             self._read()
 
@@ -99,10 +99,10 @@ class Watcher(threading.Thread):
 
 
 def stages(seen: dict[str, tuple[float, float]], wall: float) -> dict[str, Any]:
-    """Seconds from the start of the process to the end of each stage."""
+    """Compute seconds from the start of the process to the end of each stage."""
     ends = {
-        "ready": seen.get("run", (None,))[0],  # imported, text read, tokenizer trained, model made
-        "first_step": seen.get("step", (None,))[0],  # and compiled
+        "ready": seen.get("run", (None,))[0],  # imported, text read, tokenizer trained, model built
+        "first_step": seen.get("step", (None,))[0],  # including compilation
         "trained": seen.get("step", (None, None))[-1],
         "evaluated": seen.get("eval", (None, None))[-1],
         "ended": seen.get("end", (None, None))[-1],
@@ -112,7 +112,7 @@ def stages(seen: dict[str, tuple[float, float]], wall: float) -> dict[str, Any]:
 
 
 def figures(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Loss and speed from the run's own events."""
+    """Return loss and speed from the run's own events."""
     steps = [event for event in events if event["event"] == "step"]
     evals = [event for event in events if event["event"] == "eval"]
     warm = steps[WARM_STEPS:]
@@ -132,7 +132,7 @@ def figures(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def run(out: Path) -> dict[str, Any]:
-    """Preset, plan and binding from run.json."""
+    """Return preset, plan and binding from run.json."""
     path = out / "run.json"
     if not path.exists():
         return {}

@@ -1,14 +1,14 @@
-"""The Metal kernels as CUDA: the same bodies on an NVIDIA card, against float64.
+"""The Metal kernels as CUDA: the same source on an NVIDIA GPU, against float64.
 
     python -m benchmarks.metal_twins write FOLDER    # needs MLX and g++: any Linux machine
-    python -m benchmarks.metal_twins run FOLDER      # needs CuPy alone: prints JSON, 1 where one fails
+    python -m benchmarks.metal_twins run FOLDER      # needs only CuPy: prints JSON, exits 1 on a failure
     compute-sanitizer --tool racecheck --error-exitcode 9 python -m benchmarks.metal_twins run FOLDER
     compute-sanitizer --tool memcheck --error-exitcode 9 python -m benchmarks.metal_twins run FOLDER
 
-``write`` takes every launch of every case from the emulator, translates its source, and keeps its
+``write`` records every launch of every case in the emulator, translates its source, and stores its
 inputs and results. ``run`` launches each with the same inputs, and compares its results with those of
-the emulator and, where they are a case's own, with float64, by the op's contract. Nothing here is a
-time: a warp stands for a simdgroup, and 8 x 8 products are shuffles.
+the emulator and, where they are a case's results, with float64, by the op's contract. Nothing is
+timed: a warp replaces a simdgroup, and 8 x 8 products are shuffles.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 SAME = {"float32": 2e-6, "bfloat16": 4e-3, "float16": 1e-3}
-"""How far from the emulator: a rounding to the dtype, or another order of a sum."""
+"""Tolerance against the emulator: a rounding to the dtype, or another order of a sum."""
 
 
 def main() -> int:
@@ -74,7 +74,7 @@ def write(folder: Path) -> int:
 
 
 def run(folder: Path) -> int:
-    """Launch each on the card; print a line of JSON."""
+    """Launch each kernel on the GPU; print a line of JSON."""
     import cupy
 
     rows, failed = [], 0
@@ -120,7 +120,7 @@ def _count(arrays: Any, kind: str) -> int:
 
 
 def _wide(x: np.ndarray) -> np.ndarray:
-    """Return float64; uint16 are the bits of bfloat16."""
+    """Convert to float64; uint16 are the bits of bfloat16."""
     if x.dtype == np.uint16:
         x = (x.astype(np.uint32) << 16).view(np.float32)
     return x.astype(np.float64)

@@ -3,8 +3,8 @@
     python -m benchmarks.mlx_throughput
 
 Both: the shape of gpt2-124m, B=8, T=1,024, AdamW after every batch, bfloat16 copies of float32
-master weights, float32 moments, clipping; random token ids. Steps are queued one ahead, the loss
-read one late, in both. MFU as in torch_throughput.
+master weights, float32 moments, clipping; random token ids. In both, steps are enqueued one ahead, and
+the loss is read one step late. MFU as in torch_throughput.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from benchmarks.handwritten.shape import GPT2_124M, TINY
 from benchmarks.ours import Ours, bound
 from benchmarks.turns import PEAK_FLOPS, Memory, Turns, Variant, ratio, take_turns
 
-MEMORY_LIMIT = 24 << 30  # on CUDA, MLX takes managed memory: far below a card's size
-BATCHES_OF_DATA = 64  # then it begins again
+MEMORY_LIMIT = 24 << 30  # on CUDA, MLX uses managed memory: far below a GPU's size
+BATCHES_OF_DATA = 64  # then it repeats
 LEARNING_RATE = 6e-4
 START = time.perf_counter()
 
@@ -53,12 +53,12 @@ class HandWritten:
 
     @property
     def multiplied(self) -> int:
-        """Parameters that are multiplied: all matrices."""
+        """Parameters in products: all matrices."""
         weights = tree_flatten(self.trainer.state["weights"])
         return sum(weight.size for _, weight in weights if weight.ndim == 2)
 
     def step(self) -> None:
-        """Make one optimizer step; waits for the one before."""
+        """Make one optimizer step; synchronises with the previous one."""
         ids, labels = next(self.batches)
         before = self.loss
         self.loss, _ = self.trainer.step(ids, labels, LEARNING_RATE)
@@ -66,12 +66,12 @@ class HandWritten:
             before.item()
 
     def read(self) -> float:
-        """Return the last step's loss; waits."""
+        """Return the last step's loss; synchronises."""
         assert self.loss is not None
         return self.loss.item()
 
     def close(self) -> None:
-        """Nothing runs beside it."""
+        """Do nothing: no thread runs."""
 
     def facts(self) -> dict[str, Any]:
         """Describe the variant."""
@@ -81,7 +81,7 @@ class HandWritten:
     def _stream(
         tokens: np.ndarray, rows: int, seq_len: int
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Ids and labels int32 (rows, T), contiguous."""
+        """Yield ids and labels int32 (rows, T), contiguous."""
         size = rows * seq_len
         for at in cycle(range(0, len(tokens) - size, size)):
             part = tokens[at : at + size + 1].astype(np.int32)
@@ -155,7 +155,7 @@ def main() -> None:
     peak_flops = PEAK_FLOPS if gpu else None
     attention = shape.layers * shape.dim * seq_len
     turns, figures, path = Turns(), {}, None
-    for turns in rounds:  # saved after each: a machine may be taken away
+    for turns in rounds:  # saved after each: a machine may be preempted
         found = turns.measured
         hand = found.get("hand-written")
         figures = {

@@ -1,9 +1,9 @@
-"""nanoGPT's own model under its own loop (github.com/karpathy/nanoGPT at 3adf61e, MIT), restated.
+"""nanoGPT's own model in its own loop (github.com/karpathy/nanoGPT at 3adf61e, MIT), restated.
 
-The model is read from a file that the caller brings: nothing of it is in this repository. What its
-``train.py`` does on one GPU is restated here, without logging: bfloat16 autocast, torch.compile,
-fused AdamW, gradients averaged over micro-batches, clipping, the next batch fetched while the
-device works. TF32, which it allows, stays as it is: under autocast no product is in float32.
+The model is read from a file supplied by the caller: none of it is in this repository. The loop of its
+``train.py`` on one GPU is restated here, without logging: bfloat16 autocast, torch.compile,
+fused AdamW, gradients averaged over micro-batches, clipping, the next batch prefetched while the
+device computes. TF32, which it allows, is unchanged: under autocast no product is in float32.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class NanoGPT:
 
     Args:
         path: nanoGPT's ``model.py``.
-        tokens: uint16 (n,), read end to end, again and again.
-        rows: of a micro-batch.
-        accumulate: micro-batches in a step.
-        seq_len: tokens in a row.
+        tokens: uint16 (n,), read contiguously and repeatedly.
+        rows: per micro-batch.
+        accumulate: micro-batches per step.
+        seq_len: tokens per row.
         device: ``cuda`` or ``cpu``.
-        compiled: compile it, as its ``train.py`` does.
+        compiled: compile it, as in its ``train.py``.
         shape: sizes of the model.
     """
 
@@ -63,7 +63,7 @@ class NanoGPT:
 
     @property
     def multiplied(self) -> int:
-        """Parameters that are multiplied: all matrices but the positions' table."""
+        """Parameters in products: all matrices but the position table."""
         positions = self.raw.transformer.wpe.weight
         return sum(p.numel() for p in self.raw.parameters() if p.ndim == 2 and p is not positions)
 
@@ -85,12 +85,12 @@ class NanoGPT:
         self.loss = loss.detach() * self.accumulate
 
     def read(self) -> float:
-        """Loss of the last step's last micro-batch; waits."""
+        """Return the loss of the last step's last micro-batch; synchronises."""
         assert self.loss is not None
         return float(self.loss)
 
     def close(self) -> None:
-        """Nothing runs beside it."""
+        """Do nothing: no thread runs."""
 
     def facts(self) -> dict[str, Any]:
         """Describe the variant."""
@@ -99,7 +99,7 @@ class NanoGPT:
     def _stream(
         self, tokens: np.ndarray, rows: int, seq_len: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids and labels int64 (rows, T), contiguous."""
+        """Yield ids and labels int64 (rows, T), contiguous."""
         size = rows * seq_len
         while True:
             for at in range(0, len(tokens) - size, size):

@@ -1,4 +1,4 @@
-"""minillm's plain model, or one with plugins, stepped as ``minillm train`` steps it."""
+"""minillm's plain model, or one with plugins, stepped as in ``minillm train``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minillm_core.plugins.manager import load as load_plugins
 __all__ = ["Ours", "activated", "bound"]
 
 PRESET = "gpt2-124m"
-PROGRESS = 0.5  # of the run: the schedules' values are those of its middle
+PROGRESS = 0.5  # of the run: schedules have their mid-run values
 DOCUMENT = 1024  # tokens
 
 
@@ -31,7 +31,7 @@ def activated(
     device: str = "auto",
     preset: str = PRESET,
 ) -> tuple[Plan, Backend, tuple[LoadedPlugin, ...]]:
-    """Return the plan of a run with ``key=value`` settings, the backend it is bound to, and its plugins."""
+    """Return the plan of a run with ``key=value`` settings, its bound backend, and its plugins."""
     loaded = load_config(
         preset=preset,
         assignments=tuple(settings),
@@ -52,12 +52,12 @@ def bound(*arguments: Any, **named: Any) -> tuple[Plan, Backend]:
 
 
 class Ours:
-    """A trainer and its loader.
+    """A trainer and its dataloader.
 
     Args:
-        plan: what to train.
-        backend: on what.
-        tokens: (n,), read again and again in shuffled documents.
+        plan: the plan to train.
+        backend: the backend.
+        tokens: (n,), read repeatedly in shuffled documents.
     """
 
     def __init__(self, plan: Plan, backend: Backend, tokens: np.ndarray) -> None:
@@ -78,11 +78,11 @@ class Ours:
 
     @property
     def multiplied(self) -> int:
-        """Parameters that are multiplied: all matrices, a tied embedding once."""
+        """Parameters in products: all matrices, a tied embedding once."""
         return sum(info.size for info in self.plan.parameters.values() if len(info.shape) == 2)
 
     def step(self) -> None:
-        """Make one optimizer step; reads the one before, as the loop does."""
+        """Make one optimizer step; reads the previous one, as in the training loop."""
         batch = next(self.loader)
         before = self.handle
         self.handle = self.trainer.step(batch.micro, self.values, batch.supervised)
@@ -90,16 +90,16 @@ class Ours:
             self.result = self.trainer.read(before)
 
     def read(self) -> float:
-        """Loss of the last step; waits."""
+        """Return the loss of the last step; synchronises."""
         self.result = self.trainer.read(self.handle)
         return self.result.loss
 
     def close(self) -> None:
-        """End the loader's thread."""
+        """End the dataloader's thread."""
         self.loader.close()
 
     def facts(self) -> dict[str, Any]:
-        """Plan and binding."""
+        """Return plan and binding."""
         binding = asdict(self.backend.binding)
         return {
             "of": "minillm",

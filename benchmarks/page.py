@@ -1,4 +1,4 @@
-"""A table of a page that is made from the files in results/."""
+"""A table of a page generated from the files in results/."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["table"]
 def table(
     head: Sequence[str], rows: Sequence[Sequence[str]], *, text: Collection[int] = (0,)
 ) -> str:
-    """Write a table in Markdown.
+    """Format a table in Markdown.
 
     Args:
         head: names of the columns.
         rows: a cell for each column.
-        text: the columns that hold text, from 0, or from the last, -1; the others hold numbers.
+        text: indices of text columns, from 0, or from the end, -1; the others have numbers.
     """
     left = {column % len(head) for column in text}
     rule = ["---" if column in left else "--:" for column in range(len(head))]

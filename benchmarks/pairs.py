@@ -1,14 +1,14 @@
-"""Trainers that start at once on one folder: exactly one runs, and its death frees the folder.
+"""Trainers started at once on one folder: exactly one runs, and its death frees the folder.
 
     python -m benchmarks.pairs --tried 20 [--backend torch|mlx] [--seed S]
 
-Two processes (every fifth time eight) are held at a barrier and let go together, on a folder that
-is new or, every other time, on a run that was broken off, with ``--resume``. Whoever is first is
-stopped (SIGSTOP) once it has the folder, so that it is there for all the others to meet. They must
-exit with 2 and name it by its number; one that came so late that it met a run.json instead is told
-of --resume, and must then be told of the owner. It is then killed with -9 and a ``--resume`` is started in the
-same moment: that must run, and end bit-equal to a run that nobody disturbed. A first one that has ended before it
-could be stopped, on a busy machine, proves nothing: the trial is made again.
+Two processes (every fifth time eight) wait at a barrier and are released together, on a new folder
+or, every other time, on an interrupted run, with ``--resume``. The first to get the folder is
+stopped (SIGSTOP), so that it is alive when the others check. They must
+exit with 2 and name its process id; one that is so late that it finds a run.json instead is referred
+to --resume, and that must name the owner. The owner is then killed with -9 and a ``--resume`` is started at the
+same moment: it must run, and end bitwise equal to an undisturbed run. If the owner ended before it
+could be stopped, on a busy machine, the trial proves nothing and is repeated.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from benchmarks.trials.tiny_run import TinyRun
 from minillm_core.checkpoint.lock import LOCK
 
 CROWD = 8
-AGAIN = 5  # trials at most in the place of one that proves nothing
+AGAIN = 5  # maximum repetitions of a trial that proves nothing
 
 
 class TooLateError(Exception):
-    """The first trainer had ended before the others were there."""
+    """The first trainer ended before the others checked."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One start of several."""
+    """One start of several trainers."""
 
     reference: Reference
     number: int
@@ -49,18 +49,18 @@ class Trial:
 
     @property
     def many(self) -> int:
-        """Trainers at once."""
+        """The number of concurrent trainers."""
         return CROWD if self.number % 5 == 4 else 2
 
     @property
     def resume(self) -> bool:
-        """Whether there is a run to go on with."""
+        """Whether there is a run to resume."""
         return self.number % 2 == 1
 
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """The result of a trial."""
 
     refused: int = 0  # exit 2, the owner named
     killed: bool = False  # the owner, before its end
@@ -69,7 +69,7 @@ class Outcome:
 
 
 def tried(trial: Trial) -> Outcome:
-    """Make a trial that proves something."""
+    """Run a trial, repeating it until it proves something."""
     for _ in range(AGAIN):
         with suppress(TooLateError):
             return start_together(trial)
@@ -77,10 +77,10 @@ def tried(trial: Trial) -> Outcome:
 
 
 def start_together(trial: Trial) -> Outcome:
-    """Start them, read what the losers say, kill the winner, go on.
+    """Start trainers, check the refused ones, kill the owner, resume.
 
     Raises:
-        TooLateError: the first one had ended before it could be stopped.
+        TooLateError: the owner ended before it could be stopped.
     """
     rng = random.Random(f"{trial.seed} {trial.number}")
     run, outcome = trial.reference.run, Outcome()
@@ -107,7 +107,7 @@ def start_together(trial: Trial) -> Outcome:
 
 
 def _broken_off(reference: Reference, out: Path, rng: random.Random) -> None:
-    """Leave a run with a checkpoint and without an end."""
+    """Create a run with a checkpoint and without an end."""
     while not newest_step(out):
         shutil.rmtree(out, ignore_errors=True)
         child = reference.run.start(out)
@@ -116,12 +116,12 @@ def _broken_off(reference: Reference, out: Path, rng: random.Random) -> None:
 
 
 def _let_go(run: TinyRun, out: Path, trial: Trial) -> list[tuple[Child, Path]]:
-    """Trainers that wait for each other, each with what it prints."""
+    """Start trainers that wait for each other, with the output of each."""
     held, barrier = os.pipe()
 
     def wait() -> None:
         os.close(barrier)
-        os.read(held, 1)  # returns when the last writer is gone
+        os.read(held, 1)  # returns when the last writer has closed it
 
     children = []
     for number in range(trial.many):
@@ -136,12 +136,12 @@ def _let_go(run: TinyRun, out: Path, trial: Trial) -> list[tuple[Child, Path]]:
 def _only_one(
     children: list[tuple[Child, Path]], run: TinyRun, out: Path, outcome: Outcome
 ) -> Child | None:
-    """Wait until one is left; the others must have been refused in its name."""
+    """Wait until one is left; the others must have been refused with its process id."""
     running = [child for child, _ in children]
     deadline, stopped = time.perf_counter() + 60, None
     while len(running) > 1 and time.perf_counter() < deadline:
         running = [child for child in running if child.poll() is None]
-        # the file may still name the one that was killed to make a run that can be resumed
+        # the file may still name the one killed to create the interrupted run
         if stopped is None and (owner := _owner(out)) in {child.pid for child in running}:
             os.kill(owner, signal.SIGSTOP)
             stopped = owner
@@ -175,7 +175,7 @@ def _only_one(
 
 
 def _as_it_was_told(run: TinyRun, out: Path) -> tuple[Child, str]:
-    """Somebody who met a run.json, and tries --resume: its end, and what it is told."""
+    """Run --resume, as suggested to a trainer that found a run.json; return its end and its message."""
     log = run.folder / f"{out.name}-again.log"
     child = run.start(out, resume=True, log=log)
     child.wait()
@@ -185,7 +185,7 @@ def _as_it_was_told(run: TinyRun, out: Path) -> tuple[Child, str]:
 
 
 def _owner(out: Path) -> int | None:
-    """Return the process that lock.json names; None until it names one."""
+    """Return the process named in lock.json; None until there is one."""
     try:
         return json.loads((out / LOCK).read_bytes())["pid"]
     except (OSError, ValueError, KeyError):

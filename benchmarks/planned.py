@@ -1,8 +1,8 @@
-"""Plans a run with more than 20 plugins in this process: what benchmarks.planning starts and times.
+"""Planning of a run with more than 20 plugins in this process, started and timed by benchmarks.planning.
 
     python -m benchmarks.planned
 
-Prints one JSON object: the seconds of each part, and which frameworks are loaded then.
+Prints one JSON object: the seconds of each part, and the frameworks loaded at the end.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ PLUGINS = (
     *("residual_decay", "role_lr", "smear", "softcap", "sparse_gate", "unet_skip"),
     *("value_embeds", "windows", "xsa", "zero_init"),
 )
-"""Of this repository's all that can be planned together, those that need a package of others apart."""
+"""All plugins of this repository that can be planned together, except those that need third-party packages."""
 
 FRAMEWORKS = ("torch", "mlx", "jax", "tensorflow", "triton", "transformers", "scipy", "pandas")
 
 
 def planned() -> dict[str, Any]:
-    """Plan once; minillm is imported here, since that is timed too."""
+    """Plan once; minillm is imported here, since the import is timed."""
     marks = [time.perf_counter()]
     from minillm_core.config.load import load as load_settings
     from minillm_core.plan import build_plan

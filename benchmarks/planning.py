@@ -1,12 +1,12 @@
-"""How long it takes to plan a run with more than 20 plugins, each time in a fresh process.
+"""Time to plan a run with more than 20 plugins, each time in a fresh process.
 
     python -m benchmarks.planning                  # writes results/planning.json
     python -m benchmarks.planning --repeats 3 --out /tmp
 
-Planning is what happens between the settings and the plan: they are read and checked, the plugins'
-modules imported, every hook called, the plan hashed. What Python and minillm's own modules take to
-start stands beside it, and so does the whole command ``minillm plan``. Bytecode is kept in a folder
-of its own, which a first round fills: it is what an installed package has.
+Planning starts with the settings and ends with the plan: settings are read and checked, the plugins'
+modules imported, every hook called, the plan hashed. The start of Python and minillm's own modules
+is reported separately, and so is the whole command ``minillm plan``. Bytecode is cached in a separate
+folder, filled by a first round, as in an installed package.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMMAND = [
 
 
 def process(command: Sequence[str], cache: Path) -> tuple[dict[str, float], str]:
-    """Run a whole process: its wall seconds, its CPU seconds, and its output."""
+    """Run a whole process: return its wall seconds, its CPU seconds, and its output."""
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     before, start = os.times(), time.perf_counter()
     done = subprocess.run(
@@ -95,7 +95,7 @@ def measured(repeats: int) -> dict[str, Any]:
 
 
 def check(rounds: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse figures that are not of what they claim to be."""
+    """Check that the figures measure what they claim."""
     for one in rounds:
         if one["frameworks"]:
             raise SystemExit(f"planning imported {', '.join(one['frameworks'])}")
@@ -104,7 +104,7 @@ def check(rounds: Sequence[Mapping[str, Any]]) -> None:
 
 
 def summary(values: Sequence[float]) -> dict[str, Any]:
-    """Median and every repetition."""
+    """Return the median and every repetition."""
     return {
         "median": round(statistics.median(values), 4),
         "all": [round(value, 4) for value in values],

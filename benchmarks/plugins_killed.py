@@ -1,11 +1,11 @@
-"""kill -9 of a run with each plugin of the repository, a resume, and an end that must be bit-equal.
+"""kill -9 of a run with each plugin of the repository, a resume, and a bitwise equal end.
 
     python -m benchmarks.plugins_killed [--tried 1] [--backend torch|mlx|both] [--seed S]
 
-A trial is a run of 24 steps with one plugin and what it builds on, or with all at once: killed at a
-random moment once a checkpoint is there, the 4th step's or a later one's, then resumed to its end and
+A trial is a run of 24 steps with one plugin and its requirements, or with all at once: killed at a
+random moment after a checkpoint exists, the 4th step's or a later one's, then resumed to its end and
 compared with an uninterrupted run. Plugins are found through their entry points, each in the
-forms that make other code; what cannot be tried on this machine is told with the reason.
+forms with different code; forms that cannot run on this machine are listed with the reason.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Of its folders."""
+        """Name of its folders."""
         return f"{self.plugin.replace(' ', '_')}-{self.run.backend}-{self.number}"
 
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """The result of a trial."""
 
     resumed_from: int = 0  # a step
     wrong: tuple[str, ...] = ()
@@ -72,10 +72,10 @@ def survive(trial: Trial) -> Outcome:
 
 
 def _between_checkpoints(trial: Trial, out: Path) -> float:
-    """Let a run end undisturbed; the seconds from one of its checkpoints to the next.
+    """Run without disturbance; return the seconds between its checkpoints.
 
-    The time before the first one is left out: with MLX most of a run is its plan and its first step,
-    and a kill that waits for a share of that comes after the end.
+    The time before the first one is excluded: with MLX most of a run is its plan and its first step,
+    and a kill after a fraction of that would be after the end.
     """
     child = trial.run.start(out)
     while child.poll() is None and not newest_step(out):
@@ -86,9 +86,9 @@ def _between_checkpoints(trial: Trial, out: Path) -> float:
 
 
 def _kill(trial: Trial, out: Path, rng: random.Random, seconds: float) -> None:
-    """Leave a run that was killed after its first checkpoint and before its last.
+    """Create a run that was killed after its first checkpoint and before its last.
 
-    A machine with other work is slower in one run than in the next: each attempt waits half as long.
+    Run times vary on a busy machine: each attempt waits half as long.
 
     Raises:
         RuntimeError: it ended otherwise, or each time before its kill.
@@ -130,7 +130,7 @@ def trials(folder: Path, backends: list[str], tried: int, seed: int) -> list[Tri
 
 
 def warm(run: TinyRun) -> None:
-    """Import here what a run with all plugins imports, so that its children need not."""
+    """Import the modules of a run with all plugins, so that child processes need not."""
     modules = run.folder / "modules.json"
     scout = run.folder / f"scout-{run.backend}"
     code = run.start(scout, last=partial(modules_of, modules)).wait()
@@ -144,7 +144,7 @@ Cells = dict[str, dict[str, list[dict[str, Any]]]]
 
 
 def attempt(planned: list[Trial], jobs: int) -> tuple[list[Row], Cells]:
-    """Try them all; a row for each backend, and what came of each."""
+    """Run all trials; return a row for each backend, and each result."""
     found: dict[str, Row] = {}
     cells: Cells = {}
     for one in planned:
@@ -187,7 +187,7 @@ def main() -> int:
         for backend in backends:
             together = (one.run for one in planned if one.plugin == TOGETHER)
             warm(next(run for run in together if run.backend == backend))
-        if given.alternate:  # all at once comes last, and is tried on each
+        if given.alternate:  # all at once is last, and runs on each
             planned = [
                 one
                 for one in planned

@@ -1,8 +1,8 @@
-"""How long ``minillm plugins list`` takes, as a whole process, with 50 plugins installed.
+"""Time of ``minillm plugins list``, as a whole process, with 50 plugins installed.
 
     python -m benchmarks.plugins_list
 
-Prints one JSON object: median and range in seconds, and the share that starting Python takes.
+Prints one JSON object: median and range in seconds, and the fraction that starting Python takes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PADDING = "".join(f"\ndef helper_{n}(x):\n    return [x * y + {n} for y in x]\n"
 
 
 def install(site: Path, number: int) -> None:
-    """Write a distribution of one plugin, as pip would leave it; its module has 100 lines."""
+    """Write a distribution with one plugin, as installed by pip; its module has 100 lines."""
     info = site / f"trick_{number}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: trick-{number}\nVersion: 1.0\n")
@@ -52,7 +52,7 @@ def install(site: Path, number: int) -> None:
 
 
 def timed(command: Sequence[str], site: Path) -> tuple[float, str]:
-    """Seconds of the whole process by this one's clock, and its output."""
+    """Measure the whole process in seconds; return them and its output."""
     path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
     start = time.perf_counter()
     done = subprocess.run(

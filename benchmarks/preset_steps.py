@@ -1,11 +1,11 @@
-"""Steps of a preset with sets of plugins added to it, in turns in one process: speed and memory over its own.
+"""Steps of a preset with additional plugin sets, in turns in one process: speed and memory relative to the preset.
 
     python -m benchmarks.preset_steps --preset speedrun --set triton --set triton,sparse_rows [--steps 20]
         [--repeats 5] [--setting key=value ...]
 
-The first variant is the preset alone. Schedules' values are those of the middle of the run; ids are drawn by
-Zipf's law, as benchmarks.sparse_rows draws them. ``ratio`` is tokens/s over the preset's own, of the medians of all steps, and
-turn by turn.
+The first variant is the preset alone. Schedules have their mid-run values; ids are drawn by
+Zipf's law, as in benchmarks.sparse_rows. ``ratio`` is tokens/s over the preset's, from the medians of all steps,
+and turn by turn.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a step's time goes into: kernels by their total time, from torch's profiler."""
+"""A step's time by kernel, from torch's profiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def profiled(step: Callable[[], None], *, gpu: bool) -> dict[str, Any]:
     """Profile one step: the device's busy time, and its kernels, the longest first.
 
     Args:
-        step: runs one.
+        step: runs one step.
         gpu: count CUDA kernels; else operators on the CPU.
     """
     step()

@@ -1,4 +1,4 @@
-"""What a result was measured on, in words: hardware, versions, commit."""
+"""Descriptions of a result's environment: hardware, versions, commit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["machine", "unique"]
 
 
 def machine(document: Mapping[str, Any]) -> str:
-    """Hardware, versions and commit of a result file."""
+    """Format hardware, versions and commit of a result file."""
     environment = document["environment"]
     hardware, versions = environment["hardware"], environment["versions"]
     gpus = unique(gpu["name"] for gpu in hardware["gpus"])
@@ -25,5 +25,5 @@ def machine(document: Mapping[str, Any]) -> str:
 
 
 def unique(values: Iterable[str | None]) -> str:
-    """Return every value once, in order."""
+    """Return the distinct values, in order."""
     return " and ".join(dict.fromkeys(value for value in values if value))

@@ -1,22 +1,22 @@
-"""kill -9 of one rank of several at random moments, resumes, and an end as if nothing had been.
+"""kill -9 of one of several ranks at random moments, resumes, and an end equal to an undisturbed run's.
 
     python -m benchmarks.rank_kills --same 40 --mixed 20 --stopped 6 [--sizes 2,4] [--shard weights] [--seed S]
 
-A trial is a run of 24 steps on a CPU over gloo, a checkpoint every 4 steps. One rank, drawn at random,
-is killed, the others are ended as torchrun ends them, and the run is resumed; that one, two or three
-times, then to its end. A kill comes at a moment that is uniform over the run, start-up and tokenising
-included; or, every other time, in a save: before the k-th touch of the checkpoints by the rank itself, or
-within the time of a save from when its temporary folder is seen.
+A trial is a run of 24 steps on a CPU over gloo, with a checkpoint every 4 steps. A random rank
+is killed, the others are ended as by torchrun, and the run is resumed; once, twice or three
+times, then to its end. A kill is at a moment that is uniform over the run, including start-up and
+tokenisation; or, every other time, in a save: before the k-th access to the checkpoints by the rank itself, or
+within the time of a save, counted from the creation of its temporary folder.
 
-same     every life has one number of ranks, and the end must be an undisturbed run's of that number to
-         the bit: arrays, scalars, losses
-mixed    each life has a number of its own, 1 among them: losses and evaluations must be within 1e-5,
-         and steps, tokens and the place in the data the same
-stopped  a rank is stopped (SIGSTOP), another must name it, and the run is resumed to the bit
+same     every start has the same number of ranks, and the end must be bitwise equal to an undisturbed run
+         with it: arrays, scalars, losses
+mixed    each start has its own number of ranks, 1 included: losses and evaluations must be within 1e-5,
+         and steps, tokens and the position in the data equal
+stopped  a rank is stopped (SIGSTOP), another must name it, and the run is resumed, bitwise equal
 
-After each kill every checkpoint must verify, each that metrics.jsonl announced must be there, and each
-step be in metrics.jsonl once with its loss; the next life must resume from the newest checkpoint. No rank
-may take the end of another one for a defect.
+After each kill every checkpoint must verify, each one recorded in metrics.jsonl must exist, and each
+step must be in metrics.jsonl once with its loss; the next start must resume from the newest checkpoint. No rank
+may report the end of another as a defect.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ from benchmarks.trials.tiny_run import STEPS
 from minillm_core.checkpoint.read import Checkpoint
 
 NEAR = 1e-5  # of a loss, at another number of ranks
-LIVES = (1, 1, 2, 3)  # kills in a trial, one of these
-DEFECT = "a defect in minillm"  # as the program words an error that it does not know
+LIVES = (1, 1, 2, 3)  # numbers of kills in a trial, one drawn
+DEFECT = "a defect in minillm"  # the program's wording for an unknown error
 ATTEMPTS = 20  # to kill a run before it ends
 SETTINGS = ("train.accumulate=4", "--deterministic")  # a step that 4 ranks can divide
 
 
 @dataclass(frozen=True)
 class Known:
-    """Undisturbed runs, by their number of ranks."""
+    """The undisturbed runs, by their number of ranks."""
 
     run: RankedRun
     outs: Mapping[int, Path]
     seconds: Mapping[int, float]
-    touches: int  # of the checkpoints, by rank 0
-    of_others: int  # by each other rank, of which all write
+    touches: int  # accesses to the checkpoints by rank 0
+    of_others: int  # by each other rank, if all write
     saves: int
     save_seconds: float
 
@@ -75,18 +75,18 @@ class Trial:
     mode: str  # same, mixed or stopped
     known: Known
     number: int
-    size: int  # of ranks; mixed: the most
+    size: int  # number of ranks; mixed: the maximum
     seed: int
 
     @property
     def name(self) -> str:
-        """For --only."""
+        """Its name for --only."""
         return f"{self.mode}-{self.size}-{self.number}"
 
 
 @dataclass
 class Outcome:
-    """What came of it."""
+    """The result of a trial."""
 
     facts: Counter[str] = field(default_factory=Counter)
     slowest: float = 0.0  # seconds from a kill to the end of the last rank
@@ -158,7 +158,7 @@ def _kill_some(trial: Trial, out: Path, rng: random.Random, outcome: Outcome) ->
 def at_any_time(
     known: Known, out: Path, size: int, resume: bool, rng: random.Random
 ) -> tuple[int, Group]:
-    """Kill a rank at a moment that is uniform over a run; a resumed one may end before."""
+    """Kill a rank at a moment that is uniform over a run; a resumed run may end earlier."""
     victim, moment = rng.randrange(size), rng.uniform(0, known.seconds[size] * 1.05)
     group = known.run.launch(out, size, resume=resume)
     group.wait_until(moment)
@@ -169,7 +169,7 @@ def at_any_time(
 def at_a_touch(
     known: Known, out: Path, size: int, resume: bool, rng: random.Random
 ) -> tuple[int, Group]:
-    """Let a rank kill itself before its k-th touch of the checkpoints."""
+    """Let a rank kill itself before its k-th access to the checkpoints."""
     victim = rng.randrange(size)
     k = rng.randint(1, known.touches if victim == 0 else known.of_others)
 
@@ -187,7 +187,7 @@ def at_a_touch(
 def at_a_moment(
     known: Known, out: Path, size: int, resume: bool, rng: random.Random
 ) -> tuple[int, Group]:
-    """Kill a rank within the time of a save, from when the j-th new temporary folder is seen."""
+    """Kill a rank within the time of a save, counted from the j-th new temporary folder."""
     victim, j = rng.randrange(size), rng.randint(1, known.saves)
     delay, seen = rng.uniform(0, 2 * known.save_seconds), set(_temporary(out))
     before, group = len(seen), known.run.launch(out, size, resume=resume)
@@ -214,7 +214,7 @@ def _temporary(out: Path) -> list[str]:
 
 
 def _stop(trial: Trial, out: Path, rng: random.Random, outcome: Outcome) -> None:
-    """Stop a rank between its first step and its last, and wait until another names it."""
+    """Stop a rank between its first step and its last, and wait until another one names it."""
     group = trial.known.run.launch(out, trial.size)
     after, victim = rng.randrange(1, STEPS // 2), rng.randrange(trial.size)
     while len(events(out, "step")) < after:
@@ -235,7 +235,7 @@ def _stop(trial: Trial, out: Path, rng: random.Random, outcome: Outcome) -> None
 
 
 def _steps(reference: Path, out: Path) -> Iterator[str]:
-    """Compare the steps that metrics.jsonl has so far: each once, in order, with its loss."""
+    """Check the steps in metrics.jsonl so far: each once, in order, with its loss."""
     wanted = {event["step"]: event["loss"] for event in events(reference, "step")}
     found = [(event["step"], event["loss"]) for event in events(out, "step")]
     if [step for step, _ in found] != list(range(1, len(found) + 1)):
@@ -246,7 +246,7 @@ def _steps(reference: Path, out: Path) -> Iterator[str]:
 
 
 def _resumed_there(said: str, newest: int, *, to_the_end: bool) -> Iterator[str]:
-    """Check which checkpoint a life said that it resumed from; a killed one may not have said it yet."""
+    """Check the checkpoint that a start reported to resume from; a killed one may not have reported it yet."""
     came = f"resumed after step {newest} from" in said
     came |= newest == STEPS and "is finished" in said
     if newest and not came and (to_the_end or "resumed after" in said):
@@ -254,7 +254,7 @@ def _resumed_there(said: str, newest: int, *, to_the_end: bool) -> Iterator[str]
 
 
 def nearly(reference: Path, out: Path) -> list[str]:
-    """List in what a run of other numbers of ranks differs: all but the last digits of its losses."""
+    """List differences of a run with other numbers of ranks: everything but the last digits of its losses."""
     return [
         *_checkpoints_nearly(reference, out),
         *_events_nearly(reference, out, "step", {"loss", "grad_norm", "terms"}),
@@ -290,10 +290,10 @@ def _events_nearly(reference: Path, out: Path, name: str, near: set[str]) -> Ite
 
 
 def undisturbed(run: RankedRun, sizes: list[int]) -> Known:
-    """Run each number of ranks to its end, the first one cold, whose imports this process repeats.
+    """Run each number of ranks to its end; the first run is cold, and this process repeats its imports.
 
     Raises:
-        RuntimeError: one failed, or two of the same number differ.
+        RuntimeError: one failed, or two with the same number differ.
     """
     modules = run.folder / "modules.json"
     touches = [run.folder / f"touches-{rank}.txt" for rank in range(2)]
@@ -338,7 +338,7 @@ WHAT = {
 
 
 def rows(trials: list[Trial], jobs: int) -> list[Row]:
-    """Try them all; a row for each kind."""
+    """Run all trials; return a row for each kind."""
     found: dict[str, Row] = {}
     for trial, outcome in each(survive, trials, jobs):
         what = WHAT[trial.mode].format(trial.size)
@@ -347,7 +347,7 @@ def rows(trials: list[Trial], jobs: int) -> list[Row]:
         row = found.setdefault(what, Row(what))
         row.tried += 1
         row.detected += not outcome.facts["corrupt"]
-        if trial.mode == "mixed":  # bit-equality is promised at one number of ranks only
+        if trial.mode == "mixed":  # bitwise equality is only guaranteed for a fixed number of ranks
             row.count(f"equal within {NEAR:g}", not outcome.wrong)
         else:
             row.ended += 1

@@ -1,6 +1,6 @@
-"""The README's table of what was measured, from the files in results/.
+"""Generator of the README's table of measurements, from the files in results/.
 
-python -m benchmarks.readme_table             # say whether the page is as it should be
+python -m benchmarks.readme_table             # check that the page is up to date
 python -m benchmarks.readme_table --write     # write it
 """
 
@@ -24,7 +24,7 @@ Document = Mapping[str, Any]
 
 
 def table(folder: Path = RESULTS) -> str:
-    """Markdown: the table, and a line that says on what it was measured."""
+    """Generate Markdown: the table, and a line on its environment."""
     torch, mlx, job = (json.loads((folder / f"{name}.json").read_text()) for name in FILES)
     of_torch, of_mlx = torch["figures"]["variants"], mlx["figures"]["variants"]
     sizes = sorted(int(name.removeprefix("plain B=")) for name in of_torch if "plain B=" in name)
@@ -43,7 +43,7 @@ def table(folder: Path = RESULTS) -> str:
 def compared(
     what: str, who: str, variants: Document, ours: str, theirs: str, rows: int | None = None
 ) -> tuple[str, ...]:
-    """Write a row: one variant beside another of the same run."""
+    """Format a row comparing two variants of the same run."""
     suffix = "" if rows is None else f" B={rows}"
     a, b = variants[ours + suffix], variants[theirs + suffix]
     fast, slow = a["tokens_per_second"], b["tokens_per_second"]
@@ -52,7 +52,7 @@ def compared(
 
 
 def main_job(figures: Document) -> tuple[str, ...]:
-    """Write a row: the default run, from benchmarks.main_job or its figures alone."""
+    """Format the row of the default run, from benchmarks.main_job or its figures alone."""
     job = figures["jobs"][-1] if "jobs" in figures else figures
     speed, mfu = (job.get(f"{name}_median", job.get(name)) for name in ("tokens_per_second", "mfu"))
     said = (
@@ -63,7 +63,7 @@ def main_job(figures: Document) -> tuple[str, ...]:
 
 
 def provenance(documents: Iterable[Document]) -> str:
-    """Hardware, versions and commit; each that differs is named."""
+    """Describe hardware, versions and commit; all of them where they differ."""
     environments = [document["environment"] for document in documents]
     gpus = unique(gpu["name"] for e in environments for gpu in e["hardware"]["gpus"])
     commits = unique(e["commit"][:7] for e in environments)

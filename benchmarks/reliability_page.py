@@ -1,6 +1,6 @@
-"""The tables of docs/reliability.md, from the files in results/.
+"""Generator of the tables of docs/reliability.md, from the files in results/.
 
-python -m benchmarks.reliability_page             # say whether the page is as it should be
+python -m benchmarks.reliability_page             # check that the page is up to date
 python -m benchmarks.reliability_page --write     # write it
 """
 
@@ -42,7 +42,7 @@ FAULTS = {
     "hang": "hang",
     "signal": "hang, Ctrl-C",
 }
-"""Kind of fault -> the head of its column."""
+"""Kind of fault -> its column heading."""
 
 NAMED = ("plugin", "version", "hook", "step")
 
@@ -50,7 +50,7 @@ Document = Mapping[str, Any]
 
 
 def tables(folder: Path = RESULTS) -> str:
-    """Markdown: the trials, what they were run on and how, and, once it is measured, the cost."""
+    """Generate Markdown: the trials with environment and command, and, once measured, the cost."""
     names = [*TRIALS, *([HOSTILE] if (folder / f"{HOSTILE}.json").exists() else [])]
     documents = {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
     rows = [line for document in documents.values() for line in trials(document)]
@@ -78,7 +78,7 @@ def trials(document: Document) -> Iterator[tuple[str, ...]]:
 
 
 def unnoticed(document: Document) -> str:
-    """Count the damaged checkpoints that load where no digest is checked."""
+    """Count the damaged checkpoints that load without digest checks."""
     rows = document["figures"]["rows"]
     loaded = sum(row["facts"]["load unnoticed without digests"] for row in rows)
     tried = sum(row["tried"] for row in rows)
@@ -89,7 +89,7 @@ def unnoticed(document: Document) -> str:
 
 
 def made_by(document: Document) -> str:
-    """Return the command, its seed, and what it ran on."""
+    """Return the command, its seed, and its environment."""
     script, *arguments = document["command"]
     given = [argument for argument in arguments if argument != "--inside"]
     for own in {"--json", "--commit"} & set(given):
@@ -102,7 +102,7 @@ def made_by(document: Document) -> str:
 
 
 def plugins(document: Document) -> Iterator[str]:
-    """Write the results of kills with each plugin: a line for each, a column for each backend."""
+    """Tabulate kills with each plugin: a line per plugin, a column per backend."""
     figures = document["figures"]
     backends = list(dict.fromkeys(name for cell in figures["plugins"].values() for name in cell))
     rows = []
@@ -128,7 +128,7 @@ def _equal(trials: Sequence[Document]) -> str:
 
 
 def faults(document: Document) -> Iterator[str]:
-    """Write the results of a plugin's faults: a line for each place, a column for each kind."""
+    """Tabulate plugin faults: a line per place, a column per kind."""
     figures = document["figures"]
     held = {(cell["place"], cell["kind"]): cell for cell in figures["cells"]}
     head = ("a plugin's", *FAULTS.values())
@@ -157,7 +157,7 @@ def _cell(cell: Document | None) -> str:
 
 
 def costs(document: Document) -> Iterator[str]:
-    """Return the table of what a checkpoint costs, and what it was measured on."""
+    """Tabulate the cost of a checkpoint, with its environment."""
     figures = document["figures"]
     rows = [
         (

@@ -1,7 +1,7 @@
-"""Ways to save and load one training state: minillm's, torch.save, torch.distributed.checkpoint.
+"""Methods to save and load one training state: minillm's, torch.save, torch.distributed.checkpoint.
 
 All of them hold the same arrays on the same device. minillm's and DCP's wait for the disk (fsync),
-``torch.save`` does not, so it is there with and without. Only minillm's loading verifies every byte.
+``torch.save`` does not, so it is measured with and without. Only minillm's loading verifies every byte.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ State = dict[str, torch.Tensor]
 
 
 class Saver(Protocol):
-    """One way."""
+    """One method."""
 
     def begin(self) -> None:
-        """Save the state as it is now; training may go on when this returns."""
+        """Save the current state; training may continue when this returns."""
         ...
 
     def end(self) -> None:
-        """Wait until it is saved."""
+        """Wait until the state is saved."""
         ...
 
     def load(self) -> None:
-        """Read it and put it on the device."""
+        """Read the state and move it to the device."""
         ...
 
     def size(self) -> int:
-        """Bytes on the disk of one save."""
+        """Return the bytes of one save on disk."""
         ...
 
     def close(self) -> None:
-        """Let go of threads and files."""
+        """Release threads and files."""
         ...
 
 
@@ -53,7 +53,7 @@ class Ours:
     """A snapshot that a thread commits; loading verifies, reads and resumes.
 
     Args:
-        trainer: what is saved.
+        trainer: whose state is saved.
         out: a folder.
     """
 
@@ -86,7 +86,7 @@ class TorchSave:
     """torch.save to one path; torch.load(weights_only=True) and a copy into the tensors.
 
     Args:
-        state: what is saved.
+        state: the state to save.
         path: the file.
         fsync: wait for the disk.
     """
@@ -121,9 +121,9 @@ class Distributed:
     """dcp.save or dcp.async_save in a process group of one; dcp.load into the tensors.
 
     Args:
-        state: what is saved.
-        out: the folder, written anew by each save.
-        background: async_save.
+        state: the state to save.
+        out: the folder, rewritten by each save.
+        background: use async_save.
     """
 
     def __init__(self, state: State, out: Path, *, background: bool) -> None:
@@ -160,7 +160,7 @@ class Distributed:
 def savers(
     trainer: Trainer, device: torch.device, folder: Path
 ) -> Mapping[str, Callable[[], Saver]]:
-    """Name -> makes it; the peers save copies of the trainer's arrays that lie on its device."""
+    """Map names to factories; the alternatives save copies of the trainer's arrays on its device."""
     state = {name: torch.from_numpy(array).to(device) for name, array in trainer.arrays().items()}
     return {
         "minillm": lambda: Ours(trainer, folder / "ours"),

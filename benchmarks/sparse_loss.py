@@ -1,11 +1,11 @@
-"""Speed of training on chats with the loss at supervised positions alone, over that at every position.
+"""Speed of training on chats with the loss at supervised positions only, relative to the loss at every position.
 
     python -m benchmarks.sparse_loss CHATS.jsonl [...] [--tokenizer FILE] [--preset gpt2-124m]
         [--set key=value ...] [--rows packed,best_fit,bucketed] [--steps 20] [--repeats 7]
 
-For each file and kind of rows both trainers are alive in one process and take turns (A B A B), as
-``minillm bench --plugins sft,sparse_loss --against sft`` does. The ratio is that of the medians, with the
-lowest and highest of a turn's pair. A pair that fails is reported, and the others are still measured.
+For each file and kind of rows both trainers are in one process and take turns (A B A B), as in
+``minillm bench --plugins sft,sparse_loss --against sft``. The ratio is that of the medians, with the
+lowest and highest of a turn's pair. A failing pair is reported, and the others are still measured.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from minillm_core.inspection import choose, probe, read_value
 from minillm_lab.bench import Request, bench
 
 ROWS = {"packed": (), "best_fit": ("best_fit",), "bucketed": ("length_buckets",)}
-"""Kind of rows -> the plugins that lay them out; packed: chats end to end."""
+"""Kind of rows -> the plugins that pack them; packed: chats contiguous."""
 
 LEAST = 1.22
-"""The ratio that is asked for."""
+"""The required ratio."""
 
 
 def main() -> None:
@@ -71,7 +71,7 @@ def pair(
     request: Request,
     cache: Path,
 ) -> dict[str, Any]:
-    """Time a file with and without; the figures of both and their ratio, as JSON."""
+    """Time a file with and without; return the figures of both and their ratio, as JSON."""
     plans = {
         name: build_plan(
             load(preset, plugins=["sft", *rows, *more], data=data, settings=settings | own)
@@ -86,7 +86,7 @@ def pair(
 
 
 def line(one: dict[str, Any]) -> str:
-    """Word a pair's ratio."""
+    """Format a pair's ratio."""
     name = f"{one['data']}, {one['rows']}"
     if "failed" in one:
         return f"{name}: FAILED"

@@ -3,10 +3,10 @@
     python -m benchmarks.sparse_rows [--tokens 65536,16384] [--tables bigram_hash,value_embeds]
         [--set key=value ...] [--backend torch] [--steps 20] [--repeats 7] [--tiny]
 
-For each number of tokens a step: the plain model, each plugin with whole tables, and each by rows
-(``sparse_rows``), 6 layers of 512 with 50,304 ids unless --set says otherwise. Tokens are drawn by Zipf's law
-(exponent 1), which sees more rows of a table than text does. ``cost`` is the share of a step that a plugin
-takes, 1 - plain / with it, from the medians of all steps, with the lowest and highest of the turns.
+For each number of tokens per step: the plain model, each plugin with whole tables, and each by rows
+(``sparse_rows``), 6 layers of 512 with 50,304 ids unless --set changes them. Tokens are drawn by Zipf's law
+(exponent 1), which looks up more rows of a table than text does. ``cost`` is the fraction of a step due to a
+plugin, 1 - plain / with it, from the medians of all steps, with the lowest and highest of the turns.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from benchmarks.turns import Measured, Memory, take_turns
 from minillm_core.inspection import batch_hook
 
 LEAST = 0.05
-"""The share of a step that bigram_hash by rows may cost at 512 wide."""
+"""Maximum fraction of a step that bigram_hash by rows may cost at width 512."""
 
 WIDE = ("model.layers=6", "model.dim=512", "model.heads=8", "model.kv_heads=8", "model.vocab=50304")
 TINY = ("model.layers=2", "model.dim=64", "model.heads=2", "model.kv_heads=2", "model.vocab=4096")
 BATCHES = 16
-"""Steps' batches, made before anything is timed and used again and again."""
+"""Number of steps' batches, built before timing and reused."""
 
 
 class Stepped:
-    """A trainer, stepped on batches that were made before.
+    """A trainer stepped on prebuilt batches.
 
     Args:
         settings: ``key=value``.
         plugins: their names.
         backend: torch, mlx or auto.
-        preset: whose other settings hold.
+        preset: the base settings.
     """
 
     def __init__(self, settings: Sequence[str], plugins: str, backend: str, preset: str) -> None:
@@ -57,25 +57,25 @@ class Stepped:
 
     @property
     def multiplied(self) -> int:
-        """Parameters that are multiplied."""
+        """Parameters in products."""
         return self.plan.estimate().multiplied
 
     def step(self) -> None:
-        """Make one optimizer step; reads the one before, as the loop does."""
+        """Make one optimizer step; reads the previous one, as in the training loop."""
         before, self.steps = self.handle, self.steps + 1
         self.handle = self.trainer.step(next(self.batches), self.values, self.tokens)
         if before is not None:
             self.trainer.read(before)
 
     def read(self) -> float:
-        """Loss of the last step; waits."""
+        """Return the loss of the last step; synchronises."""
         return self.trainer.read(self.handle).loss
 
     def close(self) -> None:
-        """Nothing runs beside it."""
+        """Do nothing: no thread runs."""
 
     def facts(self) -> dict[str, Any]:
-        """Plan, binding, and the rows that a step held."""
+        """Return plan, binding, and the number of rows in a step."""
         rows = {
             key: round(count / self.steps)
             for key, count in self.trainer.witnesses().items()
@@ -94,7 +94,7 @@ def zipf(vocab: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def batch_of(ids: np.ndarray) -> dict[str, np.ndarray]:
-    """Make a batch of ids int32 (B, T + 1)."""
+    """Build a batch of ids int32 (B, T + 1)."""
     rows, length = ids.shape[0], ids.shape[1] - 1
     return {
         "ids": ids[:, :-1].copy(),
@@ -105,7 +105,7 @@ def batch_of(ids: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def cost(plain: Measured, other: Measured) -> dict[str, Any]:
-    """Return the share of a step of ``other`` that it takes longer than ``plain``."""
+    """Return the fraction of ``other``'s step that exceeds ``plain``'s."""
 
     def share(a: Sequence[float], b: Sequence[float]) -> float:
         return round(1 - statistics.median(a) / statistics.median(b), 4)
@@ -117,7 +117,7 @@ def cost(plain: Measured, other: Measured) -> dict[str, Any]:
 def compared(
     tokens: int, tables: Sequence[str], settings: Sequence[str], given: Any, memory: Memory
 ) -> dict[str, Any]:
-    """Time all variants at one number of tokens a step."""
+    """Time all variants at one number of tokens per step."""
     length = 64 if given.tiny else 1024
     sized = (*settings, f"train.seq_len={length}", f"train.rows={max(1, tokens // length)}")
     sets = {"plain": ""}
@@ -174,7 +174,7 @@ def main() -> None:
 
 
 def memory_of(backend: str) -> Memory:
-    """Return what counts a GPU's memory, where torch uses one."""
+    """Return the counter of a GPU's memory, where torch uses one."""
     import torch
 
     if backend == "mlx" or not torch.cuda.is_available():

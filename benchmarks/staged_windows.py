@@ -1,12 +1,12 @@
-"""Windows that grow in stages, as inputs of one compiled step and as constants of a step each: compilation, speed.
+"""Windows that grow in stages, as inputs of one compiled step or as constants of one each: compile time, speed.
 
     python -m benchmarks.staged_windows [--preset speedrun] [--steps 8] [--runs one-cold,one-warm,three-cold]
 
-Each run is a process of its own: ``one`` graph as the backend binds it, or ``three``, with no window as an
-input; with an empty compile cache (``cold``) or the one that the run of its kind before it has filled (``warm``).
-Ids are drawn by Zipf's law, documents end after 400 tokens on average. A run prints the seconds from before planning to its
-first step's loss, graphs, median milliseconds of a step in each stage, and losses, which say how far two
-runs of one program are apart: kernels that add in any order are in it.
+Each run is a separate process: ``one`` graph as bound by the backend, or ``three``, with no window as an
+input; with an empty compile cache (``cold``) or the one left by the previous run of its kind (``warm``).
+Ids are drawn by Zipf's law, documents end after 400 tokens on average. A run prints the seconds from the start of
+planning to its first step's loss, graphs, median milliseconds of a step in each stage, and losses, which
+show the variation between runs of one program due to kernels with nondeterministic summation order.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from minillm_core.inspection import batch_hook
 
 RESULT = "RESULT "
 BATCHES, TURNS, BEFORE = 6, 3, 4
-END = 1 / 400  # of documents, a token
+END = 1 / 400  # of documents, per token
 
 
 def measure(kind: str, preset: str, steps: int) -> dict[str, Any]:
-    """Make one run in this process."""
+    """Run one configuration in this process."""
     import torch
 
     began = time.perf_counter()
@@ -60,7 +60,7 @@ def measure(kind: str, preset: str, steps: int) -> dict[str, Any]:
 
     losses.append(trainer.read(step(0.05)).loss)
     first, milliseconds = time.perf_counter() - began, {}
-    for progress in (0.05, 0.5, 0.95):  # a stage each
+    for progress in (0.05, 0.5, 0.95):  # one per stage
         for _ in range(BEFORE):
             losses.append(trainer.read(step(progress)).loss)
         times = []
@@ -85,7 +85,7 @@ def measure(kind: str, preset: str, steps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Make every run, and write the result file after each."""
+    """Run every configuration, and write the result file after each."""
     parser = measuring(__doc__, "staged_windows")
     parser.add_argument("--preset", default="speedrun")
     parser.add_argument("--steps", type=int, default=8, help="timed, a turn")

@@ -1,18 +1,18 @@
-"""What a process of divided weights holds at most while its run starts: on CPUs, over gloo.
+"""Peak memory of a process with sharded weights during the start of its run: on CPUs, over gloo.
 
     python -m benchmarks.start_memory [--preset gpt2-124m] [--sizes 2,4] [--plugins muon]
 
-`mesh.shard=weights` in each number of processes, in two ways that take turns, in fresh processes each time:
+`mesh.shard=weights` for each number of processes, in two alternating ways, in fresh processes each time:
 
-whole    a process makes the whole model and its optimizer, loads, and keeps its part, as runs began before
-divided  a process makes its part alone: parameters on torch's meta device, rows drawn or read one by one
+whole    a process builds the whole model and its optimizer, loads, and keeps its part, as in earlier versions
+divided  a process builds only its part: parameters on torch's meta device, rows drawn or read one by one
 
 new      initial values; and the first step, with one row of few tokens in each process
-resumed  a checkpoint of one process, which is read; no step
+resumed  reading a checkpoint of one process; no step
 
-Figures are bytes of each process: the largest resident memory (VmHWM) less the resident memory before the
-model, with PyTorch imported, the plan built and the processes met. On a CPU memory that is allocated and never
-written to, such as the optimizer's zeros before a step, is not resident: on a GPU it counts.
+Figures are bytes per process: the peak resident memory (VmHWM) minus the resident memory before the
+model, with PyTorch imported, the plan built and the process group initialised. On a CPU memory allocated and
+never written to, such as the optimizer's zeros before a step, is not resident: on a GPU it counts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LIMIT = 1200  # seconds
 
 
 def planned(preset: str, plugins: str, size: int) -> Any:
-    """Plan a preset with rows that hold next to nothing."""
+    """Plan a preset with rows of few tokens."""
     import minillm_core as minillm
 
     small = {"train.rows": 1, "train.accumulate": size, "train.seq_len": TOKENS}
@@ -45,7 +45,7 @@ def planned(preset: str, plugins: str, size: int) -> Any:
 
 
 def batch_of(plan: Any) -> dict[str, np.ndarray]:
-    """Make a micro-batch of one row."""
+    """Build a micro-batch of one row."""
     from minillm_core.inspection import batch_hook
 
     row = np.arange(TOKENS, dtype=np.int32)[None]
@@ -66,7 +66,7 @@ def save(preset: str, plugins: str, folder: str) -> None:
 
 
 def start(preset: str, plugins: str, way: str, what: str, folder: str) -> None:
-    """Start a run in this process of several; rank 0 writes the figures of all."""
+    """Start a run in this process of several; rank 0 writes all figures."""
     from minillm_core.backends.bind import create
     from minillm_core.backends.ranks import join
     from minillm_core.checkpoint.read import Checkpoint
@@ -104,14 +104,14 @@ def start(preset: str, plugins: str, way: str, what: str, folder: str) -> None:
 
 
 def peak_over(before: int) -> int:
-    """Return the largest resident memory so far, less what there was."""
+    """Return the peak resident memory so far, minus an earlier value."""
     from minillm_core.backends.memory import process_peak
 
     return (process_peak() or 0) - before
 
 
 def child(size: int, *words: str) -> None:
-    """Run this file in some processes."""
+    """Run this file in several processes."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(size)] if size > 1 else []
     command = [sys.executable, *launcher, "-m", "benchmarks.start_memory", "--child", *words]
     subprocess.run(command, check=True, timeout=LIMIT)

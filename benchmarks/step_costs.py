@@ -1,13 +1,13 @@
-"""What each technique's step costs, measured by ``minillm ablate``, beside its arithmetic.
+"""Step times of each technique, measured by ``minillm ablate``, beside its arithmetic.
 
     python -m benchmarks.step_costs runs/a/ablation.json runs/b/ablation.json
     python -m benchmarks.step_costs runs/a/ablation.json --commit 0123abcd --out /tmp
 
 Writes results/step_costs.json. A technique's step time is compared with that of the same run without
-it, pair by pair, as its card is; FLOPs and bytes are counted from the two plans
-(benchmarks/arithmetic.py). *Predicted* is what a device would take that reaches its datasheet in
-products and in memory, one after the other: (FLOPs / peak + bytes / bandwidth), with it over without.
-``python -m benchmarks.costs_page --write`` makes docs/costs.md of it.
+it, pair by pair, as in its card; FLOPs and bytes are counted from the two plans
+(benchmarks/arithmetic.py). *Predicted* is the time of a device that reaches its datasheet's
+FLOP/s and bandwidth without overlap: (FLOPs / peak + bytes / bandwidth), with it over without.
+``python -m benchmarks.costs_page --write`` generates docs/costs.md from it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BANDWIDTH: Mapping[str, float] = {
     "H200": 4.8e12,
     "A100": 2.0e12,
 }
-"""Part of a device's name -> bytes/s of its memory, by its maker's datasheet; FLOP/s are PEAK_FLOPS."""
+"""Part of a device's name -> its memory's bytes/s, by the maker's datasheet; FLOP/s are PEAK_FLOPS."""
 
 KEPT = ("date", "commit", "device", "dtype", "backend", "hardware", "versions", "preset", "steps")
 
@@ -48,17 +48,17 @@ def collected(results: Sequence[Json], commit: str | None = None) -> dict[str, A
 
     Args:
         results: documents of ablation.json.
-        commit: of those that do not know theirs.
+        commit: for documents without one.
 
     Raises:
-        SystemExit: one is not finished, two measured the same, or a plan is not the measured one.
+        SystemExit: one is not finished, two measured the same, or a plan differs from the measured one.
     """
     rows: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
     for index, result in enumerate(results):
         if not result["finished"]:
             raise SystemExit(f"the ablation of {', '.join(result['plugins'])} is not finished")
-        counted: dict[str, Arithmetic] = {}  # a baseline's is that of many techniques
+        counted: dict[str, Arithmetic] = {}  # one baseline belongs to many techniques
         for name, found in result["plugins"].items():
             if why := _unusable(found):
                 left_out[name] = why
@@ -83,10 +83,10 @@ def collected(results: Sequence[Json], commit: str | None = None) -> dict[str, A
 
 
 def planned(result: Json, variant: str) -> Plan:
-    """Return the plan of one of an ablation's sets of plugins.
+    """Return the plan of one of an ablation's plugin sets.
 
     Raises:
-        SystemExit: what is installed here makes another model of it.
+        SystemExit: the installed versions build another model.
     """
     of = result["variants"][variant]
     base = load_settings(
@@ -106,7 +106,7 @@ def planned(result: Json, variant: str) -> Plan:
 
 
 def predicted(counted: Arithmetic, device: str) -> tuple[float, float] | None:
-    """Seconds of a step at the datasheet's rates, fused and unfused; None: no such device here."""
+    """Return seconds of a step at the datasheet's rates, fused and unfused; None: unknown device."""
     part = next((part for part in BANDWIDTH if part in device), None)
     if part is None:
         return None

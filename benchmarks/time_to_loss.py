@@ -1,15 +1,15 @@
-r"""Time to loss: seconds of training until the validation loss of a fixed text is reached.
+r"""Time to loss: seconds of training until the loss of a fixed held-out text is reached.
 
     python -m benchmarks.time_to_loss --train train.jsonl.xz --val val.jsonl.xz --tokenizer bpe.json \
         --jobs jobs.jsonl --targets 4.9845,3.6702,3.1819
 
-A job is a line of JSON: ``run`` (a name), ``settings`` (as on the command line of minillm), and, where
-wanted, ``preset``, ``plugins``, ``seed``, ``every`` (steps between validations; 0: only at the end),
-``predictions`` (of a validation). Each is trained by the loop of ``minillm train``, one after the other
-in this process; runs whose compiled step is the same share it.
+A job is a line of JSON: ``run`` (a name), ``settings`` (as on the command line of minillm), and
+optionally ``preset``, ``plugins``, ``seed``, ``every`` (steps between evaluations; 0: only at the end),
+``predictions`` (of an evaluation). Each is trained by the loop of ``minillm train``, one after the other
+in this process; runs with equal compiled steps share it.
 
-The clock holds training steps and waiting for data. Compilation and warm-up, undone afterwards, and
-validation are outside. Rows are validated at --window tokens, documents in the order of the file.
+The clock covers training steps and waiting for data. Compilation and warm-up, undone afterwards, and
+evaluation are excluded. Evaluation rows have --window tokens, documents in the order of the file.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ __all__ = ["Bench", "main"]
 
 
 class Bench:
-    """Trains one job after the other on the same text.
+    """A trainer of jobs, one after the other, on the same text.
 
     Args:
-        settings: ``key=value`` that every job has: the data, above all.
-        val: the file that is validated on.
-        window: tokens of a validation row.
-        predictions: of one validation, where a job does not say.
-        cache: where tokens are kept.
+        settings: ``key=value`` of every job, such as the data.
+        val: the held-out file.
+        window: tokens of an evaluation row.
+        predictions: per evaluation, where a job does not set it.
+        cache: the token cache.
         backend: as for ``minillm train``.
     """
 
@@ -75,7 +75,7 @@ class Bench:
         self.compiled: tuple[str, Trainer] | None = None
 
     def run(self, job: Mapping[str, Any]) -> dict[str, Any]:
-        """Train one job; its curve, crossings apart."""
+        """Train one job; return its curve, without crossings."""
         plan, backend, plugins = activated(
             (*self.settings, *job.get("settings", ())),
             job.get("plugins", ""),
@@ -141,7 +141,7 @@ class Bench:
     def trainer(
         self, plan: Plan, backend: Any, seed: int, corpus: Corpus, plugins: Sequence[LoadedPlugin]
     ) -> Trainer:
-        """Make a trainer with its initial values, compiled and warm."""
+        """Build a trainer with its initial values, compiled and warmed up."""
         graph = graph_of(plan)
         if self.compiled is None or self.compiled[0] != graph:
             self.compiled = None
@@ -238,7 +238,7 @@ def main() -> None:
             continue
         try:
             result = bench.run(job)
-        except Exception as error:  # one bad job must not lose the others
+        except Exception as error:  # one failing job must not lose the others
             result = {**job, "error": f"{type(error).__name__}: {error}"[:2000]}
             bench.compiled = None
             print(job["run"], result["error"], flush=True)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.torch_throughput --nanogpt MODEL_PY
 
-GPT-2 small with a tied head, bfloat16, compiled, T = 1,024, 524,288 tokens a step, on random token
+GPT-2 small with a tied head, bfloat16, compiled, T = 1,024, 524,288 tokens per step, on random token
 ids. Ours: preset gpt2-124m, plain and with plugins. ``--attempt dense:kernels=...`` measures one
-more variant of ours. Tokens/s are medians over all timed steps; MFU counts 6 N + 12 L H Q T FLOPs
-a token, N being the parameters that are multiplied, of 989 TFLOP/s.
+more variant of ours. Tokens/s are medians over all timed steps; MFU is 6 N + 12 L H Q T FLOPs
+per token, N the parameters in products, relative to 989 TFLOP/s.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLUGINS = {
     "paired": "paired_heads",
     "muon_paired": "muon,paired_heads",
 }
-STEPS_OF_DATA = 8  # then it begins again
+STEPS_OF_DATA = 8  # then it repeats
 START = time.perf_counter()
 
 
@@ -47,7 +47,7 @@ class CudaMemory(Memory):
 
 
 class Scale:
-    """The sizes of a measurement: GPT-2 small, or ones that a CPU tries in seconds."""
+    """The sizes of a measurement: GPT-2 small, or sizes that a CPU runs in seconds."""
 
     def __init__(self, tiny: bool) -> None:
         self.seq_len = 64 if tiny else 1024
@@ -70,7 +70,7 @@ class Scale:
 
     @property
     def nanogpt(self) -> dict[str, int]:
-        """nanoGPT's names for the sizes."""
+        """nanoGPT's names of the sizes."""
         return {
             "n_layer": self.layers,
             "n_head": self.heads,
@@ -79,17 +79,17 @@ class Scale:
         }
 
     def accumulate(self, rows: int) -> int:
-        """Micro-batches in a step."""
+        """Return the number of micro-batches per step."""
         return self.tokens // (rows * self.seq_len)
 
     def data(self) -> np.ndarray:
-        """Random ids, uint16 (n,)."""
+        """Draw ids, uint16 (n,)."""
         rng = np.random.default_rng(0)
         return rng.integers(1, self.vocab, STEPS_OF_DATA * self.tokens + 1, dtype=np.uint16)
 
 
 def makers(arguments: argparse.Namespace, scale: Scale) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Name -> what makes the variant, in the order of the turns."""
+    """Map names to factories of variants, in the order of the turns."""
     data = scale.data()
 
     def peer(rows: int) -> tuple[Variant, int]:
@@ -130,7 +130,7 @@ def makers(arguments: argparse.Namespace, scale: Scale) -> Iterator[tuple[str, C
 
 
 def ratios(measured: dict[str, Measured], rows: list[int]) -> dict[str, Any]:
-    """Ours over nanoGPT's, and with plugins over plain, at each B."""
+    """Compute ratios of ours to nanoGPT's, and of plugins to plain, at each B."""
     found = {}
     for b in rows:
         at = {
@@ -191,7 +191,7 @@ def main() -> None:
         CudaMemory() if gpu else Memory(),
         steps=arguments.steps,
         repeats=arguments.repeats,
-        together=arguments.steps,  # queued, as both loops queue them
+        together=arguments.steps,  # enqueued, as in both loops
         say=say,
     )
     peak_flops = PEAK_FLOPS if gpu else None
@@ -201,7 +201,7 @@ def main() -> None:
         return written(arguments, figures)
 
     turns, figures = Turns(), {}
-    for turns in rounds:  # saved after each: a machine may be taken away
+    for turns in rounds:  # saved after each: a machine may be preempted
         figures = {
             "peak_flops": peak_flops,
             "variants": {n: m.figures(attention, peak_flops) for n, m in turns.measured.items()},

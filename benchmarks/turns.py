@@ -1,7 +1,7 @@
-"""Variants measured in turns (A B A B), all alive in one process: step times, memory, ratios.
+"""Variants measured in turns (A B A B) in one process: step times, memory, ratios.
 
-A step is timed with the device idle before and after it, or several that are queued together. A
-variant's peak memory is the most that was allocated during its own steps, less what the other
+A step is timed with the device idle before and after it, or several that are enqueued together. A
+variant's peak memory is the maximum allocated during its own steps, minus the memory that the other
 variants hold between theirs.
 """
 
@@ -22,22 +22,22 @@ PEAK_FLOPS = 989e12  # dense bfloat16, of an H100 or H200 (SXM), by the datashee
 
 
 class Variant(Protocol):
-    """Something that trains."""
+    """A trainer under measurement."""
 
     @property
     def multiplied(self) -> int:
-        """Parameters that are multiplied."""
+        """Return the number of parameters in products."""
         ...
 
     def step(self) -> None:
-        """Make one optimizer step; need not wait for the device."""
+        """Make one optimizer step; need not synchronise with the device."""
 
     def read(self) -> float:
-        """Return the last step's loss; waits."""
+        """Return the last step's loss; synchronises."""
         ...
 
     def close(self) -> None:
-        """End what runs beside it."""
+        """End its threads."""
 
     def facts(self) -> dict[str, Any]:
         """Describe the variant, as JSON."""
@@ -48,21 +48,21 @@ class Memory:
     """A device's memory in bytes, and its queue; here a CPU, where nothing is counted."""
 
     def wait(self) -> None:
-        """Until the device is idle."""
+        """Wait until the device is idle."""
 
     def now(self) -> int:
-        """Allocated now."""
+        """Return the bytes allocated now."""
         return 0
 
     def reset(self) -> None:
-        """Forget the peak."""
+        """Reset the peak."""
 
     def peak(self) -> int:
-        """Return the most that was allocated since."""
+        """Return the peak since the reset."""
         return 0
 
     def trim(self) -> None:
-        """Give back what is cached."""
+        """Free cached memory."""
 
 
 @dataclass
@@ -71,8 +71,8 @@ class Measured:
 
     name: str
     variant: Variant
-    tokens: int  # a step
-    first_step_seconds: float  # with everything that is compiled
+    tokens: int  # per step
+    first_step_seconds: float  # including compilation
     held: int = 0  # bytes between steps
     peak: int = 0
     seconds: list[list[float]] = field(default_factory=list)  # [turn][step]
@@ -80,7 +80,7 @@ class Measured:
 
     @property
     def steps(self) -> list[float]:
-        """Seconds of every timed step."""
+        """Return the seconds of every timed step."""
         return [second for turn in self.seconds for second in turn]
 
     def figures(self, attention: int, peak_flops: float | None) -> dict[str, Any]:
@@ -115,20 +115,20 @@ def take_turns(
     together: int = 1,
     warm: int = 3,
 ) -> Iterator[Turns]:
-    """Build and warm every variant; then all take turns, ``repeats`` times over.
+    """Build and warm up every variant; then all take turns, ``repeats`` times.
 
     Args:
-        makers: name -> makes the variant, with the tokens of its step.
+        makers: name -> factory of the variant, with the tokens of its step.
         memory: of the device.
-        steps: timed, a turn; ``together`` more before them are not.
+        steps: timed, per turn; ``together`` more before them are not.
         repeats: turns of each.
         say: prints a line.
-        together: steps that are queued without waiting in between, and timed as one.
-        warm: steps after building that are not timed; the first compiles.
+        together: steps that are enqueued without synchronisation, and timed as one.
+        warm: untimed warm-up steps after building; the first compiles.
 
     Yields:
-        After every round: the figures so far. The variants are alive, and the caller closes them.
-        One that raises is dropped, and its error is among the figures.
+        After every round: the figures so far. The variants are not closed; the caller does that.
+        A variant that raises is dropped, and its error is among the figures.
     """
     turns = Turns()
     for name, make in makers.items():
@@ -150,14 +150,14 @@ def take_turns(
 
 @dataclass
 class Turns:
-    """The variants that are measured, and why others are not."""
+    """The measured variants, and the reasons why others are missing."""
 
     measured: dict[str, Measured] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
     @contextmanager
     def dropping(self, name: str, say: Callable[[str], None]) -> Iterator[None]:
-        """Drop the variant that raises: the others are still worth measuring."""
+        """Drop a variant that raises: the others are still measured."""
         try:
             yield
         except Exception:
@@ -184,7 +184,7 @@ def _built(
 
 
 def ratio(a: Measured, b: Measured) -> dict[str, Any]:
-    """Speed and memory of ``a`` over those of ``b``: of all steps' medians, and turn by turn."""
+    """Compute speed and memory of ``a`` relative to ``b``: of all steps' medians, and turn by turn."""
 
     def compared(a_steps: list[float], b_steps: list[float]) -> float:
         speeds = [a.tokens / statistics.median(a_steps), b.tokens / statistics.median(b_steps)]
@@ -202,7 +202,7 @@ def ratio(a: Measured, b: Measured) -> dict[str, Any]:
 def _turn(one: Measured, memory: Memory, steps: int, together: int) -> None:
     _settle(memory)
     others = memory.now() - one.held
-    _timed(one.variant, memory, together)  # takes back the memory that was given up
+    _timed(one.variant, memory, together)  # reallocates the memory that was freed
     memory.reset()
     one.seconds.append(
         [_timed(one.variant, memory, together) for _ in range(max(1, steps // together))]
@@ -212,7 +212,7 @@ def _turn(one: Measured, memory: Memory, steps: int, together: int) -> None:
 
 
 def _timed(variant: Variant, memory: Memory, steps: int) -> float:
-    """Seconds a step."""
+    """Measure seconds per step."""
     memory.wait()
     began = time.perf_counter()
     for _ in range(steps):

@@ -1,1 +1,1 @@
-"""What makes the documentation; no part of any wheel."""
+"""Generators and checks of the documentation; part of no wheel."""

@@ -1,10 +1,10 @@
 """The tables of docs/compose.md: every pair of this repository's plugins, planned.
 
-python -m tools.compose_page             # say whether the page is as it should be
+python -m tools.compose_page             # check that the page is up to date
 python -m tools.compose_page --write     # write it
 
-What stands between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is made here; the rest of the page
-is written by hand.
+Text between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is generated; the rest of the page is
+written by hand.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ __all__ = ["Outcomes", "listed", "outcomes", "page"]
 PATH = ROOT / "docs" / "compose.md"
 
 SEED = 18
-"""Of the pairs that a sample holds: others come with another seed, and with a new plugin."""
+"""Seed of the sampled pairs: another seed or a new plugin draws other pairs."""
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "domain_tokens": {"domains": ["code", "text"]},
     "role_lr": {"embedding": 2.0},
 }
-"""Of plugins that do nothing without any."""
+"""Options for plugins that have no effect at their defaults."""
 
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What planning said."""
+    """Results of planning every pair."""
 
-    needs: Mapping[str, tuple[str, ...]]  # plugin -> those without which it is refused
-    refused: Mapping[tuple[str, str], Refusal]  # pairs, each with what its two need
-    pairs: int  # that there are, the refused ones included
+    needs: Mapping[str, tuple[str, ...]]  # plugin -> plugins without which it is refused
+    refused: Mapping[tuple[str, str], Refusal]  # pairs, each planned together with its requirements
+    pairs: int  # number of pairs, including refused ones
 
 
 @cache
@@ -55,10 +55,10 @@ def outcomes(sampled: int | None = None) -> Outcomes:
     """Plan every pair with default options, for the model of preset tiny.
 
     Args:
-        sampled: plan those that the page says are refused, and so many of all, drawn with :data:`SEED`.
+        sampled: plan the pairs that the page lists as refused, and this many of all, drawn with :data:`SEED`.
 
     Raises:
-        Refusal: a plugin is refused alone and beside each of the others.
+        Refusal: a plugin is refused alone and together with each of the others.
     """
     config = load_config(preset="tiny", default_preset=lambda: ("tiny", "test")).config
     loaded = {one.name: one for one in load(ours(), OPTIONS)}
@@ -75,12 +75,12 @@ def outcomes(sampled: int | None = None) -> Outcomes:
 
 
 def listed() -> set[tuple[str, str]]:
-    """Read the pairs that the page says are refused."""
+    """Read the pairs that the page lists as refused."""
     return {*re.findall(r"^\| `(\w+)`, `(\w+)` \| ", PATH.read_text("utf-8"), re.MULTILINE)}
 
 
 def _needs(name: str, loaded: Mapping[str, LoadedPlugin], config: Config) -> tuple[str, ...]:
-    """Nothing, or the first plugin beside which it can be planned."""
+    """Return no plugins, or the first plugin with which it can be planned."""
     refusals = []
     for others in ((), *((other,) for other in loaded if other != name)):
         try:
@@ -97,7 +97,7 @@ def _plan(names: set[str], loaded: Mapping[str, LoadedPlugin], config: Config) -
 
 
 def summary(found: Outcomes) -> str:
-    """Say how many pairs there are, in a sentence."""
+    """Summarise the number of pairs in a sentence."""
     return (
         f"{len(ours())} plugins make {found.pairs} pairs: {found.pairs - len(found.refused)} are "
         f"planned, {len(found.refused)} are refused."
@@ -114,7 +114,7 @@ def requirements(found: Outcomes) -> str:
 
 
 def refusals(found: Outcomes) -> str:
-    """List each refused pair with the reason, and the way out as planning says it."""
+    """List each refused pair with the error and its fix."""
     rows = [
         (f"`{a}`, `{b}`", refusal.what, str(refusal.fix or ""))
         for (a, b), refusal in found.refused.items()
@@ -123,7 +123,7 @@ def refusals(found: Outcomes) -> str:
 
 
 def page(sampled: int | None = None) -> Page:
-    """Return the page as :func:`outcomes` make it."""
+    """Generate the page from :func:`outcomes`."""
     made = {"summary": summary, "needs": requirements, "refused": refusals}
     return Page(
         PATH, {name: lambda part=part: part(outcomes(sampled)) for name, part in made.items()}

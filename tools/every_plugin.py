@@ -1,6 +1,6 @@
-"""Every plugin of this repository as it is run on a CPU, or why it is not: for tests and trials.
+"""Every plugin of this repository in the forms that run on a CPU, or the reason for not running it.
 
-They are found through their entry points, so that a new one is run before anybody thinks of it.
+Used by tests and trials. Plugins are found through their entry points, so that new ones are included.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ OPTIONS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     ),
     "zero_init": ({}, {"head": True}),
 }
-"""Of plugins that do nothing by default, or not in short rows; and where others make other code."""
+"""Options for plugins without effect at their defaults or on short rows, and further forms with other code."""
 
 APART: Mapping[str, str] = {
     "paired_heads.layers": "[0]",
@@ -64,14 +64,14 @@ APART: Mapping[str, str] = {
     "mudd.ways": '["q", "v"]',
     "zero_init.attention": "false",
 }
-"""Settings with which those that cannot be in one layer are in one model."""
+"""Settings that place plugins in separate layers where they conflict within one layer."""
 
 
 MIXERS = ("attn_sink", "dc_mha", "diff_attn", "forgetting_attn", "gated_delta", "mla")
-"""Plugins with a function of attention, or an attention, of their own: a layer has one at most."""
+"""Plugins that replace the attention function or module: at most one per layer."""
 
 WHOLE = ("hyper_connections", "iha", "layer_drop", "layer_loop", "untie_head")
-"""Plugins that do to whole layers, or to the head, what others of them cannot stand beside."""
+"""Plugins that transform whole layers or the head, and conflict with each other."""
 
 ALONE = (
     *("adafactor", "adam8bit", "ademamix", "cautious_adam", "ema", "ema_nesterov", "galore"),
@@ -80,18 +80,19 @@ ALONE = (
     *WHOLE,
     *MIXERS,
 )
-"""Plugins with a rule, or none, for what others have rules for, with an average, a look-ahead, a schedule or
-a momentum where another has one, with an attention of their own, or with lanes in the place of the stream;
-with batches of several sizes, without an attention that others are in, with a head whose betas are the
-embedding's: no model has all of them."""
+"""Plugins that conflict with others and so cannot all be in one model: an update rule, or none, for parameters
+that have another rule; a second average, look-ahead, schedule or momentum; their own attention; parallel
+streams in place of the residual stream; a changing batch size; no attention where others extend it; a head
+whose Adam betas are the embedding's.
+"""
 
 
 READING = ("distill", "jest", "rho1")
-"""Plugins that cannot run without the folder of another run; their own tests train one first."""
+"""Plugins that need the folder of another run; their own tests train one first."""
 
 
 SPARSE = ("sparse_loss",)
-"""Plugins that do nothing where every token is learnt, as in a text; their own tests train on chats."""
+"""Plugins without effect where every token is supervised, as in plain text; their own tests train on chats."""
 
 
 @dataclass(frozen=True)
@@ -111,23 +112,23 @@ class Form:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The plugin, and those that it builds on."""
+        """The plugin and its requirements."""
         beside = Subject(self.name, self.options).companions
         return (self.name, *(one.name for one in beside))
 
     @property
     def settings(self) -> dict[str, str]:
-        """``{"windows.start": "8"}``, as they are typed."""
+        """The options as command-line settings: ``{"windows.start": "8"}``."""
         return {f"{self.name}.{key}": as_typed(value) for key, value in self.options.items()}
 
     @cached_property
     def observes(self) -> bool:
-        """It has no part in what a step computes."""
+        """Whether it only observes: no part of a training step depends on it."""
         return set(find(self.name).cls.hooks) <= {"on_evaluated", "on_event"}
 
     @cached_property
     def left_out(self) -> str | None:
-        """Why no step on a CPU shows what it computes; None where one does."""
+        """The reason why a CPU step does not exercise it; None where one does."""
         manifest = find(self.name).cls.manifest
         if self.name in READING:
             return "it reads a model that was trained before"
@@ -141,14 +142,14 @@ class Form:
 
 
 def forms() -> list[Form]:
-    """List each plugin, in every form that is to be tried."""
+    """List each plugin in every form to run."""
     return [Form(name, options) for name in ours() for options in OPTIONS.get(name, ({},))]
 
 
 def all_at_once() -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return everything that a step on a CPU shows and trains, in one model: names, settings.
+    """Return all plugins that a CPU step exercises and that train together in one model: names, settings.
 
-    It has two layers or more.
+    The model has at least two layers.
     """
     first: dict[str, Form] = {}
     for one in forms():

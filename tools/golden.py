@@ -1,14 +1,14 @@
-"""Golden records of planning: what a commit plans and refuses, kept to compare later commits with.
+"""Golden records of planning: plans and errors of one commit, compared with those of later commits.
 
 python -m tools.golden                       # compare this checkout with tests/golden
 python -m tools.golden --show "--preset tiny"     # the documents of one case, to diff two checkouts
-python tools/golden.py --write DIR           # make the records with the minillm_core on PYTHONPATH
+python tools/golden.py --write DIR           # write the records with the minillm_core on PYTHONPATH
 
 A record holds the exit codes of ``plan`` and ``plugins why '*'`` and digests of their documents:
-the plan without versions and digests of code, which every release changes; the plugins with their
-evidence; the export; every report of the slot table, of kernels their owners alone, since another
-version of a framework gives other reasons. Of a preset the settings are kept themselves. Differences
-that are meant stand in tests/golden/changes.json with their reasons; a record is never made anew
+the plan without versions and code digests, which change with every release; the plugins with their
+evidence; the export; every report of the slot table, with only the owners of kernels, since the
+reasons depend on the framework's version. For a preset the settings themselves are stored. Intended
+differences are listed in tests/golden/changes.json with their reasons; a record is never rewritten
 for them.
 """
 
@@ -41,7 +41,7 @@ PLUGINS = (
     *("qk_norm", "relu2", "residual_decay", "role_lr role_lr.embedding=2.0", "smear", "softcap"),
     *("sparse_gate", "unet_skip", "value_embeds", "windows", "xsa", "zero_init"),
 )
-"""Each alone; trackers are left out, since their packages need not be installed."""
+"""Plugins recorded one by one; without trackers, whose packages may not be installed."""
 
 SETS = (
     *("moe moe.chosen=2 moe.layers=all", "bigram_hash bigram_hash.signs=64"),
@@ -55,7 +55,7 @@ RIVALS = (
     *("Rearranged,paired_heads", "First", "Hollow,qk_norm", "Hollow,qk_norm qk_norm.layers=[1]"),
     *("Reader", "Halves,muon", "Hollow"),
 )
-"""Classes of tests/golden/rivals.py, one a plan, since a file gives a plugin its name."""
+"""Classes of tests/golden/rivals.py, one per plan: a plugin loaded from a file is named after the file."""
 
 
 def _rivals(line: str) -> str:
@@ -79,10 +79,10 @@ def documents(case: str) -> tuple[dict[str, int], dict[str, Any]]:
     """Plan a case in this process, in tests/golden.
 
     Args:
-        case: flags and settings, as they are typed.
+        case: flags and command-line settings.
 
     Returns:
-        The exit codes; and the documents, canonical and without what differs between machines.
+        The exit codes; and the documents in canonical form, without machine-dependent values.
     """
     words = [*shlex.split(case), *MACHINE.split(), "--json"]
     codes, found = {}, {}
@@ -107,7 +107,7 @@ def _plan(document: dict[str, Any]) -> dict[str, Any]:
     plan = document["plan"]
     if _digest(plan) != document["plan_hash"]:
         raise ValueError("the plan's hash is not that of its data")
-    for key in ("versions", "digests"):  # what is named, not as what
+    for key in ("versions", "digests"):  # keep names, drop their values
         plan[key] = sorted(plan.get(key, ()))
     for plugin in document["plugins"]:
         del plugin["version"], plugin["digest"]
@@ -121,7 +121,7 @@ def _plan(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _leaves(settings: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Setting -> value, origins apart."""
+    """Flatten settings to setting -> value, without origins."""
     for key, value in settings.items():
         if isinstance(value, Mapping) and {*value} == {"value", "origin"}:
             yield path + key, value["value"]
@@ -151,11 +151,11 @@ def recorded(
 
     Args:
         case: flags and settings.
-        words: texts that were worded anew since -> as they were.
-        added: slots that there were not then, * for a layer; where a plugin fills one, it stays
-            in the record.
-        without: flags that take away what a recipe did not name then.
-        layouts: of exports that there were not then.
+        words: texts whose wording changed since the record -> the recorded wording.
+        added: slots that did not exist in the record, * for a layer; a slot filled by a plugin
+            is kept.
+        without: flags that remove plugins that a recipe did not yet include.
+        layouts: export layouts that did not exist in the record.
     """
     codes, found = documents(f"{case} {without}")
     settings = found.pop("settings", None)
@@ -185,13 +185,13 @@ def recorded(
 
 
 def _digest(data: Any) -> str:
-    """sha256 of the canonical JSON, as a plan's hash is taken."""
+    """Hash canonical JSON with sha256, as for a plan's hash."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def compared(case: str) -> dict[str, tuple[Any, Any]]:
-    """Return the parts of a case's record that differ and should not: name -> (golden, now)."""
+    """Return the unexpected differences of a case's record: name -> (golden, now)."""
     golden = json.loads((FOLDER / "plans.json").read_text())["cases"][case]
     changes = json.loads((FOLDER / "changes.json").read_text())
     words = {one["now"]: one["then"] for one in changes["words"]}
@@ -209,7 +209,7 @@ def compared(case: str) -> dict[str, tuple[Any, Any]]:
 
 
 def write(folder: Path, commit: str) -> None:
-    """Make every record, and the documents of the smallest preset in full."""
+    """Write every record, and the full documents of the smallest preset."""
     cases = {case: recorded(case) for case in CASES}
     text = ",\n".join(f"{json.dumps(case)}: {json.dumps(one)}" for case, one in cases.items())
     folder.mkdir(parents=True, exist_ok=True)
@@ -219,7 +219,7 @@ def write(folder: Path, commit: str) -> None:
 
 
 def main() -> int:
-    """Compare, show or write."""
+    """Run the command line: compare, show or write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--write", type=Path, metavar="DIR", help="make the records there")
     parser.add_argument("--commit", default="", help="whose records they are")

@@ -1,10 +1,10 @@
-"""The reference in docs/hooks.md, from the hook specifications, the builders and what they take.
+"""Generator of the reference in docs/hooks.md, from hook specifications, builders and their types.
 
-python -m tools.hooks_page             # say whether the page is as it should be
+python -m tools.hooks_page             # check that the page is up to date
 python -m tools.hooks_page --write     # write it
 
-What stands between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is made here; the rest of the page
-is written by hand.
+Text between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is generated; the rest of the page is
+written by hand.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["PAGE"]
 
 
 def hooks() -> str:
-    """Return every hook: its arguments, when it is called, for what."""
+    """Document every hook: its arguments, when it is called, and its purpose."""
     rows = []
     for name, takes in HOOKS.items():
         when, _, what = doc_of(getattr(Hooks, name)).summary.rstrip(".").partition(": ")
@@ -44,7 +44,7 @@ def hooks() -> str:
 
 
 def chains() -> str:
-    """Return what an anchor of a chain takes."""
+    """Document the functions accepted at the anchors of a chain."""
     anchor = "attn.out.gate"
     return "\n\n".join(
         (
@@ -55,7 +55,7 @@ def chains() -> str:
 
 
 def rules() -> str:
-    """Return the stages of a rule, and how one is made."""
+    """Document the stages of an update rule and its construction."""
     order = " < ".join(f"`{one}`" for one in ANCHORS)
     text = f"A rule is made of stages, in this order: {order}. Before them stands the chain `{GRADIENT}`."
     about = "### `ParamInfo`\n\n" + doc_of(ParamInfo).summary
@@ -69,7 +69,7 @@ def rules() -> str:
 
 
 def kernels() -> str:
-    """Return a candidate, and the request that it is asked about."""
+    """Document a kernel candidate, and the request passed to it."""
     parts = []
     for name in ("Candidate", "Request"):
         cls = getattr(core, name)
@@ -81,7 +81,7 @@ def kernels() -> str:
 
 
 def plugin() -> str:
-    """Return the class statement: its keywords."""
+    """Document the keywords of a plugin's class statement."""
     doc = doc_of(core.Plugin)
     (keywords,) = (items for key, items in doc.sections.items() if "class statement" in key)
     rows = [(f"`{name}`", text) for name, text in keywords]
@@ -90,14 +90,14 @@ def plugin() -> str:
 
 
 def public(*names: str) -> str:
-    """Public functions and classes, called as they are imported."""
+    """Document public functions and classes, under their import names."""
     return "\n\n".join(
         entry(called(name, getattr(core, name)), getattr(core, name)) for name in names
     )
 
 
 def options() -> str:
-    """option() and Layers."""
+    """Document option() and Layers."""
     layers, resolve = doc_of(core.Layers), core.Layers.resolve
     example = f"```python\n{layers.example}\n```"
     about = "\n\n".join(("### `Layers`", layers.summary, *layers.body, example))
@@ -105,14 +105,14 @@ def options() -> str:
 
 
 def modules() -> str:
-    """Return what every Module does, and what its class may state."""
+    """Document the methods of every Module, and the attributes that its class may declare."""
     not_stated = ("ops", "framework", "leaf", "path", "owner", "bound")
     stated = fields(core.Module, *not_stated)
     return "\n\n".join((*doc_of(core.Module).body, "What a class may state:", stated))
 
 
 def declarations() -> str:
-    """Param, Linear, Buffer, State, and initial values."""
+    """Document Param, Linear, Buffer, State, and initial values."""
     rows = [
         ("`zeros`, `ones`", "`Constant(0.0)` and `Constant(1.0)`."),
         *(
@@ -127,7 +127,7 @@ def declarations() -> str:
 
 
 def places() -> str:
-    """ModelShape, Call and Layout."""
+    """Document ModelShape, Call and Layout."""
     parts = []
     for name in ("ModelShape", "Call", "Layout"):
         cls = getattr(core, name)
@@ -138,7 +138,7 @@ def places() -> str:
 
 
 def array_functions() -> str:
-    """List the functions on arrays; those that need no explanation are only named."""
+    """Document the array functions; those that need no explanation are only named."""
     told, known = [], []
     for name, target in vars(ArrayFunctions).items():
         if not name.startswith("_") and callable(target):
@@ -151,7 +151,7 @@ def array_functions() -> str:
 
 
 def contracts() -> str:
-    """Return the ops that kernels compete for."""
+    """Document the ops that have selectable kernels."""
     parts = []
     for name, contract in CONTRACTS.items():
         names = ", ".join(f"`{one}`" for one in contract.differentiable)
@@ -167,7 +167,7 @@ def contracts() -> str:
 
 
 def packers() -> str:
-    """Return what a packer has and gives, and the pieces that it works with."""
+    """Document a packer's inputs and outputs, and its pieces."""
     doc = doc_of(core.Packer)
     knows = [(f"`packer.{name}`", text) for name, text in doc.sections["Attributes"]]
     row, part = core.Packer.row, core.Piece.part
@@ -182,7 +182,7 @@ def packers() -> str:
 
 
 def schedules() -> str:
-    """Values that change along the run."""
+    """Document values that change during the run."""
     names = ("piecewise", "cosine", "scheduled", "plateaus", "stages")
     targets = {name: getattr(core, name) for name in names}
     rows = [(f"`{called(name, one)}`", doc_of(one).summary) for name, one in targets.items()]
@@ -190,7 +190,7 @@ def schedules() -> str:
 
 
 def verdicts() -> str:
-    """Verdict, and the model that a plugin is given to judge."""
+    """Document Verdict, and the model facts passed to a plugin for a verdict."""
     about = "### `Verdict`\n\n" + doc_of(core.Verdict).summary
     model = "### `Predictor`\n\n" + doc_of(core.Predictor).summary
     methods = [getattr(core.Predictor, name) for name in ("losses", "scores", "logits")]
@@ -199,7 +199,7 @@ def verdicts() -> str:
 
 
 def event_table() -> str:
-    """Return every event, its name in metrics.jsonl, and what it carries."""
+    """Tabulate every event, its name in metrics.jsonl, and its fields."""
     rows = []
     for name, cls in vars(events).items():
         if isinstance(cls, type) and issubclass(cls, events.Event) and cls is not events.Event:
@@ -212,7 +212,7 @@ def event_table() -> str:
 
 
 def tests() -> str:
-    """Return what authors test their own code with."""
+    """Document the test helpers for plugin authors."""
     parts = [
         entry(called(name, getattr(minillm_kit, name)), getattr(minillm_kit, name))
         for name in ("conformance", "run_module", "one_step", "numpy_ops")
@@ -234,17 +234,17 @@ def tests() -> str:
 
 
 def reserved() -> str:
-    """Names that no field, stream or tap may have."""
+    """List the reserved names, which no field, stream or tap may have."""
     return ", ".join(f"`{name}`" for name in sorted(RESERVED)) + "."
 
 
 def note() -> str:
-    """Return what every builder takes: attn.note(text) and so on."""
+    """Document the methods common to all builders: attn.note(text) and so on."""
     return entry(called("builder.note", Builder.note), Builder.note)
 
 
 def refusal() -> str:
-    """PlanError, with the arguments that every error of ours takes."""
+    """Document PlanError, with the arguments common to all errors."""
     return entry(called("PlanError", core.PlanError), core.MinillmError)
 
 
@@ -273,7 +273,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "tests": tests,
     "said": lambda: said(PAGE.text()),
 }
-"""Part of the page -> what makes it."""
+"""Section of the page -> the function that generates it."""
 
 
 PAGE = Page(ROOT / "docs" / "hooks.md", SECTIONS)

@@ -1,4 +1,4 @@
-"""Parts of a reference page: tables, and a function or class with all that is written about it."""
+"""Markdown parts of a reference page: tables, and entries of functions and classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["called", "entry", "fields", "link", "table"]
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Write a table; empty columns are left out."""
+    """Format a table, omitting empty columns."""
     head, rows = list(head), [[cell.strip() for cell in row] for row in rows]
     kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
     lines = [head, ["---"] * len(head), *rows]
@@ -21,22 +21,22 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def link(shown: str, heading: str) -> str:
-    """Return a link to a heading of the page, as GitHub names it."""
+    """Format a link to a heading of the page, with GitHub's anchor."""
     return f"[`{shown}`](#{re.sub(r'[^-_a-z0-9 ]', '', heading.lower()).replace(' ', '-')})"
 
 
 def called(name: str, target: Any) -> str:
-    """Write ``name(arguments)``, without types."""
+    """Format ``name(arguments)``, without types."""
     return f"{name}({', '.join(one.text for one in arguments(target))})"
 
 
 def entry(heading: str, target: Any, first: str | None = None) -> str:
-    """Return a function or class: heading, text, example, arguments, what comes back, what is refused.
+    """Format a function or class: heading, text, example, arguments, return value, errors.
 
     Args:
-        heading: what it is called as.
+        heading: its displayed name.
         target: the function or class.
-        first: its first line, where not the docstring's.
+        first: its first line, where it differs from the docstring's.
     """
     doc = doc_of(target)
     parts = [f"### `{heading}`", doc.summary if first is None else first, *doc.body]
@@ -46,7 +46,7 @@ def entry(heading: str, target: Any, first: str | None = None) -> str:
 
 
 def _list(target: Any) -> Iterator[str]:
-    """Arguments that something is known of, what comes back, what is refused."""
+    """List documented arguments, return value and errors."""
     sections = doc_of(target).sections
     told = dict(sections.get("Args", []))
     for one in arguments(target):
@@ -60,7 +60,7 @@ def _list(target: Any) -> Iterator[str]:
 
 
 def fields(cls: type, *without: str) -> str:
-    """Return a table of what a class states, with the comments beside it."""
+    """Tabulate the fields of a class, with the comments beside them."""
     rows = [
         (f"`{one.name}`", f"`{one.annotation}`", f"`{one.default}`" * bool(one.default), one.about)
         for one in members(cls)

@@ -1,6 +1,6 @@
-"""The notebook of docs/python.md: the same text and code, cell by cell.
+"""Generator of the notebook of docs/python.md: the same text and code, cell by cell.
 
-python -m tools.notebook             # print it as it should be
+python -m tools.notebook             # print it
 python -m tools.notebook --write     # write it
 """
 
@@ -21,13 +21,13 @@ _CODE = re.compile(r"^```python\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 
 def cells(page: str) -> list[tuple[str, str]]:
     """Split a page into ("markdown" or "code", its text)."""
-    parts = _CODE.split(page)  # text and code in turns
+    parts = _CODE.split(page)  # alternating text and code
     kinds = [("markdown", "code")[index % 2] for index in range(len(parts))]
     return [(kind, text.strip()) for kind, text in zip(kinds, parts, strict=True) if text.strip()]
 
 
 def made(page: str) -> str:
-    """Make the notebook of a page, in format 4.5."""
+    """Build the notebook of a page, in nbformat 4.5."""
     found = []
     for number, (kind, text) in enumerate(cells(page)):
         cell = {"cell_type": kind, "id": f"cell-{number}", "metadata": {}}

@@ -1,4 +1,4 @@
-"""Pages with parts that are made: what stands between ``<!-- made: NAME -->`` and ``<!-- /made -->``."""
+"""Pages with generated parts, between ``<!-- made: NAME -->`` and ``<!-- /made -->``."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ END = "<!-- /made -->"
 
 @dataclass(frozen=True)
 class Page:
-    """A page, and the parts of it that are made."""
+    """A page and its generated parts."""
 
     path: Path
-    parts: Mapping[str, Callable[[], str]]  # name -> its text
-    others: bool = False  # the page has parts too that are made elsewhere
+    parts: Mapping[str, Callable[[], str]]  # name -> the function that generates its text
+    others: bool = False  # whether the page also has parts generated elsewhere
 
     def text(self) -> str:
-        """Read the page as it is."""
+        """Read the page's current text."""
         return self.path.read_text("utf-8")
 
     def made(self) -> str:
-        """Return the page as it should be."""
+        """Generate the page's up-to-date text."""
         return self.within(self.text())
 
     def within(self, text: str) -> str:
-        """Return a page's text with its parts made anew.
+        """Return a page's text with its parts regenerated.
 
         Raises:
-            ValueError: a part is missing, is there twice, has no end, or is not made here.
+            ValueError: a part is missing, is duplicated, has no end mark, or is not generated here.
         """
         names = re.findall(r"^<!-- made: (.+) -->$", text, re.MULTILINE)
         found = [name for name in names if name in self.parts or not self.others]
@@ -52,7 +52,7 @@ class Page:
 
 
 def main(about: str | None, *pages: Page) -> None:
-    """Name the pages that are not as they should be, or write them; ``about`` is what ``--help`` says."""
+    """Report the pages that are out of date, or write them; ``about`` is the description for ``--help``."""
     parser = argparse.ArgumentParser(
         description=about, formatter_class=argparse.RawTextHelpFormatter, allow_abbrev=False
     )

@@ -1,9 +1,9 @@
-"""The tables of plugins, their options, and commands in README.md and in each distribution's.
+"""Generator of the tables of plugins, options and commands in README.md and in each distribution's README.
 
-python -m tools.plugin_pages             # say which pages are not as they should be
+python -m tools.plugin_pages             # report the pages that are out of date
 python -m tools.plugin_pages --write     # write them
 
-What stands between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is made here, from entry points,
+Text between ``<!-- made: NAME -->`` and ``<!-- /made -->`` is generated from entry points,
 docstrings, options and cards; the rest of a page is written by hand.
 """
 
@@ -34,14 +34,14 @@ def offered(folder: Path) -> tuple[str, dict[str, Any]]:
 
 
 def what(cls: Any) -> str:
-    """Return a plugin's summary, as part of a table."""
+    """Return a plugin's summary, formatted for a table cell."""
     said = cls.summary().rstrip(".")
     name = said[1:2].isupper() or said.split()[0].endswith("'s")  # RMSNorm, Muon's
     return said if name else said[0].lower() + said[1:]
 
 
 def everything() -> str:
-    """List each plugin of the repository, its distribution, and its measured worth."""
+    """Tabulate every plugin of the repository, its distribution, and its measured effect."""
     rows, cards, changed = [], [], []
     for page in PAGES[1:]:
         name, plugins = offered(page.path.parent)
@@ -56,18 +56,18 @@ def everything() -> str:
 
 
 def plugins_of(folder: Path) -> str:
-    """Return the plugins of one distribution."""
+    """Tabulate the plugins of one distribution."""
     rows = [(f"`{name}`", what(cls)) for name, cls in offered(folder)[1].items()]
     return table(("plugin", "what it does"), rows)
 
 
 def options_of(folder: Path) -> str:
-    """Return every option of one distribution's plugins, with its default, as it is typed."""
+    """Tabulate the options of one distribution's plugins, with their defaults in command-line form."""
     return table(("option", "default", "what it is"), _options(folder))
 
 
 def commands_of(folder: Path) -> str:
-    """Return the commands of one distribution."""
+    """Tabulate the commands of one distribution."""
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
     rows = []
     for name, target in sorted(project["entry-points"]["minillm.commands"].items()):
@@ -96,7 +96,7 @@ PARTS: Mapping[str, Callable[[Path], str]] = {
 
 
 def page(path: Path) -> Page:
-    """Return a README with those of the tables that it has marks for."""
+    """Return a README with its marked tables regenerated."""
     marked = {
         name: make for name, make in PARTS.items() if f"<!-- made: {name} -->" in path.read_text()
     }

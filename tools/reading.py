@@ -1,7 +1,7 @@
-"""Source read for people: docstrings in their parts, signatures, fields with the comments beside them.
+"""Parser of source for documentation: docstring sections, signatures, fields with the comments beside them.
 
-Docstrings are Google's, with one paragraph ``::`` and a block for an example; some sections have
-headings of their own, which tools that know the style refuse.
+Docstrings are Google style, with one paragraph ``::`` and a block for an example; some sections have
+custom headings, which standard parsers reject.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ITEM = re.compile(r"\*{0,2}(\w+(?:, \w+)*): ")
 
 @dataclass
 class Doc:
-    """A docstring in its parts, as Markdown."""
+    """A parsed docstring, as Markdown."""
 
     summary: str = ""
     body: list[str] = field(default_factory=list)  # further paragraphs
@@ -32,7 +32,7 @@ class Doc:
 
 
 def doc_of(target: Any) -> Doc:
-    """Return the docstring of a class or function."""
+    """Parse the docstring of a class or function."""
     text = (inspect.getdoc(target) or "").strip() + "\n"
     found = Doc()
     if match := re.search(r"^::\n\n((?:[ ]{4}[^\n]*\n|\n)+)", text, re.MULTILINE):
@@ -47,7 +47,7 @@ def doc_of(target: Any) -> Doc:
 
 
 def _items(text: str) -> Iterator[tuple[str, str]]:
-    """Return ``name: what it is``, continued on indented lines; text without names is one item."""
+    """Parse ``name: description``, continued on indented lines; text without names is one item."""
     for part in re.split(r"\n(?=\S)", text.strip()):
         match = _ITEM.match(part)
         name = match[1] if match else ""
@@ -55,7 +55,7 @@ def _items(text: str) -> Iterator[tuple[str, str]]:
 
 
 def prose(text: str) -> str:
-    """Return a paragraph of a docstring as Markdown; lines that are indented stay as they are."""
+    """Convert a paragraph of a docstring to Markdown; indented lines stay unchanged."""
     text = re.sub(r":\w+:`~?([^`]+)`", r"`\1`", text).replace("``", "`")
     lines = text.splitlines()
     if any(line.startswith("    ") for line in lines):
@@ -67,15 +67,15 @@ def prose(text: str) -> str:
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument of a function, as an author types it."""
+    """One argument of a function, as written in a call."""
 
     text: str  # name, *name, **name, name=default
     name: str
-    annotation: str  # "" where it says nothing
+    annotation: str  # "" where there is none
 
 
 def arguments(function: Any) -> list[Argument]:
-    """Return the arguments of a function, without self; a lone ``*`` before keyword-only ones."""
+    """List the arguments of a function, without self; a lone ``*`` before keyword-only ones."""
     found, named = [], False
     for one in inspect.signature(function).parameters.values():
         if one.name == "self":
@@ -97,7 +97,7 @@ def _default(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Member:
-    """A field or attribute, as its class states it."""
+    """A field or attribute declared in a class body."""
 
     name: str
     annotation: str
@@ -106,7 +106,7 @@ class Member:
 
 
 def members(cls: type) -> list[Member]:
-    """Return the public annotated names of a class body, in its order."""
+    """List the public annotated names of a class body, in order."""
     source = textwrap.dedent(inspect.getsource(cls))
     lines = source.splitlines()
     (tree,) = ast.parse(source).body

@@ -1,11 +1,11 @@
 """Releases: one version for every distribution, their sdists and wheels, and the tag that publishes them.
 
 python -m tools.release show              # each distribution with its version
-python -m tools.release set 0.2.0         # write a version, and the floors of the plugins, everywhere
-python -m tools.release tag v0.2.0        # refuse a tag that is not the version of all
-python -m tools.release build [--to dist] # build all and check them as an index would
+python -m tools.release set 0.2.0         # write the version and the plugins' minimum versions everywhere
+python -m tools.release tag v0.2.0        # reject a tag that differs from the common version
+python -m tools.release build [--to dist] # build all, and check them as a package index would
 
-It imports nothing of minillm, so that ``make wheels`` needs no more than the tools that build.
+It imports nothing of minillm, so that ``make wheels`` needs only the build tools.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BUILT = re.compile(r"minillm_\w+-[^-]+(\.tar\.gz|-py3-none-any\.whl)")
 
 
 class ReleaseError(Exception):
-    """A release that may not be made, and why."""
+    """A release that is rejected, with the reason."""
 
 
 def distributions(root: Path = ROOT, *homes: str) -> dict[Path, dict[str, Any]]:
@@ -38,7 +38,7 @@ def distributions(root: Path = ROOT, *homes: str) -> dict[Path, dict[str, Any]]:
 
     Args:
         root: the checkout.
-        homes: folders whose subfolders are distributions; default: ``plugins``, which are published.
+        homes: folders whose subfolders are distributions; default: ``plugins``, the published ones.
 
     Returns:
         Folder -> its ``[project]`` table, the core's first.
@@ -52,7 +52,7 @@ def distributions(root: Path = ROOT, *homes: str) -> dict[Path, dict[str, Any]]:
 
 
 def version(root: Path = ROOT) -> str:
-    """Look the one version of all up.
+    """Return the common version of all distributions.
 
     Raises:
         ReleaseError: the distributions carry different versions.
@@ -81,17 +81,17 @@ def check_tag(tag: str, root: Path = ROOT) -> None:
 
 
 def set_version(new: str, root: Path = ROOT) -> list[Path]:
-    """Write a version into every distribution, and as the floor of what requires one of ours.
+    """Write a version into every distribution, and as the minimum version in requirements on them.
 
     Args:
-        new: as 0.2.0 or 0.2.0rc1.
+        new: in the form 0.2.0 or 0.2.0rc1.
         root: the checkout.
 
     Returns:
-        The files that changed; examples are among them.
+        The changed files, including examples.
 
     Raises:
-        ReleaseError: it is no version.
+        ReleaseError: not a valid version.
     """
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", new):
         raise ReleaseError(f"'{new}' is no version: as 0.2.0 or 0.2.0rc1")
@@ -115,15 +115,15 @@ def build(to: Path, folders: Sequence[Path] | None = None) -> dict[str, tuple[Pa
     """Build each distribution's sdist, its wheel from the sdist, and check both as an index would.
 
     Args:
-        to: where they go; what an earlier build left there is deleted, so that it is not published.
-        folders: of the distributions; default: all that are published.
+        to: the output folder; files of earlier builds are deleted, so that they are not published.
+        folders: of the distributions; default: all published ones.
 
     Returns:
         Distribution -> its sdist and its wheel.
 
     Raises:
-        ReleaseError: versions differ, the folder holds what no build made, or a build made other
-            files than one sdist and one wheel.
+        ReleaseError: versions differ, the folder holds files that no build wrote, or a build did not
+            produce exactly one sdist and one wheel.
         subprocess.CalledProcessError: a build or a check failed; its output is printed.
     """
     version()

@@ -1,4 +1,4 @@
-"""What is in this repository: where it lies, and the plugins that its distributions offer."""
+"""Facts of this repository: its root, and the plugins of its distributions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The techniques that have been said with these slots: what each takes, and how many lines it is.
+"""Techniques implemented with the slots: the slots that each uses, and its lines of code.
 
-Lines are lines of code of the file that says it (:mod:`tools.size`), its imports and options included.
+Lines are lines of code of the implementing file (:mod:`tools.size`), including imports and options.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tools.size import count
 
 
 class Said(NamedTuple):
-    """A technique, the slots that it takes, and where it is."""
+    """A technique, the slots that it uses, and its source."""
 
     technique: str
     slots: str
-    where: str = ""  # a module, or "title=" of an example on the page; empty: nobody has shipped it
+    where: str = ""  # a module, or "title=" of an example on the page; empty: not shipped
 
 
 YES: tuple[Said, ...] = (
@@ -137,7 +137,7 @@ YES: tuple[Said, ...] = (
     Said("An evaluation of one's own", "`on_evaluated`", "title=hard_words.py"),
     Said("Early stopping", "`on_evaluated`", "minillm_optim.early_stop"),
 )
-"""What is said as it is."""
+"""Techniques that are implemented without loss."""
 
 PARTLY: tuple[tuple[str, str], ...] = (
     (
@@ -146,7 +146,7 @@ PARTLY: tuple[tuple[str, str], ...] = (
         "`ops.scan` is written out in the compiled step",
     ),
 )
-"""What is said with a loss."""
+"""Techniques that can be implemented in part."""
 
 NOT: tuple[tuple[str, str], ...] = (
     ("Sharding", "what a run is laid out on is the core's"),
@@ -157,7 +157,7 @@ NOT: tuple[tuple[str, str], ...] = (
     ),
     ("Data by the loss that was seen", "batches are made ahead, and a resumed run makes the same"),
 )
-"""What cannot be said."""
+"""Techniques that cannot be implemented."""
 
 
 def lines_of(where: str, page: str) -> str:
@@ -172,7 +172,7 @@ def lines_of(where: str, page: str) -> str:
 
 
 def said(page: str) -> str:
-    """Make the tables."""
+    """Generate the tables."""
     rows = [
         (
             one.technique,

@@ -1,11 +1,11 @@
-"""The tables of docs/scale.md: the cost model beside what was measured, and for cards that were not at hand.
+"""The tables of docs/scale.md: the cost model beside measurements, and forecasts for unavailable GPUs.
 
-python -m tools.scale_page             # say whether the page is as it should be
+python -m tools.scale_page             # check that the page is up to date
 python -m tools.scale_page --write     # write it
 
-A row is a pair of measurements of one program, on few cards and on more: the first gives the computing,
-by the second the model is judged. Where the first is of several cards, the computing is what the model
-needs to come to it. Runs that were not measured are forecast as ``minillm plan --gpus`` does.
+A row is a pair of measurements of one program, on few GPUs and on more: the first calibrates the
+compute time, the second tests the model. Where the first used several GPUs, the compute time is chosen
+such that the model reproduces it. Unmeasured runs are forecast as by ``minillm plan --gpus``.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ BFLOAT16, FLOAT32 = 2, 4  # bytes
 
 @dataclass(frozen=True)
 class Point:
-    """Tokens a second and card on few cards and on more."""
+    """Tokens per second and GPU, on few GPUs and on more."""
 
     what: str
     source: str
     card: Card
-    tokens: int  # a card and step
-    few: tuple[int, float]  # cards, tokens/s of one card
+    tokens: int  # per GPU and step
+    few: tuple[int, float]  # number of GPUs, tokens/s of one GPU
     more: tuple[int, float]
     exchanges: tuple[Exchange, ...]
-    calibrates: str = ""  # which constant of the model comes from it
+    calibrates: str = ""  # the constant of the model that is calibrated by it
 
     def predicted(self) -> float:
-        """Predict the tokens a second of one of the more cards."""
+        """Predict the tokens per second of one GPU among the larger number."""
         (few, rate), (more, _) = self.few, self.more
         flops = self._flops(lambda work: times(work, few, self.card).total, self.tokens / rate)
         return self.tokens / times(Work(flops, exchanges=self.exchanges), more, self.card).total
 
     def _flops(self, total: Callable[[Work], float], wanted: float) -> float:
-        """Find the FLOPs that make a step take as long as it was measured to, by halving."""
+        """Find by bisection the FLOPs for which a step takes the measured time."""
         low, high = 0.0, wanted * self.card.flops
         for _ in range(100):
             middle = (low + high) / 2
@@ -57,15 +57,15 @@ class Point:
 
 
 def ddp(parameters: float, micro_batches: int) -> tuple[Exchange, ...]:
-    """Return the all-reduce of DDP: float32, in buckets of 25 MiB beside the last backward pass."""
+    """Return the all-reduces of DDP: float32, in buckets of 25 MiB, overlapped with the last backward pass."""
     size = FLOAT32 * parameters
     turns = max(1, round(size / (25 * 2**20)))
-    beside = (1 - 1 / turns) * 2 / 3 / micro_batches  # the last bucket has nothing beside it
+    beside = (1 - 1 / turns) * 2 / 3 / micro_batches  # the last bucket overlaps with nothing
     return (Exchange("gradients", "all-reduce", size, turns, beside),)
 
 
 def fsdp(parameters: float, layers: int, micro_batches: int, weight: float) -> tuple[Exchange, ...]:
-    """Return the collectives of FSDP2 by blocks: weights twice, gradients in float32, each micro-batch."""
+    """Return the collectives of FSDP2 per block: weights twice, gradients in float32, each micro-batch."""
     turns = layers * micro_batches
     share = 1 - 1 / turns
     return (
@@ -123,7 +123,7 @@ POINTS = (
 )  # fmt: skip
 
 SIZES = ((1, 0.027e-3), (16, 0.077e-3), (128, 0.47e-3), (512, 1.7e-3))
-"""An all-reduce over two H200: MiB, seconds."""
+"""All-reduce over two H200: MiB, seconds."""
 
 
 def predicted() -> str:
@@ -168,7 +168,7 @@ def predicted() -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """A run on 4 and on 8 cards, as it is typed: N in a setting is the number of cards."""
+    """A run on 4 and on 8 GPUs in command-line form: N in a setting is the number of GPUs."""
 
     what: str
     preset: str
@@ -176,12 +176,12 @@ class Run:
     settings: tuple[str, ...] = ()
 
     def typed(self) -> str:
-        """Write its arguments."""
+        """Format its command-line arguments."""
         plugins = f" --plugins {self.plugins}" if self.plugins else ""
         return " ".join((f"--preset {self.preset}{plugins}", *self.settings))
 
     def settled(self, cards: int) -> dict[str, Any]:
-        """Give its settings on a number of cards."""
+        """Return its settings for a number of GPUs."""
         pairs = (one.split("=") for one in self.settings)
         return {
             key: int(n) if (n := value.replace("N", str(cards))).isdigit() else value
@@ -209,7 +209,7 @@ RUNS = (
 
 
 def not_measured() -> str:
-    """Return the table of runs on 4 and 8 H200: what `minillm plan --gpus` says of them."""
+    """Return the table of runs on 4 and 8 H200, forecast by `minillm plan --gpus`."""
     rows = []
     for run in RUNS:
         for cards in (4, 8):

@@ -1,6 +1,6 @@
-"""The reference in docs/settings.md, from the schema of the config and the presets.
+"""Generator of the reference in docs/settings.md, from the schema of the config and the presets.
 
-python -m tools.settings_page             # say whether the page is as it should be
+python -m tools.settings_page             # check that the page is up to date
 python -m tools.settings_page --write     # write it
 """
 
@@ -43,7 +43,7 @@ fewer `train.rows` and as many times more `train.accumulate`.
 
 
 def settings() -> str:
-    """Return every setting by its section, and the presets that name plugins."""
+    """Document every setting by section, and the presets that include plugins."""
     presets = {name: read_preset(name, origin="settings page") for name in preset_names()}
     parts = ["## Of the run\n", table(("key", "type", "default", "meaning", "flag"), _top())]
     for section, model in SECTIONS.items():
@@ -64,7 +64,7 @@ def settings() -> str:
 
 
 def _followed(presets: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
-    """Rows of what presets say of settings that follow another one."""
+    """Build rows for the settings whose preset values are derived from another setting."""
     for name, document in presets.items():
         for dial, followers in document.get("by", {}).items():
             for key, knots in followers.items():
@@ -72,7 +72,7 @@ def _followed(presets: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, .
 
 
 def _recipe(name: str) -> str:
-    """Return the plugins of a preset, their distributions, and the options that it sets."""
+    """Document a preset's plugins, their distributions, and the options that it sets."""
     head = (f"plugins of `{name}`", "distribution", "options")
     rows = [
         (
@@ -86,7 +86,7 @@ def _recipe(name: str) -> str:
 
 
 def _top() -> Iterator[Iterable[str]]:
-    """Settings outside of any table, with their flags."""
+    """Document the settings outside of any table, with their flags."""
     flags = {key: flag for flag, key in FLAGS.items()} | {"preset": "--preset"}
     for key in TOP:
         flag = f"`{flags[key]}`" if key in flags else ""
@@ -106,13 +106,13 @@ WORDS = Words(
 
 
 def _told(info: FieldInfo) -> tuple[str, str, str]:
-    """Type with its bounds, default, meaning."""
+    """Format type with bounds, default, and meaning."""
     default = "" if info.is_required() else _code(info.default)
     return describe(info, WORDS), default, info.description or ""
 
 
 def _code(value: Any) -> str:
-    """Return a value, as it is typed."""
+    """Format a value in command-line form."""
     if value is None:
         return "none"
     if isinstance(value, str):

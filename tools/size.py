@@ -1,11 +1,11 @@
 """The size of the code: lines, files and imports of the core by room, and of each plugin package.
 
 python -m tools.size                       # this checkout
-python -m tools.size ../other --json       # another one, as JSON
+python -m tools.size ../other --json       # another checkout, as JSON
 python -m tools.size plugins/minillm_muon  # one distribution, or one package
 
-A line of code is a line that holds neither only blanks, nor only a comment, nor a docstring.
-Only source is read; nothing of the checkout is imported.
+A line of code is a line that is not blank, not only a comment, and not part of a docstring.
+Source is parsed; nothing of the checkout is imported.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 @dataclass(frozen=True)
 class File:
-    """One source file, counted."""
+    """The counts of one source file."""
 
-    path: str  # from its package's folder, as POSIX writes it
+    path: str  # relative to its package's folder, in POSIX form
     code: int  # lines of code
-    imports: int  # those of them that belong to an import statement
+    imports: int  # lines of code that belong to an import statement
     lines: int  # all lines
 
     @property
@@ -53,10 +53,10 @@ class File:
 
 
 def count(path: str, source: str) -> File:
-    """Count one file.
+    """Count the lines of one file.
 
     Args:
-        path: what to call it.
+        path: its name in the result.
         source: its text.
 
     Raises:
@@ -79,13 +79,13 @@ def packages(root: Path) -> dict[str, list[File]]:
 
     Args:
         root: a folder: of a package (it has an ``__init__.py``), or one that holds packages
-            ``minillm_*``, itself or in ``plugins/*``.
+            ``minillm_*`` directly or in ``plugins/*``.
 
     Returns:
-        Package -> its files, sorted; the core's first.
+        Package -> its files, sorted; the core first.
 
     Raises:
-        FileNotFoundError: there is no package.
+        FileNotFoundError: no package was found.
     """
     if (root / "__init__.py").is_file():
         found = [root]
@@ -99,7 +99,7 @@ def packages(root: Path) -> dict[str, list[File]]:
 
 
 def summary(files: Iterable[File]) -> dict[str, Any]:
-    """Sum files up: files, lines, lines a file, the share of imports and the long files."""
+    """Summarise files: files, lines, lines per file, the fraction of imports and the long files."""
     files = list(files)
     code = sum(one.code for one in files)
     imports = sum(one.imports for one in files)

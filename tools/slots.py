@@ -1,4 +1,4 @@
-"""The builders as an author sees them: what each offers, and one table of its slots."""
+"""The builders from an author's view: the slots of each, and one table of them."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ BUILDERS: Mapping[str, tuple[type, str, Mapping[str, type]]] = {
     "kernel_provider": (KernelBuilder, "kernels", {}),
     "build_data": (DataBuilder, "data", {}),
 }
-"""Hook -> its builder, what hooks call that, and the namespaces in it."""
+"""Hook -> its builder, the builder's usual variable name, and its namespaces."""
 
 _KIND = re.compile(r"(Claim|Chain|Term|Query)( per [^:]+)?: ")
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What an author types, and what is behind it; the first line of its docstring has the rest."""
+    """A slot as written by an author, and its implementation, whose docstring's first line is the description."""
 
     path: str  # attn.window; of a chain: attn.qk
-    target: Any  # a function; of a chain: the class that has its anchors
+    target: Any  # a function; of a chain: the class that declares its anchors
 
     @property
     def anchors(self) -> tuple[str, ...]:
-        """Of a chain, in order."""
+        """The anchors of a chain, in order."""
         return _anchors().get(self.path, ())
 
     @property
     def heading(self) -> str:
-        """How it is called."""
+        """The slot's call as a heading."""
         if self.anchors:
             return ", ".join(
                 (f"{self.path}.{self.anchors[0]}", *(f".{a}" for a in self.anchors[1:]))
@@ -62,7 +62,7 @@ class Slot:
 
     @property
     def parts(self) -> tuple[str, str, str]:
-        """Kind, what a node is given, what it gives or what the slot is for."""
+        """Its kind, the inputs of a node, and the output of the node or the purpose of the slot."""
         summary = doc_of(self.target).summary
         match = _KIND.match(summary)
         kind = (match[1].lower() + (match[2] or "")) if match else ""
@@ -71,14 +71,14 @@ class Slot:
 
     @property
     def row(self) -> tuple[str, str, str, str]:
-        """Its line in the table."""
+        """Its row in the table."""
         shown = f"{self.path}.{self.anchors[0]}" if self.anchors else self.path
         others = "".join(f" `.{anchor}`" for anchor in self.anchors[1:])
         return link(shown, self.heading) + others, *self.parts
 
     @property
     def entry(self) -> str:
-        """All that is written about it."""
+        """Its full documentation."""
         kind, given, gives = self.parts
         stated = f"{given} → {gives}" if given else gives
         if kind:
@@ -86,14 +86,14 @@ class Slot:
         stated = stated.replace(" -> ", " → ") + "."
         if not self.anchors:
             return entry(self.heading, self.target, stated)
-        doc = doc_of(self.target)  # its arguments are those of its anchors
+        doc = doc_of(self.target)  # its arguments are those of the chain's anchors
         example = f"```python\n{doc.example}\n```"
         return "\n\n".join((f"### `{self.heading}`", stated, *doc.body, example))
 
 
 @cache
 def _anchors() -> Mapping[str, tuple[str, ...]]:
-    """Chain, as authors type it -> its anchors: as the slot table declares them."""
+    """Map each chain, as written by authors, to its anchors in the slot table."""
     config = load(preset="tiny", default_preset=lambda: ("tiny", "the page")).config
     state = SlotState.of(config)
     declared = (*slots_in(state.attention[0]), *slots_in(state.model))
@@ -102,7 +102,7 @@ def _anchors() -> Mapping[str, tuple[str, ...]]:
 
 
 def slots(hook: str) -> list[Slot]:
-    """Return what a hook's builder offers, in the order of its source."""
+    """List the slots of a hook's builder, in source order."""
     builder, name, namespaces = BUILDERS[hook]
     found = []
     for path, space in namespaces.items():
@@ -117,7 +117,7 @@ def _offered(path: str, cls: type) -> list[Slot]:
 
 
 def builder_section(hook: str) -> str:
-    """Return a builder: what it knows, a table of its slots, and each slot."""
+    """Document a builder: its attributes, a table of its slots, and each slot."""
     builder, name, _ = BUILDERS[hook]
     doc, offered = doc_of(builder), slots(hook)
     known = [(f"`{name}.{key}`", text) for key, text in doc.sections.get("Attributes", [])]

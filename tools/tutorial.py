@@ -1,14 +1,14 @@
-"""Runs a page: writes its files, types its commands, and compares what they say with what it shows.
+"""Runner of a documentation page: writes its files, runs its commands, compares their output with the page.
 
-A block of code is one of two kinds, and every block of the page has to be one of them:
+Every block of code on the page must be of one of these kinds:
 
     ```python title=my_trick.py      is written to that file (any language)
-    ```console                       lines that begin with "$ " are typed, the others are the output
-    ```console figures=any           the same; a number stands for any other, digits apart
+    ```console                       lines that begin with "$ " are commands, the others are their output
+    ```console figures=any           the same; a number matches any other number, apart from grouping
 
-In an output ``...`` stands for anything, and on a line of its own for any lines or none; spaces count
-as one, and empty lines as none. A command without an output may say what it likes. One that fails is
-followed by ``$ echo $?`` and its code. ``cd`` is kept from one command to the next.
+In an output ``...`` matches anything, and on a line of its own any number of lines; runs of spaces
+count as one, and empty lines are ignored. A command without output on the page may print anything.
+A failing command is followed by ``$ echo $?`` and its exit code. ``cd`` persists between commands.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _FENCE = re.compile(
 )
 _AT_ALL = re.compile(r"^```", re.MULTILINE)
 _NUMBER = re.compile(r"\d(?:[\d,.:]*\d)?")
-_LIMIT = 600  # seconds a command
+_LIMIT = 600  # seconds per command
 
 
 class PageError(AssertionError):
-    """A page shows what is not so; says the line, the command and both outputs."""
+    """A page that differs from reality; names the line, the command and both outputs."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Block:
     line: int
     language: str
     title: str | None
-    figures: bool  # any will do
+    figures: bool  # whether numbers match any number
     text: str
 
     def commands(self) -> Iterator[tuple[int, str, str]]:
@@ -51,10 +51,10 @@ class Block:
 
 
 def blocks(page: str) -> list[Block]:
-    """Return every block of the page.
+    """Parse every block of the page.
 
     Raises:
-        PageError: one that is neither a file nor commands, so that nothing would run it.
+        PageError: a block is neither a file nor commands, so that nothing would run it.
     """
     found = []
     for match in _FENCE.finditer(page):
@@ -69,18 +69,18 @@ def blocks(page: str) -> list[Block]:
 
 
 def run_page(page: str, folder: Path, environment: Mapping[str, str]) -> int:
-    """Do what the page says, from its top to its end.
+    """Run the page from top to bottom.
 
     Args:
         page: its text.
-        folder: an empty one.
-        environment: variables of the commands.
+        folder: an empty folder.
+        environment: environment variables of the commands.
 
     Returns:
-        How many commands were run.
+        The number of commands that were run.
 
     Raises:
-        PageError: a command says something else, or fails without the page saying so.
+        PageError: a command prints something else, or fails without the page showing it.
     """
     typed: list[tuple[int, str, str]] = []
     here, code, count = folder, 0, 0
@@ -96,7 +96,7 @@ def run_page(page: str, folder: Path, environment: Mapping[str, str]) -> int:
                 here = (here / command[3:]).resolve(strict=True)
                 continue
             done = subprocess.run(
-                ["bash", "-c", f"(exit {code})\n{command}"],  # so that $? is the one before
+                ["bash", "-c", f"(exit {code})\n{command}"],  # sets $? to the previous exit code
                 cwd=here,
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
@@ -115,7 +115,7 @@ def run_page(page: str, folder: Path, environment: Mapping[str, str]) -> int:
 
 
 def _alike(shown: str, said: str, *, figures: bool) -> bool:
-    """Return whether a command printed what the page shows."""
+    """Return whether a command's output matches the page."""
     if figures:
         shown, said = (_NUMBER.sub("0", text) for text in (shown, said))
     want = "".join("..." if line == "..." else f"<{line}>" for line in _lines(shown))
@@ -124,5 +124,5 @@ def _alike(shown: str, said: str, *, figures: bool) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines that are not empty, spaces as one."""
+    """Return the non-empty lines, with runs of spaces collapsed."""
     return [" ".join(line.split()) for line in text.splitlines() if line.strip()]

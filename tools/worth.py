@@ -1,6 +1,6 @@
-"""What plugins were measured to be worth, as columns of a table and the words below it.
+"""The measured effects of plugins, as columns of a table and the text below it.
 
-All of it stands in the cards that are shipped beside the plugins' modules.
+All values come from the cards shipped beside the plugins' modules.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ HEAD = ("loss, equal tokens", "loss, equal seconds", "speed")
 
 
 def card_of(name: str, cls: type[Any]) -> Card | None:
-    """Return the card beside a plugin's module; None: it has none."""
+    """Load the card beside a plugin's module; None: it has none."""
     cards = read_cards(name, [Path(inspect.getfile(cls)).parent / FOLDER])
     return cards[0] if cards else None
 
 
 def cells(card: Card | None) -> tuple[str, str, str]:
-    """Return the columns of HEAD; in brackets what cannot be told from no difference."""
+    """Format the columns of HEAD; an effect whose interval contains "no effect" is in brackets."""
     if card is None:
         return "", "", ""
     return (
@@ -36,17 +36,17 @@ def cells(card: Card | None) -> tuple[str, str, str]:
 
 
 def changed(card: Card, cls: type[Any]) -> list[str]:
-    """Return the options that were not at their defaults, as they are typed."""
+    """List the options that differ from their defaults, in command-line form."""
     described = (describe_option(*one) for one in cls.__pydantic_fields__.items())
     return other_options(card, {one["name"]: one.get("default") for one in described})
 
 
 def told(cards: Iterable[Card], options: Iterable[str]) -> str:
-    """Say what the figures are, on what they were measured, and beside which plugins.
+    """Describe the figures, the setting in which they were measured, and the other active plugins.
 
     Args:
-        cards: those that are shown.
-        options: that were not at their defaults, as they are typed.
+        cards: the cards shown.
+        options: options that differ from their defaults, in command-line form.
     """
     others = ", ".join(f"`{option}`" for option in options)
     runs: dict[tuple[object, ...], list[Card]] = {}
@@ -87,7 +87,7 @@ def _parameters(cards: Iterable[Card]) -> str:
 
 
 def _companies(cards: Iterable[Card]) -> Iterator[str]:
-    """Return which plugins were held against which, the most usual company without names."""
+    """Describe the plugin set that each plugin was measured with, the most common set without names."""
     companies: dict[tuple[str, ...], list[str]] = {}
     for card in cards:
         companies.setdefault(card.company, []).append(card.plugin)

@@ -1,1 +1,1 @@
-"""The plain model as one would write it by hand, without minillm: what ours is compared with."""
+"""The plain model written by hand, without minillm: the baseline of comparisons."""

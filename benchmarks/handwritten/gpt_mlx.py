@@ -1,7 +1,7 @@
-"""The plain model in MLX, written by hand: one compiled step, state in and out, nothing of minillm.
+"""The plain model in MLX, written by hand: one compiled step with explicit state, without minillm.
 
-Precision: float32 master weights and moments; the step multiplies bfloat16 copies of the weights,
-takes gradients with respect to those copies, and clips and updates in float32. q, k and v are one
+Precision: float32 master weights and moments; the step uses bfloat16 copies of the weights,
+computes gradients with respect to the copies, and clips and updates in float32. q, k and v are one
 product, and so are gate and up. The loss is accumulated in float32.
 """
 
@@ -22,7 +22,7 @@ Tree = dict[str, Any]
 
 
 def initial_weights(shape: Shape, seed: int = 0) -> Tree:
-    """float32: normal 0.02, products that are added to the stream smaller, norms one."""
+    """Draw float32: normal 0.02, smaller for products added to the stream, ones for norms."""
     rng = np.random.default_rng(seed)
 
     def normal(rows: int, columns: int, std: float = 0.02) -> mx.array:
@@ -45,7 +45,7 @@ def initial_weights(shape: Shape, seed: int = 0) -> Tree:
 
 
 def attention(block: Tree, x: mx.array, shape: Shape) -> mx.array:
-    """x (B, T, C) -> (B, T, C), causal."""
+    """Compute causal attention: x (B, T, C) -> (B, T, C)."""
     B, T, C = x.shape
     D, kv = shape.head_dim, shape.kv_heads * shape.head_dim
     q, k, v = mx.split(x @ block["qkv"].T, [C, C + kv], axis=-1)
@@ -58,13 +58,13 @@ def attention(block: Tree, x: mx.array, shape: Shape) -> mx.array:
 
 
 def mlp(block: Tree, x: mx.array) -> mx.array:
-    """SwiGLU: x (B, T, C) -> (B, T, C)."""
+    """Compute SwiGLU: x (B, T, C) -> (B, T, C)."""
     gate, up = mx.split(x @ block["gate_up"].T, 2, axis=-1)
     return (gate * mx.sigmoid(gate) * up) @ block["down"].T
 
 
 def loss_of(weights: Tree, ids: mx.array, labels: mx.array, shape: Shape) -> mx.array:
-    """Mean cross-entropy of ids, labels int32 (B, T), 0-d float32; in the weights' dtype."""
+    """Compute mean cross-entropy of ids, labels int32 (B, T), 0-d float32; in the weights' dtype."""
     norm = partial(mx.fast.rms_norm, eps=shape.epsilon)
     x = weights["embedding"][ids]
     for block in weights["blocks"]:
@@ -98,12 +98,12 @@ def adamw(
 
 
 class Trainer:
-    """Steps the model: AdamW, global-norm clipping.
+    """A trainer of the model: AdamW, global-norm clipping.
 
     Args:
         shape: of the model.
         dtype: of the products; the master weights are float32.
-        weights: to start from; drawn where not given.
+        weights: initial weights; drawn if not given.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Trainer:
         mx.eval(self.state)
 
     def step(self, ids: np.ndarray, labels: np.ndarray, lr: float) -> tuple[mx.array, mx.array]:
-        """Queue one step on int32 (B, T); the loss and the gradient's norm are read by the caller."""
+        """Enqueue one step on int32 (B, T); the caller reads the loss and the gradient's norm."""
         self.state, loss, norm = self._step(
             self.state, mx.array(ids), mx.array(labels), mx.array(lr)
         )

@@ -1,7 +1,7 @@
-"""The plain model in PyTorch, written by hand: one nn.Linear a matrix, nothing of minillm.
+"""The plain model in PyTorch, written by hand: one nn.Linear per matrix, without minillm.
 
-Operator for operator what minillm's plain model does, so that the traced graphs of both can be
-compared; parameters have the same names, so that one's weights load into the other.
+It has the same operations as minillm's plain model, so that their traced graphs can be
+compared; parameters have the same names, so that weights of one load into the other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x (B, T, H, D) by cos, sin float32 (T, 1, D/2), in float32, back in x's dtype."""
+    """Rotate x (B, T, H, D) by cos, sin float32 (T, 1, D/2), in float32, and return x's dtype."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
 
@@ -108,7 +108,7 @@ class GPT(nn.Module):
                 nn.init.normal_(parameter, std=shape.output_std if added else 0.02)
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """ids (B, T) -> (B, T, C), after the last norm: everything but the loss."""
+        """Return the input of the head, after the last norm: ids (B, T) -> (B, T, C)."""
         x = self.embedding(ids)
         T = ids.shape[1]
         cos, sin = (table.narrow(0, 0, T).unsqueeze(-2) for table in (self.cos, self.sin))
@@ -117,6 +117,6 @@ class GPT(nn.Module):
         return self.norm(x)
 
     def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean loss over all positions; labels < 0 count as none."""
+        """Return the mean loss over all positions; labels < 0 contribute 0."""
         logits = F.linear(self.hidden(ids), self.embedding.weight).float()  # (B, T, V), tied
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten().long(), ignore_index=-1)

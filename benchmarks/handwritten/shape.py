@@ -1,4 +1,4 @@
-"""The shape that both hand-written models share: that of the preset gpt2-124m."""
+"""The shape of both hand-written models: that of the preset gpt2-124m."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Shape:
 
     @property
     def head_dim(self) -> int:
-        """Width of one head."""
+        """The width of one head."""
         return self.dim // self.heads
 
     @property
     def output_std(self) -> float:
-        """Of the products that are added to the stream: GPT-2's rule."""
+        """Standard deviation of products added to the stream: GPT-2's rule."""
         return 0.02 / (2 * self.layers) ** 0.5
 
 

@@ -1,1 +1,1 @@
-"""Trials that break a run on purpose: forked trainers, a tiny run, and what must come of it."""
+"""Trials that disturb a run on purpose: forked trainers, a tiny run, and the expected results."""

@@ -1,4 +1,4 @@
-"""What every script of trials shares: its options, a folder to work in, workers, its table."""
+"""Common parts of the trial scripts: options, a working folder, worker processes, the table."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Row:
     Attributes:
         what: the kind of trial.
         tried: trials.
-        detected: of these, where the program noticed what had been done and told the truth.
-        bit_equal: of those that went on to an end, the ones that ended as if nothing had been.
-        ended: trials that went on to an end.
-        facts: what else was counted.
-        failed: what went wrong: the trial and why.
+        detected: trials in which the program detected the fault and reported it correctly.
+        bit_equal: finished trials whose end equals that of an undisturbed run.
+        ended: trials that continued to an end.
+        facts: further counts.
+        failed: the trials that failed, with reasons.
     """
 
     what: str
@@ -50,17 +50,17 @@ class Row:
     failed: list[str] = field(default_factory=list)
 
     def fail(self, trial: str, reasons: Iterable[str]) -> None:
-        """Keep what went wrong in a trial, and print it at once."""
+        """Record what went wrong in a trial, and print it at once."""
         self.failed.append(f"{trial}: {'; '.join(reasons)}")
         print(f"FAILED {self.failed[-1]}", flush=True)
 
     def count(self, fact: str, number: int = 1) -> None:
-        """Add to one of the facts."""
+        """Increment one of the facts."""
         self.facts[fact] = self.facts.get(fact, 0) + number
 
 
 def parser(doc: str | None, *, both: bool = False) -> argparse.ArgumentParser:
-    """Make the parser with the options that all have; ``both``: trials are made on both backends by default."""
+    """Build the parser with the common options; ``both``: trials run on both backends by default."""
     made = command.parser(doc)
     made.add_argument("--seed", type=int, help="of all that is random; default: drawn anew")
     choices = (*BACKENDS, "both") if both else BACKENDS
@@ -73,7 +73,7 @@ def parser(doc: str | None, *, both: bool = False) -> argparse.ArgumentParser:
 
 
 def backends_of(options: argparse.Namespace) -> list[str]:
-    """Return the chosen backends; for ``both`` the installed ones, and print which those are."""
+    """Return the chosen backends; for ``both`` the installed ones, which are printed."""
     if options.backend != "both":
         return [options.backend]
     found = [name for name in BACKENDS if find_spec(name)]
@@ -84,7 +84,7 @@ def backends_of(options: argparse.Namespace) -> list[str]:
 
 @contextmanager
 def workshop(options: argparse.Namespace) -> Iterator[Path]:
-    """Make a folder to work in, removed afterwards unless a trial left something in its ``failed/``."""
+    """Create a working folder, removed afterwards unless a trial left files in its ``failed/``."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported
     if options.seed is None:
         options.seed = secrets.randbelow(2**32)
@@ -103,7 +103,7 @@ def workshop(options: argparse.Namespace) -> Iterator[Path]:
 def each(
     run: Callable[[Trial], Outcome], trials: Sequence[Trial], jobs: int
 ) -> Iterator[tuple[Trial, Outcome]]:
-    """Run the trials in ``jobs`` forked workers and tell how far it is; in the order of their ends."""
+    """Run the trials in ``jobs`` forked workers with a progress report; yield them as they end."""
     began, done = time.perf_counter(), 0
     with multiprocessing.get_context("fork").Pool(jobs) as pool:  # forked before it has threads
         for number, outcome in pool.imap_unordered(_Numbered(run, trials), range(len(trials))):
@@ -116,7 +116,7 @@ def each(
 
 @dataclass(frozen=True)
 class _Numbered:
-    """Runs a trial by its number: what comes back is small, and its order is free."""
+    """A trial run by its number: results are small, and the order is free."""
 
     run: Callable[[Any], Any]
     trials: Sequence[Any]
@@ -126,7 +126,7 @@ class _Numbered:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Write the rows as text."""
+    """Format the rows as text."""
     head = ("", "tried", "detected", "bit-equal", "failed", "of these")
     body = [
         (
@@ -150,7 +150,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def finish(name: str, rows: Sequence[Row], options: argparse.Namespace, **figures: Any) -> int:
-    """Print the table, write the result where ``--json`` says; returns the exit code."""
+    """Print the table, write the result for ``--json``; return the exit code."""
     seconds = time.perf_counter() - options.began
     print(f"\n{table(rows)}\n{seconds:.0f} s, seed {options.seed}", flush=True)
     for row in rows:

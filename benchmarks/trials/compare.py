@@ -1,4 +1,4 @@
-"""Whether two runs are the same one: weights, optimizer, scalars and losses, bit for bit."""
+"""Comparison of two runs: weights, optimizer state, scalars and losses, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from minillm_core.checkpoint.read import Checkpoint
 __all__ = ["broken", "differences", "events", "identical", "newest_step", "of_checkpoints", "state"]
 
 CLOCK = {"elapsed_seconds"}
-"""Scalars of a checkpoint that are measured."""
+"""Scalars of a checkpoint that are measured times."""
 
 MEASURED = {"tokens_per_second", "step_seconds", "mfu", "peak_bytes"}
-"""Of a step event."""
+"""Measured fields of a step event."""
 
 
 def differences(reference: Path, out: Path) -> list[str]:
-    """List in what a run that was broken and mended differs from an uninterrupted one."""
+    """List the differences of an interrupted and resumed run from an uninterrupted one."""
     return [
         *of_checkpoints(reference, out, _of_pair),
         *_of_events(reference, out, "step"),
@@ -46,7 +46,7 @@ def newest_step(out: Path) -> int:
 
 
 def broken(out: Path) -> list[str]:
-    """List what a kill must never leave: a checkpoint that does not verify, or fewer than were announced."""
+    """List faults that a kill must never cause: an invalid checkpoint, or fewer than were announced."""
     wrong = ["a checkpoint under its final name does not verify"] if state(out) == "corrupt" else []
     told = max((event["step"] for event in events(out, "save")), default=0)
     if newest_step(out) < told:
@@ -55,7 +55,7 @@ def broken(out: Path) -> list[str]:
 
 
 def events(out: Path, name: str) -> list[dict[str, Any]]:
-    """Return the events of one name in metrics.jsonl, a torn last line apart."""
+    """Return the events of one name in metrics.jsonl, without a truncated last line."""
     path = out / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return [event for event in map(json.loads, lines) if event["event"] == name]
@@ -64,7 +64,7 @@ def events(out: Path, name: str) -> list[dict[str, Any]]:
 def of_checkpoints(
     reference: Path, out: Path, of_pair: Callable[[Checkpoint, Checkpoint], Iterable[str]]
 ) -> Iterator[str]:
-    """List in what the checkpoints of two runs differ: which there are, damage, and what ``of_pair`` lists."""
+    """List the differences of two runs' checkpoints: existence, damage, and the results of ``of_pair``."""
     wanted, found = (
         {path.name: Checkpoint(path, step) for step, path in layout.folders(each)}
         for each in (reference, out)
@@ -94,7 +94,7 @@ def _of_pair(reference: Checkpoint, checkpoint: Checkpoint) -> Iterator[str]:
 
 
 def identical(a: np.ndarray, b: np.ndarray) -> bool:
-    """Return whether two arrays are the same bit for bit, dtype and shape included."""
+    """Return whether two arrays are bitwise equal, including dtype and shape."""
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
 
 

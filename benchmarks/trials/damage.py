@@ -1,6 +1,6 @@
-"""Ways in which a checkpoint goes bad, each on a random place of a random file.
+"""Ways to damage a checkpoint, each at a random place of a random file.
 
-A checkpoint's files may be hard links to a good one's: whatever changes is written anew.
+A checkpoint's files may be hard links to a valid one's: changed files are rewritten.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PAGE = 4096
 FILES = (*layout.FILES, layout.MANIFEST)
 
 Damage = Callable[[Path, Path, random.Random], str]
-"""``damage(checkpoint, an older one, rng)`` -> what was done, in words."""
+"""``damage(checkpoint, an older one, rng)`` -> a description of the damage."""
 
 
 def link(source: Path, target: Path) -> None:
@@ -27,7 +27,7 @@ def link(source: Path, target: Path) -> None:
 
 
 def truncate(bad: Path, older: Path, rng: random.Random) -> str:
-    """Cut a file off at a random byte."""
+    """Truncate a file at a random byte."""
     path = bad / rng.choice(FILES)
     data = path.read_bytes()
     length = rng.randrange(len(data))
@@ -66,7 +66,7 @@ def delete(bad: Path, older: Path, rng: random.Random) -> str:
 
 
 def swap_between(bad: Path, older: Path, rng: random.Random) -> str:
-    """Exchange a file with the same one of an older checkpoint: both are bad then."""
+    """Exchange a file with the same one of an older checkpoint: both are damaged then."""
     name = rng.choice(FILES)
     _exchange(bad / name, older / name)
     return f"{name} exchanged with {older.name}"
@@ -80,14 +80,14 @@ def swap_within(bad: Path, older: Path, rng: random.Random) -> str:
 
 
 def stale(bad: Path, older: Path, rng: random.Random) -> str:
-    """Put a file of an older checkpoint in a file's place; the manifest every other time."""
+    """Replace a file, every other time the manifest, by an older checkpoint's."""
     name = layout.MANIFEST if rng.random() < 0.5 else rng.choice(layout.FILES)
     _rewrite(bad / name, (older / name).read_bytes())
     return f"{name} of {older.name} in its place"
 
 
 def pose(bad: Path, older: Path, rng: random.Random) -> str:
-    """Put a whole older checkpoint under the newer one's name."""
+    """Replace a whole checkpoint by an older one under the same name."""
     shutil.rmtree(bad)
     link(older, bad)
     return f"{older.name} under the name {bad.name}"

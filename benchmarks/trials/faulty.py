@@ -1,7 +1,7 @@
-"""A plugin that takes part in everything, and in one place does one thing wrong.
+"""A plugin that uses every hook, with one fault in one place.
 
 A trial copies this file as ``minillm_faulty.py`` and writes ``fault.json`` beside it: place, kind,
-and how long a hang lasts. While a run goes on it begins with the second call of the process.
+and duration of a hang. During a run the fault starts at the second call in the process.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _calls: Counter[str] = Counter()
 
 
 def is_at(place: str, kind: str) -> bool:
-    """Return whether this is the place, and the fault is of this kind."""
+    """Return whether the fault has this place and kind."""
     return (place, kind) == (_PLACE, _KIND) and _calls[place] > (place in _RUNNING)
 
 
 def fault(place: str, *, mutate: Callable[[], Any] = lambda: None) -> None:
-    """Raise, hang or change an argument, if this is the place for it."""
+    """Raise, hang or modify an argument, if this is the fault's place."""
     _calls[place] += 1
     if is_at(place, "exception"):
         raise ValueError("a plugin's own mistake")
@@ -56,7 +56,7 @@ class Faulty(Plugin, api=1):
     else:
 
         def on_batch(self, batch: dict[str, Any], phase: str) -> Any:
-            """Writes the field ``weight``, all 1."""
+            """Write the field ``weight``, all 1."""
             fault("on_batch", mutate=lambda: batch["ids"].__iadd__(10**6))
             if is_at("on_batch", "wrong type"):
                 return [batch]
@@ -73,7 +73,7 @@ class Faulty(Plugin, api=1):
         return [attn] if is_at("build_attention", "wrong type") else None
 
     def build_model(self, model: Any) -> Any:
-        """Half of what the last layer's MLP gives."""
+        """Halve the output of the last layer's MLP."""
         fault("build_model", mutate=lambda: setattr(model, "residual", None))
         half = np.nan if is_at("build_model", "non-finite") else 0.5
         model.residual(f"layers.{model.layers - 1}.out", "sublayer", half)
@@ -86,7 +86,7 @@ class Faulty(Plugin, api=1):
         return [loss] if is_at("compute_loss", "wrong type") else None
 
     def optimizer_factory(self, optimizer: Any) -> Any:
-        """Add a stage of AdamW, and a smaller rate for the nodes' own parameters."""
+        """Add a stage of AdamW, and a smaller learning rate for the nodes' own parameters."""
         fault("optimizer_factory", mutate=lambda: setattr(optimizer, "weight_decay", 9.0))
         optimizer.extend("adamw", "scale", stage(scaled))
         rate = np.nan if is_at("optimizer_factory", "non-finite") else 0.5
@@ -115,7 +115,7 @@ class Faulty(Plugin, api=1):
         return [data] if is_at("build_data", "wrong type") else None
 
     def on_event(self, event: Any) -> Any:
-        """Listens."""
+        """Receive an event."""
         fault("on_event", mutate=lambda: object.__setattr__(event, "step", -1))
         return [event] if is_at("on_event", "wrong type") else None
 
@@ -125,14 +125,14 @@ if is_at("import", "wrong type"):
 
 
 class Gate(Module):
-    """y (B, T, H, D), x (B, T, C), weight float32 (B, T) -> (B, T, H, D)."""
+    """A learned gate: y (B, T, H, D), x (B, T, C), weight float32 (B, T) -> (B, T, H, D)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scale = Param((1,), axes=("one",), init=ones, role="scalar", wd_mul=0.0)
 
     def forward(self, y: Any, x: Any, weight: Any) -> Any:
-        """Multiply everything by a number that is learnt."""
+        """Multiply all elements by a learned number."""
         fault("forward", mutate=lambda: y.mul_(2.0))
         if is_at("forward", "wrong type"):
             return None
@@ -153,13 +153,13 @@ def scaled(ops: Any, update: Any, param: Any, state: dict[str, Any]) -> Any:
 
 
 def accepts(request: Any) -> Any:
-    """Whatever is asked."""
+    """Accept every request."""
     fault("accepts")
     return 7 if is_at("accepts", "wrong type") else None
 
 
 def swiglu(gate: Any, up: Any) -> Any:
-    """silu(gate) * up."""
+    """Compute silu(gate) * up."""
     fault("kernel", mutate=lambda: gate.mul_(2.0))
     if is_at("kernel", "wrong type"):
         return None

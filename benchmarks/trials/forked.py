@@ -1,7 +1,7 @@
 """Trainers in children of a process that has imported everything and computed nothing.
 
-A start of Python with torch takes seconds, a fork milliseconds. A framework that has computed, or
-a thread, would not survive the fork: MLX hangs. So the parent only ever forks and compares.
+Starting Python with torch takes seconds, a fork milliseconds. A framework that has computed, or
+a thread, does not survive a fork: MLX hangs. So the parent only forks and compares.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Child:
 
     Attributes:
         pid: its process id.
-        began: when it was forked, by :func:`time.perf_counter`.
-        code: how it ended, minus the signal's number if it was killed; None until that is known.
+        began: time of the fork, by :func:`time.perf_counter`.
+        code: its exit code, minus the signal's number if it was killed; None until known.
     """
 
     def __init__(self, pid: int) -> None:
@@ -42,7 +42,7 @@ class Child:
         return self.code
 
     def wait(self, seconds: float = 120.0) -> int:
-        """Wait for its end.
+        """Wait for its exit.
 
         Raises:
             TimeoutError: it hangs; it is killed.
@@ -56,13 +56,13 @@ class Child:
         return code
 
     def wait_until(self, moment: float) -> int | None:
-        """Wait for its end, at most ``moment`` seconds from its start."""
+        """Wait for its exit, at most until ``moment`` seconds after its start."""
         while (code := self.poll()) is None and time.perf_counter() < self.began + moment:
             time.sleep(0.0005)
         return code
 
     def kill(self) -> int:
-        """SIGKILL; returns the exit code, which tells whether it had ended before."""
+        """Send SIGKILL; return the exit code, which shows whether it had ended before."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -70,7 +70,7 @@ class Child:
 
 
 def fork(run: Callable[[], int], log: Path) -> Child:
-    """Run a function in a child; what it prints is appended to ``log``, and what it returns is the exit code."""
+    """Run a function in a child; its output is appended to ``log``, and its return value is the exit code."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -92,19 +92,19 @@ def fork(run: Callable[[], int], log: Path) -> Child:
 
 
 def modules_of(path: Path) -> None:
-    """Write the names of the modules that this process has imported."""
+    """Write the names of the modules imported in this process."""
     path.write_text(json.dumps(sorted(sys.modules)))
 
 
 def import_all(names: Iterable[str]) -> None:
-    """Import what a child has imported, so that later children need not.
+    """Import the modules that a child has imported, so that later children need not.
 
     Raises:
-        RuntimeError: an import started a thread, and forks would not be safe.
+        RuntimeError: an import started a thread, so that forks are not safe.
     """
     for name in names:
         if name not in sys.modules and name != "__mp_main__":
-            # some entries of sys.modules are no modules that could be imported by name
+            # some entries of sys.modules cannot be imported by name
             with suppress(Exception):
                 importlib.import_module(name)
     tasks = Path("/proc/self/task")

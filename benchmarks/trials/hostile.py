@@ -1,7 +1,7 @@
-"""Checkpoints that somebody made up: headers, manifests and scalars that no trainer would write.
+"""Forged checkpoints: headers, manifests and scalars that no trainer would write.
 
-Digests are made anew, so that it is the parsers that are met. Payloads are harmless: a pickle that
-is loaded makes a folder of the name MARKER.
+Digests are recomputed, so that the parsers are tested. Payloads are harmless: an unpickled
+object creates a folder named MARKER.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ ODD: tuple[Any, ...] = (
 DTYPES = ("F64", "F16", "BF16", "I64", "I32", "U8", "BOOL", "C64", "F8_E4M3", "F4", "f32", "O", "")
 NAMES = ("", "..", "../../evil", "/etc/passwd", "a/b", "a\\b", "model.\0", "\ud800", "__class__")
 
-Header = list[tuple[str, Any]]  # pairs, so that a key can be there twice
+Header = list[tuple[str, Any]]  # pairs, to allow duplicate keys
 Mutator = Callable[[random.Random, Header], None]
 
 
 class _Payload:
-    """What a pickle of it does when it is loaded."""
+    """An object whose unpickling has a side effect."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return os.mkdir, (MARKER,)
 
 
 def files() -> dict[str, bytes]:
-    """Whole files of other kinds."""
+    """Create whole files of other kinds."""
     import io
 
     import numpy as np
@@ -62,7 +62,7 @@ def files() -> dict[str, bytes]:
 
 
 def odd_shape(rng: random.Random, header: Header) -> None:
-    """Draw a shape that is invalid, or not the data's."""
+    """Draw a shape that is invalid, or does not match the data."""
     entry = _entry(rng, header)
     shape = list(entry["shape"])
     match rng.randrange(5):
@@ -74,14 +74,14 @@ def odd_shape(rng: random.Random, header: Header) -> None:
         case 2 if shape:
             shape[rng.randrange(len(shape))] = rng.choice(ODD)
             entry["shape"] = shape
-        case 3:  # the product wraps around to what the data have
+        case 3:  # the product overflows to the data's size
             entry["shape"] = [2**32, 2**32, *shape]
         case _:
             entry["shape"] = shape[::-1]
 
 
 def odd_offsets(rng: random.Random, header: Header) -> None:
-    """Offsets outside, overlapping, backwards, or none at all."""
+    """Set offsets outside, overlapping, reversed, or missing."""
     entry = _entry(rng, header)
     begin, end = entry["data_offsets"]
     entry["data_offsets"] = rng.choice(
@@ -98,19 +98,19 @@ def odd_offsets(rng: random.Random, header: Header) -> None:
 
 
 def odd_dtype(rng: random.Random, header: Header) -> None:
-    """Another dtype, or none."""
+    """Set another dtype, or none."""
     _entry(rng, header)["dtype"] = rng.choice((*DTYPES, *ODD))
 
 
 def odd_name(rng: random.Random, header: Header) -> None:
-    """Another name, another tensor's, or a very long one."""
+    """Set another name, another tensor's, or a very long one."""
     place = rng.randrange(len(header))
     names = (*NAMES, "x" * 1_000_000, rng.choice(header)[0])
     header[place] = (rng.choice(names), header[place][1])
 
 
 def odd_entries(rng: random.Random, header: Header) -> None:
-    """Tensors that are missing, there twice, out of order, or no tensors."""
+    """Remove, duplicate or reorder tensors, or replace them by other values."""
     place = rng.randrange(len(header))
     match rng.randrange(5):
         case 0:
@@ -126,7 +126,7 @@ def odd_entries(rng: random.Random, header: Header) -> None:
 
 
 def odd_metadata(rng: random.Random, header: Header) -> None:
-    """Metadata that are none, or very many."""
+    """Set missing or excessive metadata."""
     many = {str(n): "x" for n in range(20_000)}
     header.insert(0, ("__metadata__", rng.choice((*ODD, {"a": rng.choice(ODD)}, many))))
 
@@ -138,7 +138,7 @@ STRUCTURED: tuple[Mutator, ...] = (
 
 
 def tensors(rng: random.Random, good: bytes) -> bytes:
-    """Make a safetensors file with another header, or with other bytes in its place."""
+    """Create a safetensors file with another header, or with other bytes in its place."""
     length = struct.unpack("<Q", good[:8])[0]
     text, data = good[8 : 8 + length], good[8 + length :]
     how = rng.randrange(10)
@@ -161,7 +161,7 @@ def tensors(rng: random.Random, good: bytes) -> bytes:
 
 
 def manifest(rng: random.Random, good: dict[str, Any]) -> bytes:
-    """Make a wrong manifest; sealed, but every fifth time."""
+    """Create an invalid manifest; four times in five with a valid digest."""
     document = json.loads(json.dumps(good))
     entry = rng.choice(document["files"])
     match rng.randrange(8):
@@ -187,7 +187,7 @@ def manifest(rng: random.Random, good: dict[str, Any]) -> bytes:
 
 
 def scalars(rng: random.Random, good: bytes) -> bytes:
-    """Make a state.json with other values, or with other bytes."""
+    """Create a state.json with other values, or with other bytes."""
     if rng.random() < 0.3:
         return _scratched(rng, good)
     document = json.loads(good)
@@ -202,12 +202,12 @@ TARGETS = (layout.MODEL, layout.OPTIMIZER, layout.MANIFEST, layout.STATE)
 
 
 def mutate(rng: random.Random, good: Path, bad: Path) -> str:
-    """Write a changed copy of a checkpoint; what was changed.
+    """Write a changed copy of a checkpoint; return the description of the change.
 
     Args:
-        rng: chooses.
+        rng: selects the change.
         good: a checkpoint.
-        bad: the folder to write, which exists and is empty.
+        bad: the folder to write to, which exists and is empty.
     """
     contents = {name: (good / name).read_bytes() for name in layout.FILES}
     target = rng.choices(TARGETS, (4, 2, 3, 1))[0]
@@ -230,7 +230,7 @@ def mutate(rng: random.Random, good: Path, bad: Path) -> str:
         "evil.pkl": files()["a pickle"],
     }.items():
         (bad / name).write_bytes(data)
-    if rng.random() < 0.02:  # a link, to a file that is right
+    if rng.random() < 0.02:  # a link to a valid file
         name, what = rng.choice(layout.FILES), "a link"
         (bad / name).unlink()
         (bad / name).symlink_to(good / name)
@@ -238,7 +238,7 @@ def mutate(rng: random.Random, good: Path, bad: Path) -> str:
 
 
 def sealed(document: dict[str, Any]) -> bytes:
-    """Return a manifest with its own digest, as the format has it."""
+    """Return a manifest with its own digest, as defined by the format."""
     bare = {key: value for key, value in document.items() if key != "xxh3_128"}
     try:
         body = json.dumps(bare, indent=1, sort_keys=True).encode()
@@ -249,7 +249,7 @@ def sealed(document: dict[str, Any]) -> bytes:
 
 
 def _try(rng: random.Random, header: Header) -> None:
-    # an earlier change may have left nothing there to be changed
+    # an earlier change may have removed it
     with suppress(TypeError, ValueError, KeyError, IndexError, AttributeError):
         rng.choice(STRUCTURED)(rng, header)
 

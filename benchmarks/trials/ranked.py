@@ -1,7 +1,7 @@
-"""Trainers of several ranks, forked as :mod:`benchmarks.trials.forked` does, and ended as torchrun ends them.
+"""Trainers of several ranks, forked as in :mod:`benchmarks.trials.forked`, and ended as by torchrun.
 
-A start of four Pythons with torch takes ten seconds, four forks a tenth of one. What a launcher gives them is here:
-their variables, a store beside them in which they meet, and SIGTERM for all as soon as one has failed.
+Starting four Pythons with torch takes ten seconds, four forks a tenth of one. This module does a launcher's work:
+environment variables, a rendezvous store in a separate process, and SIGTERM for all once one has failed.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from benchmarks.trials.tiny_run import TinyRun, minillm
 __all__ = ["Group", "RankedRun"]
 
 GRACE = 30.0
-"""Seconds that a process has for its end after SIGTERM: torchrun's."""
+"""Seconds between SIGTERM and SIGKILL, as in torchrun."""
 
 LOOK = 0.1
-"""Seconds between two looks at the processes, as ``minillm train --gpus`` has it."""
+"""Seconds between two polls of the processes, as in ``minillm train --gpus``."""
 
 
 class Group:
-    """The processes of one life of a run, by rank; and their store."""
+    """The processes of one start of a run, by rank; and their store."""
 
     def __init__(self, ranks: list[Child], store: Child | None) -> None:
         self.ranks, self._store = ranks, store
@@ -39,14 +39,14 @@ class Group:
         return [one.poll() for one in self.ranks]
 
     def wait_until(self, moment: float) -> None:
-        """Wait until one has ended, at most ``moment`` seconds from the start."""
+        """Wait until one has ended, at most until ``moment`` seconds after the start."""
         while not any(one is not None for one in self.poll()):
             if time.perf_counter() > self.began + moment:
                 return
             time.sleep(0.0005)
 
     def end(self, seconds: float = 300.0) -> list[int]:
-        """Wait for all as torchrun does: where one fails the others get SIGTERM, and SIGKILL after a while.
+        """Wait for all as torchrun does: if one fails, the others get SIGTERM, and SIGKILL after a while.
 
         Returns:
             The exit code of each rank.
@@ -80,7 +80,7 @@ class Group:
 
 @dataclass(frozen=True)
 class RankedRun(TinyRun):
-    """How to start a run of several ranks over gloo, or of one process; its tokens are its own.
+    """A run of several ranks over gloo, or of one process, to be started; it has its own token cache.
 
     Attributes:
         shard: ``mesh.shard`` of several ranks.
@@ -95,9 +95,9 @@ class RankedRun(TinyRun):
 
         Args:
             out: the run's folder.
-            size: how many; 1: a process without a launcher.
-            resume: from the newest checkpoint, as ``--resume`` does.
-            first: called in each with its rank before anything else.
+            size: number of ranks; 1: a process without a launcher.
+            resume: from the newest checkpoint, as with ``--resume``.
+            first: called in each process with its rank before anything else.
         """
         port = _free_port()
         store = self.fork(lambda: _serve(port), self.folder / "store.log") if size > 1 else None
@@ -109,7 +109,7 @@ class RankedRun(TinyRun):
             if size > 1:
                 given = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size}
                 given |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-                given |= {"TORCHELASTIC_USE_AGENT_STORE": True}  # the store is not rank 0's
+                given |= {"TORCHELASTIC_USE_AGENT_STORE": True}  # the store is not on rank 0
                 os.environ.update({name: str(value) for name, value in given.items()})
             first(rank)
             return minillm(arguments)
@@ -127,7 +127,7 @@ class RankedRun(TinyRun):
 
 
 def _serve(port: int) -> int:
-    """Serve the store of one life until this process is killed."""
+    """Serve the store of one start until this process is killed."""
     from torch.distributed import TCPStore
 
     kept = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)

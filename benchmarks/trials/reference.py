@@ -1,4 +1,4 @@
-"""The uninterrupted run that every broken and mended one must equal."""
+"""The uninterrupted run that every disturbed and resumed one must equal."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from benchmarks.trials.tiny_run import TinyRun
 __all__ = ["Reference", "make_reference", "watch_checkpoints"]
 
 TOUCHES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
-"""Audit events: the ways in which Python code changes or opens what lies on a disk."""
+"""Audit events: the ways in which Python code opens or changes files and folders."""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What is known of it.
+    """The facts of the reference run.
 
     Attributes:
-        run: how to start another one.
+        run: starts another one.
         out: its folder.
         seconds: from the fork to its end.
-        touches: audit events that concern its checkpoints.
-        saves: checkpoints it wrote.
+        touches: number of audit events on its checkpoints.
+        saves: number of checkpoints that it wrote.
         save_seconds: median of a save.
     """
 
@@ -43,10 +43,10 @@ class Reference:
 
 
 def make_reference(run: TinyRun) -> Reference:
-    """Run it twice: a cold one whose imports this process repeats, then the reference; they must agree.
+    """Run it twice: a cold run whose imports this process repeats, then the reference; they must agree.
 
     Raises:
-        RuntimeError: they do not, or a run failed.
+        RuntimeError: they differ, or a run failed.
     """
     scout, out = (run.folder / f"{name}-{run.backend}" for name in ("scout", "reference"))
     modules, touches = run.folder / "modules.json", run.folder / "touches.json"
@@ -73,7 +73,7 @@ def make_reference(run: TinyRun) -> Reference:
 
 
 def watch_checkpoints(out: Path, note: Callable[[int], None]) -> None:
-    """Call ``note(n)`` before the n-th touch of OUT/checkpoints by this process, from 1."""
+    """Call ``note(n)`` before the n-th access to OUT/checkpoints by this process, from 1."""
     folder, numbers = str(out / "checkpoints"), count(1)
 
     def hook(event: str, arguments: tuple) -> None:
@@ -87,7 +87,7 @@ def watch_checkpoints(out: Path, note: Callable[[int], None]) -> None:
 
 def _concerns(folder: str, event: str, arguments: tuple) -> bool:
     if event in ("os.remove", "os.rmdir") and arguments[1] != -1:
-        return True  # by a descriptor of its folder, as rmtree does
+        return True  # by a descriptor of its folder, as in rmtree
     paths = (
         os.fsdecode(one) for one in arguments[:2] if isinstance(one, (str, bytes, os.PathLike))
     )

@@ -1,4 +1,4 @@
-"""Two ways to have no room: a small file system in memory, or a limit on how long a file may be."""
+"""Two ways to limit disk space: a small file system in memory, or a limit on file size."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ PAGE = 4096
 
 
 class Room(Protocol):
-    """What a trainer may write under OUT/checkpoints."""
+    """The space that a trainer may use under OUT/checkpoints."""
 
     def open(self) -> None:
-        """Before the run: as much as it wants."""
+        """Set up before the run: without a limit."""
         ...
 
     @staticmethod
     def points(sizes: Sequence[int]) -> list[int]:
-        """Ten amounts of room, each too little for a save of files of these sizes."""
+        """List ten amounts of space, each too small for a save of files of these sizes."""
         ...
 
     def leave(self, room: int, child: Child) -> None:
-        """Leave ``room`` bytes to a run that goes on."""
+        """Leave ``room`` bytes to a run in progress."""
         ...
 
     def make(self, child: Child) -> None:
-        """Give back what was taken."""
+        """Free the space that was taken."""
         ...
 
     def close(self) -> None:
-        """After the run."""
+        """Clean up after the run."""
         ...
 
 
 class Tmpfs:
-    """A small file system at OUT/checkpoints, and a file in it that fills it.
+    """A small file system at OUT/checkpoints, and a file that fills it.
 
     Args:
         place: OUT/checkpoints, which does not exist yet.
@@ -61,7 +61,7 @@ class Tmpfs:
 
     @staticmethod
     def points(sizes: Sequence[int]) -> list[int]:
-        """List rooms: none, one page, several within each long file, and one page too few for either short one."""
+        """List amounts: none, a page, several within each long file, and one page too few for either short one."""
         model, optimizer, state = (-(-size // PAGE) for size in sizes)
         both = model + optimizer
         pages = (
@@ -84,7 +84,7 @@ class Tmpfs:
 
 
 class FileLimit:
-    """RLIMIT_FSIZE of the running process: no file may become longer.
+    """RLIMIT_FSIZE of the running process, which limits the size of its files.
 
     Args:
         place: OUT/checkpoints.
@@ -100,7 +100,7 @@ class FileLimit:
 
     @staticmethod
     def points(sizes: Sequence[int]) -> list[int]:
-        """Ten places in the longest file; metrics.jsonl is to go on."""
+        """List ten positions in the longest file; metrics.jsonl must still grow."""
         shortest, longest = 1 << 16, max(sizes)
         return [shortest + n * (longest - 1 - shortest) // 9 for n in range(10)]
 
@@ -116,7 +116,7 @@ class FileLimit:
 
 
 def enter_namespace(module: str, arguments: Sequence[str]) -> bool:
-    """Start this script again where it may mount, if that can be had; whether it is there now."""
+    """Restart this script in a mount namespace, if possible; return whether it now runs there."""
     if "--inside" in arguments:
         return True
     for flags in ("-m", "-rm"):

@@ -1,4 +1,4 @@
-"""Run folders, data and settings that somebody made up, and what the program should do with each."""
+"""Forged run folders, data and settings, and the program's expected reaction to each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from minillm_core.checkpoint import layout
 __all__ = ["MARKER", "READERS", "Case", "cases"]
 
 MARKER = "code-was-run"
-"""A file that the code of a hostile folder makes."""
+"""A file created by the code of a hostile folder."""
 
 READERS: dict[str, tuple[str, ...]] = {
     "eval": ("eval", "o", "--data", "text.txt"),
@@ -40,15 +40,15 @@ EITHER = REFUSED | DONE
 
 @dataclass(frozen=True)
 class Case:
-    """One command on something that is not as it should be.
+    """One command on invalid input.
 
     Attributes:
         row: of the table.
-        name: the case, in words.
+        name: a description of the case.
         arguments: of ``minillm``, in a folder with a run ``o`` and a text.
         spoil: changes that folder.
-        codes: exit codes that are right.
-        says: a pattern that the output must have.
+        codes: allowed exit codes.
+        says: a pattern that the output must contain.
     """
 
     row: str
@@ -60,7 +60,7 @@ class Case:
 
 
 def cases(rng: random.Random, flips: int) -> Iterator[Case]:
-    """List all cases, and ``flips`` of run.json with one bit flipped."""
+    """List all cases, and ``flips`` more with one bit of run.json flipped."""
     yield from _code()
     yield from _kinds()
     yield from _tokenizers()
@@ -94,7 +94,7 @@ def _code() -> Iterator[Case]:
 
                 _record(place, change)
 
-            # the page of a record is drawn all the same: nothing of it is loaded
+            # the page of a record is still drawn: nothing of it is loaded
             codes = EITHER if reader == "report" else REFUSED
             yield Case("a run.json that names code", f"{reader}, {key}", arguments, spoil, codes)
 
@@ -115,7 +115,7 @@ def _kinds() -> Iterator[Case]:
                     f"{reader}, {name} is a {kind}",
                     READERS[reader],
                     lambda place, name=name, make=make: _put(place, name, make),
-                    # a tokenizer is written again by a resume, and garbage in metrics.jsonl is torn
+                    # a resume rewrites a tokenizer, and garbage in metrics.jsonl counts as truncated
                     _codes(name, kind, reader),
                     re.escape(name) if _codes(name, kind, reader) == REFUSED else "",
                 )
@@ -123,7 +123,7 @@ def _kinds() -> Iterator[Case]:
 
 def _codes(name: str, kind: str, reader: str) -> frozenset[int]:
     if (name, kind) == ("lock.json", "hole of 10 GB"):
-        return DONE  # it is emptied, and takes no room before either
+        return DONE  # it is emptied, and takes no space before either
     harmless = {"metrics.jsonl", "tokenizer.json", "lock.json"}
     if kind in ("garbage", "deep JSON") and name in harmless and reader in ("resume", "report"):
         return DONE
@@ -259,7 +259,7 @@ def _outside() -> Iterator[Case]:
 
 
 def _commands() -> Iterator[Case]:
-    """Settings, and names of files, that are no defects of the program."""
+    """Build settings, and names of files, that are not defects of the program."""
     row = "settings and data that cannot be used"
     tiny = ("train", "--preset", "tiny", "--steps", "2", "--out", "n", "model.dim=64")
     text = ("--data", "text.txt")

@@ -1,4 +1,4 @@
-"""The run that trials break: a model of two layers on a CPU, a third of a second long."""
+"""The run used in trials: a model of two layers on a CPU, a third of a second long."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = 24
 EVERY = 4  # steps between checkpoints
 KEEP = 2
 SETTINGS = (
-    # wider, a run would be products of matrices, which MLX's reference BLAS makes at 4 GFLOP/s
+    # a wider run would mostly compute matrix products, for which MLX's reference BLAS reaches 4 GFLOP/s
     *("model.layers=2", "model.dim=32", "model.heads=4", "model.kv_heads=2", "model.hidden=64"),
     *("model.vocab=512", "train.rows=2", "train.seq_len=32", "eval.tokens=128", "eval.every=8"),
     "eval.samples=0",
@@ -35,13 +35,13 @@ def minillm(arguments: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class TinyRun:
-    """How to start it.
+    """A tiny run, to be started.
 
     Attributes:
         folder: of the text, the cache and the logs.
         backend: torch or mlx.
-        plugins: as ``--plugins`` takes them.
-        settings: ``key=value``, over :data:`SETTINGS`.
+        plugins: in the form of ``--plugins``.
+        settings: ``key=value``, overriding :data:`SETTINGS`.
     """
 
     folder: Path
@@ -51,7 +51,7 @@ class TinyRun:
 
     @property
     def text(self) -> Path:
-        """Sixty documents of random words, the same every time."""
+        """Write sixty documents of random words, the same every time."""
         path = self.folder / "text.jsonl"
         if not path.exists():
             rng = random.Random(0)
@@ -85,11 +85,11 @@ class TinyRun:
 
         Args:
             out: the run's folder.
-            resume: go on with what is there.
-            bare: say nothing but ``train --resume --out``; run.json knows the rest.
+            resume: resume the existing run.
+            bare: only ``train --resume --out``; run.json has the other settings.
             first: called in the child before anything else.
             last: called in the child at its end.
-            log: where what it prints goes; default: :meth:`log`.
+            log: file for its output; default: :meth:`log`.
         """
         arguments = self.arguments(out, resume=resume)
         if bare:
@@ -104,7 +104,7 @@ class TinyRun:
         return self.fork(run, log or self.log(out))
 
     def fork(self, run: Callable[[], int], log: Path) -> Child:
-        """Fork anything that keeps its tokens in the cache of these runs."""
+        """Fork any function that uses the token cache of these runs."""
 
         def within() -> int:
             os.environ["MINILLM_CACHE"] = str(self.folder / "cache")
@@ -113,7 +113,7 @@ class TinyRun:
         return fork(within, log)
 
     def tidy(self, out: Path, *, keep: bool) -> None:
-        """Remove a run and its log, or put them into ``failed/``, for somebody to look at."""
+        """Remove a run and its log, or move them to ``failed/`` for inspection."""
         if keep:
             failed = self.folder / "failed"
             failed.mkdir(exist_ok=True)
@@ -129,6 +129,6 @@ class TinyRun:
         return self.folder / f"{out.name}.log"
 
     def said(self, out: Path) -> str:
-        """Return the same, parsed."""
+        """Return the output, parsed."""
         path = self.log(out)
         return path.read_text(errors="replace") if path.exists() else ""

@@ -1,4 +1,4 @@
-"""On a slow machine too, stderr has the lines that are tested and no others."""
+"""Fixtures: no progress output, so that stderr has exactly the tested lines on slow machines."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no wait be long enough for a line of progress."""
+    """Raise the delay of progress output above any duration."""
     monkeypatch.setattr("minillm_core.train.progress.PATIENCE", float("inf"))

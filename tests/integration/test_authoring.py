@@ -1,4 +1,4 @@
-"""Pages that are typed: from the first line to the last, in a clean environment, as a reader would."""
+"""Tests of documentation pages: every command is run from top to bottom, in a clean environment."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture
 def typed(environment: Any, repository: Path, tmp_path: Path) -> Any:
-    """Runs a page of docs/; the commands see no network."""
+    """Return a function that runs a page of docs/, without network access."""
     folder = tmp_path / "desk"
     folder.mkdir()
-    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # 0: none, in pip's words
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # 0: none, for pip
     quiet = {"COLUMNS": "120", "NO_COLOR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     return lambda page: run_page(
         (repository / "docs" / page).read_text("utf-8"),

@@ -1,4 +1,4 @@
-"""Technique cards from several processes that take turns, and what a time limit leaves."""
+"""Tests of technique cards from several processes that take turns, and of time limits."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_cards_come_from_paired_runs_of_several_processes(
 
     absent = cards(repository, *given, "--only", "liger", "--out", str(tmp_path / "none"))
     assert absent.returncode == 1
-    assert "liger is not measured" in absent.stdout  # it is for GPUs
+    assert "liger is not measured" in absent.stdout  # it needs a GPU
 
     to = ["--cards", str(tmp_path / "cards"), "--kept", str(tmp_path / "kept")]
     collected = cards(repository, "--collect", str(tmp_path / "out"), *to)

@@ -1,7 +1,7 @@
-"""Every pair of the repository's plugins is planned or refused by name; docs/compose.md says which.
+"""Tests that every pair of the repository's plugins is planned or refused as documented in docs/compose.md.
 
-The full tier plans every pair that the page says is refused, and of all the others those of a seeded
-sample; the nightly tests plan every pair, in every form.
+The full tier plans every pair that the page lists as refused, and a seeded sample of the others;
+the nightly tests plan every pair, in every form.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def tiny() -> Config:
     ]
 )
 def sampled(request: pytest.FixtureRequest) -> int | None:
-    """How many of the pairs are planned; None: all."""
+    """Return the number of sampled pairs; None: all."""
     return request.param
 
 
@@ -66,7 +66,7 @@ def test_every_refusal_names_both_and_the_way_out(sampled: int | None) -> None:
     needs, refused = outcomes(sampled).needs, outcomes(sampled).refused
     assert len(refused) > 200
     for pair, refusal in refused.items():
-        told = str(refusal)  # of a plugin, or of one that it builds on
+        told = str(refusal)  # of the plugin, or one of its requirements
         named = [name for name in pair if any(one in told for one in (name, *needs.get(name, ())))]
         assert named == list(pair) or (named and isinstance(refusal, BackendError)), told
         assert refusal.fix, told
@@ -74,18 +74,18 @@ def test_every_refusal_names_both_and_the_way_out(sampled: int | None) -> None:
 
 
 OPTION = re.compile(rf"\b({'|'.join(ours())})\.(\w+)(?:=(\[[^]]*\]|[^\s,;]+))?")
-"""Plugin, option, and the value where one is said."""
+"""Plugin, option, and the value if there is one."""
 
 
 def usual(a: Form, b: Form) -> bool:
-    """Return whether the two are as the page has them."""
+    """Return whether both have the options used for the page."""
     return all(one.options == OPTIONS.get(one.name, {}) for one in (a, b))
 
 
 def apart(a: Form, b: Form) -> Refusal | None:
-    """What planning says of the two, beside those that they build on; None where it plans them."""
+    """Return the error of planning the two with their requirements; None where planning succeeds."""
     if usual(a, b) and {(a.name, b.name), (b.name, a.name)}.isdisjoint(listed_pairs()):
-        return None  # as the page says, which is tested
+        return None  # as on the page, which is tested
     options = {**OPTIONS, a.name: a.options, b.name: b.options}
     try:
         planned({*a.names, *b.names}, options)
@@ -101,7 +101,7 @@ def listed_pairs() -> set[tuple[str, str]]:
 
 @cache
 def loaded(name: str, options: str) -> LoadedPlugin:
-    """Load a plugin with its options, JSON: to look for it takes as long as a plan."""
+    """Load a plugin with its options, JSON; cached, since finding it takes as long as a plan."""
     (one,) = load([name], {name: json.loads(options)})
     return one
 
@@ -112,7 +112,7 @@ def planned(names: Iterable[str], options: Mapping[str, Mapping[str, Any]]) -> N
 
 
 def test_options_that_a_way_out_names_are_there_and_lead_out(sampled: int | None) -> None:
-    """Of every two plugins, in each form that is tried: also of those that clash by an option."""
+    """For every two plugins, in each form: also those whose conflict depends on an option."""
     clashes, pairs = 0, [(a, b) for a, b in combinations(forms(), 2) if a.name != b.name]
     if sampled is not None:
         others = [pair for pair in pairs if not usual(*pair)]
@@ -122,7 +122,7 @@ def test_options_that_a_way_out_names_are_there_and_lead_out(sampled: int | None
             continue
         clashes += 1
         if {*getattr(refusal, "plugins", ())} - {a.name, b.name}:
-            continue  # with what one of them builds on: a pair of its own, which has its own way out
+            continue  # a conflict with a requirement is a pair of its own, with its own fix
         options: dict[str, dict[str, Any]] = {
             one.name: {**OPTIONS.get(one.name, {}), **one.options} for one in (a, b)
         }
@@ -160,7 +160,7 @@ def test_planning_them_all_imports_no_framework() -> None:
         name
         for name, its in found.items()
         if "cpu" in (its.devices or ("cpu",)) and not unmet(its.requires)
-        if name not in READING  # a plan of theirs is counted with the run that they name
+        if name not in READING  # their plans include the run that they name
     ]
     assert len(names) >= 20
     options = [
@@ -179,7 +179,7 @@ assert not {{"torch", "mlx"}} & set(sys.modules)
 
 
 def together() -> list[str]:
-    """All plugins, one of each refused pair apart."""
+    """Return all plugins but one of each refused pair."""
     out: set[str] = set()
     for pair in sorted(listed_pairs(), key=lambda pair: [*map(ours().index, pair)]):
         if not out & set(pair):

@@ -1,6 +1,6 @@
-"""The program on CUDA: runs that are taken up again, benchmarks, traces, ablations.
+"""Tests of the program on CUDA: resumed runs, benchmarks, traces, ablations.
 
-In one process, so that what one test compiled serves the next.
+They share one process, and so compiled code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    pytest.mark.filterwarnings("default"),  # inductor has advice on TF32
+    pytest.mark.filterwarnings("default"),  # inductor recommends TF32
 ]
 
 SIZES = (
@@ -53,7 +53,7 @@ def record(out: Path) -> dict[str, Any]:
 
 
 def kernels(out: Path) -> dict[str, dict[str, Any]]:
-    """Op -> its choice, as run.json has it."""
+    """Return op -> its kernel, from run.json."""
     return {choice["op"]: choice for choice in record(out)["binding"]["kernels"]}
 
 
@@ -68,7 +68,7 @@ MANY = "muon,windows,qk_norm,value_embeds,smear,sparse_gate,bigram_hash,mtp"
 def test_a_resumed_run_is_bit_equal(
     given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With --deterministic, compiled, over a change of the windows."""
+    """Resume with --deterministic, compiled, across a change of the windows."""
     full, part = tmp_path / "full", tmp_path / "part"
     options = ("windows.start=128", "windows.window=256", "windows.stages=2")
     saved = ("checkpoint.every=3", "checkpoint.keep=9", "eval.every=4")
@@ -149,7 +149,7 @@ def test_a_benchmark_tells_where_time_goes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pushed: list[str] = []
-    depth = [0, 0]  # ranges that are open, and the least there ever was
+    depth = [0, 0]  # open ranges, and the minimum so far
     push, pop = torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop
 
     def opened(name: str) -> Any:
@@ -200,7 +200,7 @@ def test_a_benchmark_tells_where_time_goes(
 
 
 def called(plan: dict[str, Any]) -> set[str]:
-    """The nodes of a plan that hold parameters; the head is multiplied within the op of the loss."""
+    """Return the nodes of a plan that have parameters; the head's product is part of the loss op."""
     return {name.rpartition(".")[0] for name in plan["model"]["parameters"]} - {"head"}
 
 
@@ -218,4 +218,4 @@ def test_an_ablation_of_one_plugin(
     assert {run["variant"] for run in kept["runs"]} == {"baseline", "+muon"}
     assert all(run["peak_bytes"] > 0 for run in kept["runs"])
     by_seed = {(run["variant"], run["seed"]): run["curve"][-1]["val_loss"] for run in kept["runs"]}
-    assert len(set(by_seed.values())) == len(by_seed)  # no run is another's
+    assert len(set(by_seed.values())) == len(by_seed)  # each run is different

@@ -1,4 +1,4 @@
-"""A run is read on a machine that lacks what only its training needed; what shaped it is needed there."""
+"""Tests of reading a run without the plugins that only training needed; model plugins are required."""
 
 from __future__ import annotations
 
@@ -114,14 +114,14 @@ TEXT = "It was a dark and stormy night; the rain fell in torrents.\n"
 
 
 class Machine:
-    """A site-packages with the plugins of a run, and the run."""
+    """A site-packages folder with the plugins of a run, and the run."""
 
     def __init__(self, folder: Path) -> None:
         self.site, self.out, self.text = folder / "site", folder / "out", folder / "text.txt"
         self.text.write_text(TEXT * 100, "utf-8")
 
     def install(self, *names: str, limited: bool = False) -> None:
-        """Put plugins there; ``limited``: as they would be on a machine that they are not for."""
+        """Install plugins; ``limited``: as on a machine that they do not support."""
         for name in names:
             limits = f"api=1, {LIMITS[name]}" if limited else "api=1"
             info = self.site / f"dist_{name}-1.0.dist-info"
@@ -137,12 +137,12 @@ class Machine:
         self.forget()
 
     def uninstall(self, name: str) -> None:
-        """Take one away."""
+        """Uninstall a plugin."""
         (self.site / f"dist_{name}-1.0.dist-info" / "entry_points.txt").unlink()
         self.forget()
 
     def forget(self) -> None:
-        """What was imported is imported anew."""
+        """Forget imported modules."""
         for module in [m for m in sys.modules if m.startswith("pkg_")]:
             del sys.modules[module]
         importlib.invalidate_caches()
@@ -207,7 +207,7 @@ def test_a_run_is_read_without_what_does_not_serve(
     assert main(["report", str(machine.out)]) == 0
     assert "no sample" not in capsys.readouterr().err
 
-    for more in (["--resume"], []):  # training is refused as ever
+    for more in (["--resume"], []):  # training is still refused
         given = ["--plugins", "quick,slow,watch", *more]
         assert main(["train", "--out", str(machine.out), "--device", "cpu", *given]) == 2
     assert "does not run on device cpu" in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""Every two plugins of this repository train together for five steps, or are refused by both names.
+"""Tests that every two plugins of this repository train together for five steps, or are refused by both names.
 
-The full tier plans them all (test_compose_page.py) and trains each plugin beside its nearest; this trains all of
+The full tier plans them all (test_compose_page.py) and trains each plugin with its nearest; this trains all of
 them, on both frameworks, which takes an hour or two on one core: ``pytest -m nightly``.
 """
 

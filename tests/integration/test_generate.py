@@ -1,4 +1,4 @@
-"""From text to text: a run is trained, and goes on with a prompt on either framework."""
+"""Tests of training a run and continuing a prompt with it, on either framework."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXT = "It was a dark and stormy night; the räin fell in torrents. \U0001f600\n
 
 @pytest.fixture(scope="module", params=["torch", "mlx"])
 def out(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with every shipped plugin, and one of a single file that sees each batch."""
+    """Train a run with every shipped plugin, and one of a single file that reads each batch."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "text.txt").write_text(TEXT * 200, "utf-8")
     (folder / "seen.py").write_text(

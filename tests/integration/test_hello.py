@@ -1,4 +1,4 @@
-"""The example of a plugin by somebody else: from its wheel, beside the core's, in a clean environment."""
+"""Test of the third-party plugin example: its wheel, with the core's, in a clean environment."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_hello_is_installed_shown_trained_with_and_keeps_the_contract(
         hello.run("minillm_core", "plugins", "info", "hello", "--json", cwd=tmp_path)
     )
     assert shown["slots"] == ["loss.logits[z]: 0.0001"]
-    assert Path(shown["file"]).is_relative_to(hello.folder)  # the wheel's, not the working tree's
+    assert Path(shown["file"]).is_relative_to(hello.folder)  # of the wheel, not the working tree
 
     weight, losses, held_out = 0.01, {}, {}
     for out, named in (("with", ("--plugins", "hello", f"hello.weight={weight}")), ("without", ())):
@@ -40,10 +40,10 @@ def test_hello_is_installed_shown_trained_with_and_keeps_the_contract(
         losses[out] = [event["loss"] for event in events if event["event"] == "step"]
         held_out[out] = [event["val_loss"] for event in events if event["event"] == "eval"]
     assert len(losses["with"]) == len(losses["without"]) == 10
-    # Both start from the same weights, where logits are small: lse is nearly log V.
+    # Both start from the same weights, where logits are small: lse is about log V.
     term = weight * math.log(4096) ** 2
     assert losses["with"][0] - losses["without"][0] == pytest.approx(term, rel=0.05)
-    assert held_out["with"][-1] < held_out["without"][-1] + term / 2  # which is without it
+    assert held_out["with"][-1] < held_out["without"][-1] + term / 2  # which excludes the z-loss
     (record,) = json.loads((tmp_path / "with" / "run.json").read_text())["plugins"]
     assert record["distribution"] == "minillm-hello"
     assert record["evidence"]["shown"]

@@ -1,4 +1,4 @@
-"""Runs that start from a model directory, through the program itself."""
+"""Tests of runs that start from a model directory, through the program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODEL = (
     *("model.hidden=48", "model.tied=true", "model.rope_base=5000.0"),
 )
 FEW = ("--device", "cpu", "--preset", "tiny", "train.rows=2", "train.seq_len=16", "eval.tokens=100")
-STILL = ("--steps", "1", "train.lr=1e-30", "train.weight_decay=0.0")  # too little for float32
+STILL = ("--steps", "1", "train.lr=1e-30", "train.weight_decay=0.0")  # too small for float32
 GATE = """
 from minillm_core import Module, Param, Plugin
 from minillm_core.nn.init import zeros
@@ -38,7 +38,7 @@ class Gate(Plugin, api=1):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """text.txt, a run of it, and the model directory that it was exported to."""
+    """Create text.txt, a run on it, and the model directory exported from the run."""
     folder = tmp_path_factory.mktemp("init")
     (folder / "text.txt").write_text(
         "It was a dark and stormy night; the räin fell.\n" * 99, "utf-8"

@@ -1,4 +1,4 @@
-"""The example of a command by somebody else: from its wheel, beside the core's, in a clean environment."""
+"""Test of the third-party command example: its wheel, with the core's, in a clean environment."""
 
 from __future__ import annotations
 

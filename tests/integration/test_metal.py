@@ -1,4 +1,4 @@
-"""The program on Metal: MLX on the GPU of a Mac with Apple silicon, against MLX on its CPU."""
+"""Tests of the program on Metal: MLX on the GPU of a Mac with Apple silicon, against MLX on its CPU."""
 
 from __future__ import annotations
 

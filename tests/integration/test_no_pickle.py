@@ -1,8 +1,8 @@
-"""No pickle is ever loaded: the whole program runs where every way to load one raises.
+"""Tests that no pickle is ever loaded: the program runs with all loading functions replaced by raising ones.
 
-The ways are taken away before anything else is imported, so that a copy of a function that some
-library keeps is the one that raises. Nothing is let through: pickles may be made (``copy`` and
-``multiprocessing`` do), but no library on the way of a run needs to load one.
+They are replaced before anything else is imported, so that a library which keeps a reference to a
+function has the raising one. There are no exceptions: pickles may be written (``copy`` and
+``multiprocessing`` do), but no library used by a run needs to load one.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def test_every_command_does_without(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def commands_of(backend: str, folder: Path, text: str) -> list[list[str]]:
-    """Every command that reads or writes a model, as it is typed."""
+    """List every command that reads or writes a model, in command-line form."""
     out, model = str(folder / backend), str(folder / f"{backend}-model")
     here = ["--backend", backend, "--device", "cpu"]
     start = ["train", "--preset", "tiny", "--data", text, *here]

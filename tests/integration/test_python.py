@@ -1,4 +1,4 @@
-"""docs/python.md and its notebook are so: the notebook's cells are executed from top to end."""
+"""Tests of docs/python.md and its notebook: all cells are executed in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the README and its neighbours say exists."""
+"""Tests that everything mentioned in the README and other pages exists."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ PAGES = (
 
 
 def targets(makefile: str) -> set[str]:
-    """What `make` can be asked for."""
+    """List the targets of the Makefile."""
     (phony,) = re.findall(r"^\.PHONY: (.+)$", makefile, re.MULTILINE)
     return set(phony.split())
 
 
 def plugin_table(page: str) -> dict[str, str]:
-    """Plugin -> distribution, from the README's table."""
+    """Return plugin -> distribution, from the README's table."""
     return dict(re.findall(r"^\| `(\w+)` \| `([\w-]+)` \|", page, re.MULTILINE))
 
 
@@ -80,7 +80,7 @@ def test_minillm_knows_every_command_and_flag_of_the_readme(repository: Path) ->
         while isinstance(command, TyperGroup):
             command = command.get_command(None, words.pop(0))
             command = command.load() if isinstance(command, LazyCommand) else command
-        command.make_context(line, words)  # parses, and runs nothing
+        command.make_context(line, words)  # parses without running
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -141,7 +141,7 @@ def test_a_plugins_page_lists_its_options(repository: Path) -> None:
 
 def test_an_old_python_is_told_what_to_do(repository: Path, tmp_path: Path) -> None:
     old = tmp_path / "python3"
-    # A stand-in for an old interpreter: the real one, told that it is version 3.9.
+    # A replacement of an old interpreter: the real one, reporting version 3.9.
     old.write_text(
         '#!/bin/sh\nexec python3 -c "import sys; sys.version_info = (3, 9); '
         'sys.version = \'3.9.6 (default)\'; exec(sys.argv[1])" "$2"\n'

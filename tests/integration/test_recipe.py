@@ -1,4 +1,4 @@
-"""The preset speedrun through the program: trained and gone on with by the same command, timed."""
+"""Test of the preset speedrun through the program: trained, resumed by the same command, and timed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_run_goes_on_by_the_command_that_started_it(
 ) -> None:
     out = tmp_path / "out"
     file = tmp_path / "run.toml"
-    file.write_text("[smear]\nwidth = 8\n")  # goes with the plugin
+    file.write_text("[smear]\nwidth = 8\n")  # removed with the plugin
     command = ["train", *given, "-c", str(file), "--plugins", "-smear", "--out", str(out)]
     assert main([*command, "--steps", "4"]) == 0
     record = json.loads((out / "run.json").read_bytes())

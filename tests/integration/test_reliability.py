@@ -1,6 +1,6 @@
-"""Runs that are killed, damaged, crowded and starved: the scripts of benchmarks/, in small numbers.
+"""Tests of killed and damaged runs, concurrent trainers and full disks: short runs of scripts in benchmarks/.
 
-Each in a process of its own: children are forked, which only a process without threads may do.
+Each runs in a separate process: it forks children, which requires a process without threads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture
 def tried(repository: Path, tmp_path: Path):
-    """Run a script; the rows of its result."""
+    """Run a script; return the rows of its result."""
 
     def run(script: str, *arguments: str) -> list[dict]:
         result = tmp_path / f"{script}.json"

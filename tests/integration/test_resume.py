@@ -1,4 +1,4 @@
-"""Runs that are taken up again, through the program itself: bit-equal, or refused with the reason."""
+"""Tests of resumed runs, through the program: bitwise equal, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Spike(Plugin, api=1):
 
 
 class Shell:
-    """The program, its data, and what it said."""
+    """The program, its data, and its output."""
 
     def __init__(self, folder: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder, self.text, self.capsys = folder, text, capsys
@@ -66,7 +66,7 @@ class Shell:
         return self(*given, "--steps", str(steps), *SMALL, *arguments, out=out)
 
     def killed_at(self, step: int, source: Path, name: str = "killed") -> Path:
-        """A copy of a finished run as it would be, had it been killed after ``step``."""
+        """Copy a finished run into the state that a kill after ``step`` would leave."""
         out = self.folder / name
         shutil.copytree(source, out)
         for path in (out / "checkpoints").iterdir():
@@ -406,7 +406,7 @@ def test_one_evaluation_that_was_due_is_made_up_for(
 
 @pytest.fixture
 def make_eval_due() -> Callable[[Path], None]:
-    """Takes out of metrics.jsonl what came after the save of step 4, its evaluation included."""
+    """Return a function that removes all lines after the save of step 4 from metrics.jsonl, also its evaluation."""
 
     def cut(out: Path) -> None:
         lines = (out / "metrics.jsonl").read_bytes().splitlines(keepends=True)
@@ -418,7 +418,7 @@ def make_eval_due() -> Callable[[Path], None]:
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory: pytest.TempPathFactory, text: Path, cache: Path) -> Path:
-    """A finished run to branch from; nothing writes into it."""
+    """Train a run to branch from, which no test writes to."""
     out = tmp_path_factory.mktemp("origin") / "out"
     given = ("--data", str(text), "--preset", "tiny", "--device", "cpu", "--steps", str(STEPS))
     with pytest.MonkeyPatch.context() as patched:
@@ -500,7 +500,7 @@ def test_a_branch_may_differ_in_anything_and_says_what_starts_anew(
     assert started
     assert events(out, "step")[0]["lr"] < 0.001  # 7 of 14 steps of the new schedule
 
-    # what is taken is taken as it was: the first loss of the same model is that of the old run
+    # the weights are unchanged: the first loss of the same model equals that of the old run
     same = branch(shell, f"{origin}@6", "train.lr=0.001", name="same")
     assert events(same, "step")[0]["loss"] == events(origin, "step")[6]["loss"]
 
@@ -526,7 +526,7 @@ def test_a_run_that_starts_from_the_weights_of_another_starts_its_schedules_and_
     assert "starts anew" not in shell.err
     steps, before = events(shell.out, "step"), events(origin, "step")
     assert [one["step"] for one in steps] == list(range(1, 9))
-    assert steps[0]["lr"] / 0.001 == pytest.approx(before[0]["lr"] / 0.003, rel=0.3)  # warming up
+    assert steps[0]["lr"] / 0.001 == pytest.approx(before[0]["lr"] / 0.003, rel=0.3)  # warm-up
     assert steps[0]["loss"] < before[0]["loss"] - 0.5
     first, started = (
         chosen_or_refuse(shell.out, print, step=0),

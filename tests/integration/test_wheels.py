@@ -1,4 +1,4 @@
-"""The wheels in empty environments: the core alone, with each extra, and a mix of versions."""
+"""Tests of the wheels in empty environments: the core alone, with each extra, and mixed versions."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import pytest
 pytestmark = pytest.mark.full
 
 FEW = ("train.rows=2", "eval.tokens=512", "eval.samples=0")
-"""Beside `minillm train --steps 5`, which the core alone runs as it is typed."""
+"""Added to `minillm train --steps 5`; the core alone runs that command without them."""
 
 
 @pytest.fixture(scope="module")
 def alone(
     repository: Path, wheels: dict[str, Path], make_environment: Any, tmp_path_factory: Any
 ) -> Any:
-    """A fresh environment that holds the core's wheel, torch, and nothing of ours besides."""
+    """Create an environment with only the core's wheel and torch."""
     made = make_environment(tmp_path_factory.mktemp("alone"))
     pins = ("--constraint", repository / "constraints.txt")
     made.run(
@@ -36,14 +36,14 @@ def alone(
 def beside(
     wheels: dict[str, Path], alone: Any, make_environment: Any, tmp_path_factory: Any
 ) -> Callable[[str], Any]:
-    """Make an environment that has what the core's has, and an extra of it from the wheels alone."""
+    """Create an environment like the core's, with an extra of it from the wheels alone."""
 
     @cache
     def make(extra: str) -> Any:
         made = make_environment(
             tmp_path_factory.mktemp(extra),
             libraries=alone.site,
-            # Where pip finds things, for what tests type: the wheels, and no index.
+            # pip's sources in tests: the wheels, and no index.
             PIP_NO_INDEX="1",
             PIP_FIND_LINKS=wheels["minillm-core"].parent,
             XDG_CACHE_HOME=alone.variables["XDG_CACHE_HOME"],
@@ -56,12 +56,12 @@ def beside(
 
 @pytest.fixture(scope="module")
 def everything(beside: Callable[[str], Any]) -> Any:
-    """The extra ``all``."""
+    """Create an environment with the extra ``all``."""
     return beside("all")
 
 
 def older(wheel: Path, folder: Path) -> Path:
-    """The same wheel as version 0.0.1."""
+    """Return the same wheel as version 0.0.1."""
     version = wheel.name.split("-")[1]
     path = folder / wheel.name.replace(version, "0.0.1")
     with ZipFile(wheel) as source, ZipFile(path, "w") as target:
@@ -211,7 +211,7 @@ def test_the_wheels_list_and_train(everything: Any, tmp_path: Path) -> None:
     events = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     assert any(event["event"] == "eval" for event in events)
     assert (out / "tokenizer.json").is_file()
-    # a slow machine keeps some of the steps before as well
+    # a slow machine also keeps some of the earlier steps
     assert max(path.name for path in (out / "checkpoints").iterdir()) == "step-00000020"
 
 
@@ -240,7 +240,7 @@ def test_a_mix_of_versions_is_refused_and_its_line_mends_it(
 def test_make_wheels_builds_an_sdist_and_a_wheel_of_each(
     wheels: dict[str, Path], repository: Path
 ) -> None:
-    """The fixture builds as ``make wheels`` does, with the check of twine."""
+    """The fixture builds as ``make wheels`` does, including twine's check."""
     version = wheels["minillm-core"].name.split("-")[1]
     stems = {
         f"{path.parent.name}-{version}" for path in repository.glob("*/minillm_*/pyproject.toml")

@@ -1,7 +1,7 @@
-"""An op, and a whole model, on each framework: from NumPy arrays to NumPy outputs and gradients.
+"""Helpers that run an op, or a whole model, on each framework: NumPy arrays to NumPy outputs and gradients.
 
-The frameworks are imported inside the functions: named on the command line, this file is read
-before a faster BLAS has been put under MLX.
+The frameworks are imported inside the functions: if this file is named on the command line, it is read
+before a faster BLAS has been selected for MLX.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Ran:
 
 
 def cotangents(outputs: Sequence[Any]) -> list[np.ndarray]:
-    """The same upstream gradients for every framework: not 0, and exact in every dtype."""
+    """Return upstream gradients, equal for every framework: not 0, and exact in every dtype."""
     draw = np.random.default_rng(7)
     odd = (2 * draw.integers(-8, 8, tuple(y.shape)) + 1 for y in outputs)
     return [np.asarray(n / 16, np.float32) for n in odd]
@@ -57,14 +57,14 @@ def on_torch(
     dtype: str = "float32",
     differentiable: int | None = None,
 ) -> Ran:
-    """``op(**arrays)`` on torch: floats of ``wanted`` in ``dtype``, the others as they come.
+    """Call ``op(**arrays)`` on torch: floats of ``wanted`` in ``dtype``, the others unchanged.
 
     Args:
         op: the kernel.
-        arrays: its arguments by name; NumPy arrays become tensors, the rest stays.
-        wanted: the arguments whose gradient is taken.
+        arrays: its arguments by name; NumPy arrays become tensors, others are passed unchanged.
+        wanted: the arguments to differentiate.
         dtype: compute dtype.
-        differentiable: how many of the outputs, from the first, are; None: all.
+        differentiable: number of differentiable outputs, from the first; None: all.
     """
     import torch
 
@@ -83,7 +83,7 @@ def on_torch(
 
 
 def as_double(gradient: torch.Tensor | None) -> np.ndarray:
-    """On the host; there is one."""
+    """Move a gradient to the host; it must exist."""
     assert gradient is not None
     return gradient.double().numpy()
 
@@ -97,7 +97,7 @@ def on_mlx(
     differentiable: int | None = None,
     compiled: bool = False,
 ) -> Ran:
-    """The same on MLX, by value_and_grad, on request within mx.compile."""
+    """Do the same on MLX, by value_and_grad, optionally within mx.compile."""
     import mlx.core as mx
 
     given = {k: mx.array(v) if isinstance(v, np.ndarray) else v for k, v in arrays.items()}
@@ -127,14 +127,14 @@ def listed(outputs: Any) -> list[Any]:
 
 
 def rounded(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 values that ``dtype`` holds exactly."""
+    """Round to float32 values that ``dtype`` represents exactly."""
     import torch
 
     return torch.from_numpy(x.astype(np.float32)).to(getattr(torch, dtype)).float().numpy()
 
 
 def assert_close(got: np.ndarray, reference: np.ndarray, tolerance: float, what: str) -> None:
-    """As the contract says it; a NaN is never close."""
+    """Assert closeness as defined by the contract; a NaN is never close."""
     assert got.shape == reference.shape, what
     size = max(np.linalg.norm(reference), reference.size**0.5)
     error = np.linalg.norm(got - reference) / max(size, 1.0)
@@ -150,7 +150,7 @@ def assert_slopes(
     *,
     differentiable: int | None = None,
 ) -> None:
-    """Gradients against central differences of ``op`` in float64: h = 1e-4, random directions."""
+    """Compare gradients with central differences of ``op`` in float64: h = 1e-4, random directions."""
     rng, h = np.random.default_rng(3), 1e-4
     upstream = cotangents(exact.outputs[:differentiable])
 
@@ -170,7 +170,7 @@ def assert_slopes(
 
 @pytest.fixture(scope="session")
 def side() -> Any:
-    """The functions above, since tests do not import one another."""
+    """Return the functions above, since tests do not import one another."""
 
     class Side:
         torch = staticmethod(on_torch)
@@ -195,9 +195,9 @@ SMALL = {
 
 
 def planned(*names: str, plugins: Mapping[str, Plugin] | None = None, **settings: Any) -> Plan:
-    """A plan of installed plugins (``names``) and of some made in a test (``plugins``).
+    """Plan installed plugins (``names``) and plugins defined in a test (``plugins``).
 
-    ``train_seq_len=8`` is the setting ``train.seq_len``; an option goes by its own name, with a dot.
+    ``train_seq_len=8`` is the setting ``train.seq_len``; an option has its own name, with a dot.
     """
     given = SMALL | {
         key if "." in key else key.replace("_", ".", 1): value for key, value in settings.items()
@@ -214,13 +214,13 @@ def planned(*names: str, plugins: Mapping[str, Plugin] | None = None, **settings
 
 
 def planned_tiny(*names: str, **settings: Any) -> Plan:
-    """The same with the model of preset tiny."""
+    """Plan the same with the model of preset tiny."""
     model = read_preset("tiny", origin="test")["model"]
     return planned(*names, **{f"model_{key}": value for key, value in model.items()}, **settings)
 
 
 def trainer(plan: Plan, backend: str = "torch", *, seed: int = 0, **options: Any) -> Any:
-    """The plan on a CPU; ``options`` are the backend's own (fused, compiler)."""
+    """Build the plan's trainer on a CPU; ``options`` are the backend's own (fused, compiler)."""
     from minillm_core.backends.mlx.backend import MLXBackend
     from minillm_core.backends.torch.backend import TorchBackend
 
@@ -236,10 +236,10 @@ def batch(
     unsupervised: int = 0,
     rare_first: bool = False,
 ) -> Batch:
-    """Ids that can be learnt a little, frequent ones first; row r lacks r x ``unsupervised`` labels.
+    """Draw slightly learnable ids, frequent ones first; row r lacks r x ``unsupervised`` labels.
 
-    ``rare_first`` suits a BLAS that adds from first to last: the label's share of a position's
-    gradient is by far the largest, and all that is added after it is rounded at its size.
+    ``rare_first`` suits a BLAS that adds from first to last: the label's part of a position's
+    gradient is by far the largest, and everything added after it is rounded at its magnitude.
     """
     train, rng = plan.config.train, np.random.default_rng(seed)
     rows, length = rows or train.rows, train.seq_len
@@ -257,7 +257,7 @@ def batch(
 
 
 def completed(plan: Plan, batch: Batch, phase: str = "train") -> Batch:
-    """The batch as the plan's installed plugins hand it on, documents that begin anywhere in it."""
+    """Apply the plan's installed plugins to the batch, with documents that start anywhere in it."""
     begins = np.random.default_rng(11).random(batch["ids"].shape) < 0.2
     batch = batch | {"documents": np.cumsum(begins, axis=1).astype(np.int32)}
     ours = installed(json.dumps({p.name: p.options for p in plan.plugins}))
@@ -274,18 +274,18 @@ def installed(options: str) -> Sequence[LoadedPlugin]:
 
 
 def split(whole: Batch, parts: int) -> list[Batch]:
-    """Micro-batches of equally many rows."""
+    """Split into micro-batches with equal numbers of rows."""
     fields = {name: np.split(array, parts) for name, array in whole.items()}
     return [{name: pieces[i] for name, pieces in fields.items()} for i in range(parts)]
 
 
 def supervised(micro: Iterable[Batch]) -> int:
-    """Labels >= 0 in all of them."""
+    """Count labels >= 0 in all micro-batches."""
     return sum(int((one["labels"] >= 0).sum()) for one in micro)
 
 
 def losses(run: Trainer, plan: Plan, steps: Iterable[Sequence[Batch]]) -> list[float]:
-    """Every step's loss, along the plan's schedule."""
+    """Return every step's loss, along the plan's schedule."""
     total, found = plan.config.train.steps or 1, []
     for index, micro in enumerate(steps):
         values = plan.values((index + 1) / total)
@@ -294,9 +294,9 @@ def losses(run: Trainer, plan: Plan, steps: Iterable[Sequence[Batch]]) -> list[f
 
 
 def gradients(run: Trainer, plan: Plan, micro: Sequence[Batch]) -> tuple[float, dict[str, Any]]:
-    """(loss, parameter -> float64 gradient) of a first step, from the first moments it leaves.
+    """Return (loss, parameter -> float64 gradient) of a first step, from the resulting first moments.
 
-    So it is what reached the optimizer, accumulated; the plan must not clip.
+    These are the accumulated gradients that reach the optimizer; the plan must not clip.
     """
     assert plan.config.train.clip == 0
     (loss,) = losses(run, plan, [micro])
@@ -312,7 +312,7 @@ def gradients(run: Trainer, plan: Plan, micro: Sequence[Batch]) -> tuple[float, 
 
 
 def exact_gradients(plan: Plan, micro: Sequence[Batch], seed: int = 0) -> tuple[float, dict]:
-    """(objective, parameter -> gradient) by torch in float64, with the same kernels."""
+    """Compute (objective, parameter -> gradient) with torch in float64, with the same kernels."""
     import torch
 
     from minillm_core.backends.native import materialise
@@ -338,7 +338,7 @@ def exact_gradients(plan: Plan, micro: Sequence[Batch], seed: int = 0) -> tuple[
 
 
 def values_of(plan: Plan, micro: Sequence[Batch]) -> dict[str, float]:
-    """What the first step gives a model of the oracles: schedule values and the normaliser."""
+    """Return the first step's inputs for a model of the oracles: schedule values and the normaliser."""
     values: dict[str, Any] = plan.values(1 / (plan.config.train.steps or 1))
     return values | {"normaliser": 1.0 / supervised(micro)}
 
@@ -346,7 +346,7 @@ def values_of(plan: Plan, micro: Sequence[Batch]) -> dict[str, float]:
 def assert_gradients(
     got: Mapping[str, Any], expected: Mapping[str, Any], *, overall: float
 ) -> None:
-    """As the contract says: ``overall`` for all together, 1e-5 a tensor, 1e-4 a number."""
+    """Assert the contract's bounds: ``overall`` for all together, 1e-5 per tensor, 1e-4 per number."""
     assert got.keys() == expected.keys()
     errors = {name: np.linalg.norm(got[name] - expected[name]) for name in got}
     sizes = {name: np.linalg.norm(expected[name]) for name in got}
@@ -359,7 +359,7 @@ def assert_gradients(
 
 @pytest.fixture(scope="session")
 def lab() -> Any:
-    """The functions above on whole models, since tests do not import one another."""
+    """Return the functions above on whole models, since tests do not import one another."""
 
     class Lab:
         plan = staticmethod(planned)
@@ -380,7 +380,7 @@ def lab() -> Any:
 
 @pytest.fixture
 def aot() -> Iterator[Callable[..., Any]]:
-    """torch.compile without code generation; where nothing is compiled it is not called."""
+    """Return torch.compile without code generation; it is not called where nothing is compiled."""
     import torch
 
     torch.compiler.reset()

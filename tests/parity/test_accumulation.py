@@ -1,4 +1,4 @@
-"""How a step's rows are split into micro-batches changes neither its loss nor its gradients."""
+"""Tests of gradient accumulation: the split into micro-batches changes neither loss nor gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_a_split_changes_nothing(
     expected, ours = lab.gradients(lab.trainer(plan, backend), plan, [whole])
     for parts in (2, 4):
         micro = lab.split(whole, parts)
-        assert len({lab.supervised([one]) for one in micro}) == parts  # unequal
+        assert len({lab.supervised([one]) for one in micro}) == parts  # unequal numbers
         loss, found = lab.gradients(lab.trainer(plan, backend), plan, micro)
         assert loss == pytest.approx(expected, rel=1e-6)
         lab.assert_gradients(found, ours, overall=1e-6)

@@ -1,4 +1,4 @@
-"""Attention by blocks: which blocks it skips, what it gives, and that layers share a mask."""
+"""Tests of block-sparse attention: skipped blocks, results, and masks shared by layers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 blocks = pytest.importorskip("minillm_core.backends.torch.blocks")
 attention = pytest.importorskip("minillm_core.backends.torch.ops")
 
-# Uncompiled it is slow, which is all that a CPU needs here.
+# Uncompiled it is slow, but sufficient on a CPU.
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 BLOCK = blocks.BLOCK
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 @st.composite
 def masks(draw: Any) -> tuple[int, int | None, Any, int]:
-    """(S, window, documents (2, S), keys before the first query): documents in any order, as padding is among them."""
+    """Draw (S, window, documents (2, S), keys before the first query): documents in any order, with padding."""
     T = draw(st.sampled_from([BLOCK, 2 * BLOCK, 300, 4 * BLOCK, 515]))
     window = draw(st.none() | st.sampled_from([1, 2, 127, 128, 129, 255, 256, 300, T]))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -44,12 +44,12 @@ def tensor(array: Any) -> Any:
 
 
 def entered(window: int | None) -> Any:
-    """A window as a step has it as an input."""
+    """Return a window in the form of a step's input."""
     return None if window is None else torch.tensor(float(window))
 
 
 def in_blocks(visible: Any) -> Any:
-    """bool (B, T, S) -> (B, m, BLOCK, n, BLOCK), what is beyond the row False."""
+    """Reshape bool (B, T, S) to (B, m, BLOCK, n, BLOCK), padded with False."""
     missing = -visible.shape[2] % BLOCK
     visible = np.pad(visible, [(0, 0), (0, missing), (0, missing)])
     _, m, n = (size // BLOCK for size in visible.shape)
@@ -78,7 +78,7 @@ def test_blocks_are_listed_once_and_none_is_missed(
 
 
 def listed(count: Any, indices: Any) -> Any:
-    """(B, 1, m), (B, 1, m, n) -> bool (B, m, n): the first ``count`` of each row's indices."""
+    """Mark the first ``count`` of each row's indices: (B, 1, m), (B, 1, m, n) -> bool (B, m, n)."""
     first = np.arange(indices.shape[-1]) < count.numpy()[:, 0, :, None]
     chosen = np.zeros(first.shape, bool)
     np.put_along_axis(chosen, indices.numpy()[:, 0], first, axis=-1)
@@ -147,7 +147,7 @@ def test_strict_does_not_ask_for_blocks_where_there_is_nothing_to_skip() -> None
 
 @pytest.mark.slow
 def test_layers_of_a_compiled_step_share_a_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mask of each kind of layer is made once, and with documents for all of them."""
+    """Each kind of layer has one mask, and documents are shared by all of them."""
     from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
     from torch._dynamo.backends.common import aot_autograd
     from torch.nn.attention import flex_attention
@@ -171,11 +171,11 @@ def test_layers_of_a_compiled_step_share_a_mask(monkeypatch: pytest.MonkeyPatch)
     forward = graphs[0]
     assert forward["flex_attention"] == 5
     assert forward["aten.amin.default"] == 1
-    assert forward["aten.sort.stable"] == 2 * 4  # in part and wholly, by queries and by keys
+    assert forward["aten.sort.stable"] == 2 * 4  # partial and full blocks, by queries and by keys
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("default")  # inductor has advice on TF32
+@pytest.mark.filterwarnings("default")  # inductor recommends TF32
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 @pytest.mark.parametrize(
     ("head_dim", "dtype"),  # each is compiled

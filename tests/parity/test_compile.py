@@ -1,4 +1,4 @@
-"""A step is compiled once, or once a stage, and never waits for the device."""
+"""Tests that a step is compiled once, or once per stage, and never synchronises with the device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Windowed(Plugin, api=1):
 
 
 class Compiler:
-    """torch.compile with AOT autograd and no code generation, counting graphs."""
+    """torch.compile with AOT autograd and without code generation, which counts graphs."""
 
     def __init__(self) -> None:
         self.graphs = 0
@@ -63,7 +63,7 @@ CASES = {
     "bfloat16": (("muon",), {"train_dtype": "bfloat16"}, {}),
     "float16": (("muon",), {"train_dtype": "float16"}, {}),
 }
-"""Plugins, settings and options of the backend; a single layer, which is traced soonest, where none is said."""
+"""Plugins, settings and backend options; the default is a single layer, which is traced fastest."""
 
 
 SLOW = ("checkpointing", "float16")
@@ -79,7 +79,7 @@ def test_torch_compiles_each_graph_once(lab: Any, compiler: Compiler, case: str)
     run = lab.trainer(plan, compiler=compiler, **options)
     eager = lab.trainer(lab.plan(*names, **settings), **options)
     found, expected = [run.read(step(run, lab, plan, 0))], [eager.read(step(eager, lab, plan, 0))]
-    stepped = 1 if case == "plain" else 2  # fused AdamW is no graph
+    stepped = 1 if case == "plain" else 2  # fused AdamW has no graph
     assert compiler.graphs == stepped
     with torch.compiler.set_stance("fail_on_recompile"):
         for index in range(1, 5):
@@ -130,7 +130,7 @@ def test_mlx_traces_each_graph_once(lab: Any, parts: int, traces: int) -> None:
 def test_a_staged_window_is_an_input_of_torch_s_graph(
     lab: Any, compiler: Compiler, backend: str, inputs: tuple[str, ...], graphs: int
 ) -> None:
-    """And a constant where the kernel takes it as one alone, with a graph a stage; losses are the same."""
+    """It is a constant, with a graph per stage, where the kernel only accepts constants; losses are equal."""
     from minillm_kit import materialise
 
     windowed = {"windowed": Windowed()}
@@ -145,7 +145,7 @@ def test_a_staged_window_is_an_input_of_torch_s_graph(
         values = plan.values((index + 1) / 20)
         loss = run.read(run.step([batch], values, lab.supervised([batch]))).loss
         found.setdefault(values["windowed.window"], []).append(loss)
-        # all of them before the first step: the clock starts after it
+        # all before the first step: the clock starts after it
         assert (compiler.graphs if backend == "torch" else run.traces) == graphs
     assert {window: len(losses) for window, losses in found.items()} == {4: 10, 9: 10}
     for window, losses in found.items():
@@ -156,7 +156,7 @@ def test_a_staged_window_is_an_input_of_torch_s_graph(
     assert nats / count == pytest.approx(found[9][0], rel=1e-6)
 
 
-LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 10)  # more than torch compiles one code object for
+LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 10)  # beyond torch's recompile limit for one code object
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_every_size_of_a_batch_is_compiled_before_the_first_step(
             queued = trainer.step(micro, plan.values((index + 1) / 20), lab.supervised(micro))
             losses.append(trainer.read(queued).loss)
         counted.append(compiler.graphs if backend == "torch" else run.traces)
-    # MLX has other graphs for a step of several micro-batches: two, and one for the update
+    # MLX has other graphs for a step with several micro-batches: two, and one for the update
     parts = len(plan.course) + (2 if backend == "mlx" and sizes == "split" else 0)
     assert counted == [parts] * 20
     assert len(phases) == len(plan.course)
@@ -229,7 +229,7 @@ def test_a_step_asks_for_no_number(
 def test_a_process_may_compile_many_trainers(lab: Any) -> None:
     options = {"compiler": partial(torch.compile, backend="aot_eager")}
     losses = []
-    for hidden in range(8, 8 + 9 * 4, 4):  # dynamo compiles one code object eight times at most
+    for hidden in range(8, 8 + 9 * 4, 4):  # dynamo compiles one code object at most eight times
         plan = lab.plan("muon", model_layers=1, model_hidden=hidden, train_compile="on")
         run = lab.trainer(plan, **options)
         losses += lab.losses(run, plan, [[lab.batch(plan)]])
@@ -245,7 +245,7 @@ class Growing(Plugin, api=1):
 
 
 def test_windows_as_inputs_change_no_bit(lab: Any, compiler: Compiler) -> None:
-    """A window as long as a row stays out of the graph, which is another one for that."""
+    """A window as long as a row is not an input of the graph, which is then a different one."""
     plan = lab.plan(plugins={"growing": Growing()}, train_compile="on", model_layers=2)
     losses, graphs = [], []
     for inputs in (("growing.window.long", "growing.window.short"), ()):

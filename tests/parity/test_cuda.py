@@ -1,6 +1,6 @@
-"""What is computed on CUDA, against float64 on a CPU: attention, its masks, Liger's kernels, steps.
+"""Tests of computations on CUDA, against float64 on a CPU: attention, its masks, Liger's kernels, steps.
 
-Small models and few compilations: all of it takes about a minute.
+Small models and few compilations: they take about a minute in total.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ blocks = pytest.importorskip("minillm_core.backends.torch.blocks")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    pytest.mark.filterwarnings("default"),  # inductor has advice on TF32
+    pytest.mark.filterwarnings("default"),  # inductor recommends TF32
 ]
 
 DEVICE = "cuda"
@@ -38,7 +38,7 @@ def kernels(run: Any) -> dict[str, str]:
 
 
 def documents_of(rows: int, length: int, *, padded: bool = False) -> Any:
-    """int32 (rows, length): some documents a row, of uneven lengths; padding at the end is -1."""
+    """Draw int32 (rows, length): some documents per row, of uneven lengths; padding at the end is -1."""
     rng = np.random.default_rng(length)
     found = np.cumsum(rng.random((rows, length)) < 0.01, axis=1)
     if padded:
@@ -51,7 +51,7 @@ def documents_of(rows: int, length: int, *, padded: bool = False) -> Any:
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_masks_of_blocks_are_the_reference_s(padded: bool) -> None:
-    """Every place of every block, as FlexAttention reads them: listed wholly, in part, or not."""
+    """Compare every position of every block, as read by FlexAttention: full, partial, or absent."""
     for length in (128, 300, 512):
         for window in (None, 1, 128, 200, length):
             for documents in (None, documents_of(2, length, padded=padded)):
@@ -64,7 +64,7 @@ def test_masks_of_blocks_are_the_reference_s(padded: bool) -> None:
 
 
 def seen(mask: Any, rows: int) -> Any:
-    """bool (rows, T, T) of what a block mask lets through."""
+    """Return bool (rows, T, T): the positions that a block mask allows."""
     length, size = mask.seq_lengths[0], blocks.BLOCK
     place = torch.arange(length, device=DEVICE)
     every = torch.stack(
@@ -110,7 +110,7 @@ CASES += [("flex", "both", "bfloat16", 128)]
 def test_attention_is_the_reference_s(
     side: Any, kernel: str, mask: str, dtype: str, before: int
 ) -> None:
-    """Eager, with two query heads to a key's; gradients are those of the formula in float64."""
+    """Eager, with two query heads per key head; gradients are compared with the formula in float64."""
     length, given = MASKS[mask]
     rng = np.random.default_rng(1)
     floats = [rng.standard_normal((2, length, heads, 32)) for heads in (4, 2, 2, 4)]
@@ -147,7 +147,7 @@ def test_attention_goes_on_from_kept_keys(side: Any) -> None:
 
 
 def test_windows_that_grow_give_what_a_cpu_gives(lab: Any) -> None:
-    """Compiled, with documents, one layer of paired heads, and both stages of the warm-up."""
+    """Compiled, with documents, one layer of paired heads, and both stages of the window warm-up."""
     options = {
         **{"windows.window": 256, "windows.start": 128, "windows.stages": 2},
         **{"windows.documents": "true", "paired_heads.layers": "[1]", "train.clip": 0},
@@ -167,17 +167,17 @@ def test_windows_that_grow_give_what_a_cpu_gives(lab: Any) -> None:
     assert kernels(other)["attention"] == "sdpa"
     lab.gradients(other, plan, micro)  # the same first step
     results = []
-    for each in (run, other):  # half of the run is over: the wider window
+    for each in (run, other):  # past half of the run: the wider window
         handle = each.step(micro, plan.values(0.9), lab.supervised(micro))
         results.append(each.read(handle).loss)
     assert results[0] == pytest.approx(results[1], rel=1e-3)
-    with torch.compiler.set_stance("fail_on_recompile"):  # both were compiled beforehand
+    with torch.compiler.set_stance("fail_on_recompile"):  # both were compiled before
         for progress in (0.2, 0.8):
             run.read(run.step(micro, plan.values(progress), lab.supervised(micro)))
 
 
 def apart(found: Any, exact: Any) -> float:
-    """The gradients' distance, relative to their norm, over all parameters together."""
+    """Return the gradients' distance, relative to their norm, over all parameters together."""
     assert found.keys() == exact.keys()
     off = sum(np.linalg.norm(found[name] - exact[name]) ** 2 for name in exact)
     return float(np.sqrt(off / sum(np.linalg.norm(exact[name]) ** 2 for name in exact)))

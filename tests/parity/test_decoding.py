@@ -1,7 +1,7 @@
-"""Decoding gives what a pass over the whole sequence gives, however the sequence is cut.
+"""Tests that decoding with a KV cache equals a pass over the whole sequence, for any split of the sequence.
 
-For every slot that a plugin may fill with something that looks at other columns; the same nodes
-without the lookback that they declare give other logits, so these tests can fail.
+Every slot whose plugins may read other columns is covered; the same nodes
+without their declared lookback give other logits, so these tests can fail.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ LEVELS = {"torch": 1e-5, "mlx": 1e-5, "numpy": 1e-10}
 
 
 def before(ops: Any, x: Any, n: int = 1) -> Any:
-    """x (B, T, ...) as it was ``n`` columns earlier, 0 at the start."""
+    """Shift x (B, T, ...) by ``n`` columns, with 0 at the start."""
     n = min(n, x.shape[1])
     return ops.concat([ops.zeros_like(x[:, :n]), x[:, : x.shape[1] - n]], 1)
 
 
 class Smear(Module):
-    """x and the column before it; as an embed node, a norm, or whatever takes x alone."""
+    """A node that reads x and the column before it; as an embed node, a norm, or any node with x only."""
 
     lookback = 1
 
@@ -49,7 +49,7 @@ class Smear(Module):
 
 
 class Smeared(Plugin, api=1):
-    """Embed nodes, norms and MLPs that look back."""
+    """Embed nodes, norms and MLPs with a lookback."""
 
     def build_model(self, model: Any) -> None:
         model.embed.mix(Smear)
@@ -59,7 +59,7 @@ class Smeared(Plugin, api=1):
 
 
 class KeyOffset(Module):
-    """Half of each key from the column before."""
+    """A node that takes half of each key from the column before."""
 
     lookback = 1
 
@@ -76,7 +76,7 @@ class Offset(Plugin, api=1):
 
 
 class Pairs(Module):
-    """Stream (B, T, C) of a batch field that is a hash of two ids, and of the one two before."""
+    """A stream (B, T, C) of a batch field that hashes two ids, and of the one two before."""
 
     def __init__(self, geometry: Any, reach: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Pairs(Module):
 
 
 class FromStream(Module):
-    """A term of v from a stream, as it was in the column before."""
+    """A term of v from a stream of the previous column."""
 
     lookback = 1
 
@@ -122,7 +122,7 @@ class Bigram(Plugin, api=1):
 
 
 class Gate(Module):
-    """y weighted by x, with a value of the schedule, a term and a statistic."""
+    """y weighted by x, with a schedule value, a term and a statistic."""
 
     reads = {"lr": "train.lr"}  # noqa: RUF012
     terms = ("balance",)
@@ -143,7 +143,7 @@ class Gate(Module):
 
 
 class FromValues(Module):
-    """y less what its head's own value was in the column before, a tap read besides."""
+    """y minus its head's own value in the previous column; also reads a tap."""
 
     lookback = 1
 
@@ -153,7 +153,7 @@ class FromValues(Module):
 
 
 class Gated(Plugin, api=1):
-    """The out chain, its gates reading x, k, v and a tap of an earlier layer."""
+    """The out chain, with gates that read x, k, v and a tap of an earlier layer."""
 
     def build_attention(self, attn: Any) -> None:
         if attn.layer:
@@ -168,7 +168,7 @@ class Gated(Plugin, api=1):
 
 
 class Own(Module):
-    """A whole attention of its own: it needs every column there is."""
+    """A whole attention, which needs every column."""
 
     lookback = EVERYTHING
 
@@ -185,7 +185,7 @@ class Claimed(Plugin, api=1):
 
 
 class Weigh(Module):
-    """A coefficient (B, T, 1) from the column before."""
+    """A coefficient (B, T, 1) from the previous column."""
 
     lookback = 1
 
@@ -212,12 +212,12 @@ class AlsoResidual(Plugin, api=1):
 
 
 def slowed(frequencies: np.ndarray, by: int) -> np.ndarray:
-    """Rotations of another stage."""
+    """Return the frequencies of another stage."""
     return frequencies / by
 
 
 class Lane(Module):
-    """A further lane beside the stream, made anew where a sublayer joins."""
+    """A lane beside the stream, updated where a sublayer is added."""
 
     lookback = 1
 
@@ -226,7 +226,7 @@ class Lane(Module):
 
 
 class Weights(Module):
-    """Two coefficients (B, T, 2) of the stream at a place, and of a lane."""
+    """Two coefficients (B, T, 2) of the stream at a site, and of a lane."""
 
     def __init__(self, geometry: Any) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class Weights(Module):
 
 
 class Taken(Module):
-    """One of them, (B, T, 1)."""
+    """One of the two, (B, T, 1)."""
 
     def __init__(self, index: int) -> None:
         super().__init__()
@@ -248,14 +248,14 @@ class Taken(Module):
 
 
 class GatedBy(Module):
-    """y opened by one of them."""
+    """y gated by one of the two."""
 
     def forward(self, y: Any, mix: Any) -> Any:
         return y * (1.0 + mix[..., :1, None])
 
 
 class Opened(Module):
-    """The product of a leaf, opened by a lane and a value of the schedule."""
+    """The product of a linear module, gated by a lane and a schedule value."""
 
     def forward(self, x: Any, weight: Any, lane: Any, lr: Any) -> Any:
         opened = self.ops.sigmoid(self.ops.mean(lane, -1, keepdims=True)) * (1.0 + lr)
@@ -303,7 +303,7 @@ class Window(Plugin, api=1):
 
 
 class Counted(Module):
-    """Positions counted from the sequence's start: it must see that."""
+    """Positions counted from the sequence's start, which must be visible."""
 
     lookback = EVERYTHING
 
@@ -312,7 +312,7 @@ class Counted(Module):
 
 
 class Given(Module):
-    """Positions from the batch, in reverse."""
+    """Positions from the batch, reversed."""
 
     def forward(self, positions: Any) -> Any:
         return 11 - positions
@@ -326,7 +326,7 @@ class Positions(Plugin, api=1):
 
 
 class Doubled(Layout):
-    """Every column twice in a row, the second time halved; y is the sum. Rotated before it."""
+    """Every column twice, the second time halved; y is the sum. Rotated before."""
 
     stretch = 2
 
@@ -344,7 +344,7 @@ class Doubled(Layout):
 
 
 class Spans(Layout):
-    """Documents of four positions each, from the call's positions; rotated after it."""
+    """Documents of four positions each, from the call's positions; rotated after."""
 
     rope = "after"
 
@@ -366,7 +366,7 @@ class Layouts(Plugin, api=1):
 
 
 class Faded(Module):
-    """Sigmoid attention that fades with distance, opened by x; after its own softmax-free formula."""
+    """Sigmoid attention that fades with distance, gated by x, without a softmax."""
 
     def __init__(self, geometry: Any) -> None:
         super().__init__()
@@ -381,7 +381,7 @@ class Faded(Module):
 
 
 def fading(ops: Any, q: Any, k: Any, v: Any, mask: Any, distance: Any, scale: Any) -> Any:
-    """Sum v by sigmoid(q k) / (1 + distance)."""
+    """Sum v weighted by sigmoid(q k) / (1 + distance)."""
     group = q.shape[2] // k.shape[2]
     k, v = (ops.concat([x[:, :, i // group, None] for i in range(q.shape[2])], 2) for x in (k, v))
     heads = (0, 2, 1, 3)
@@ -391,14 +391,14 @@ def fading(ops: Any, q: Any, k: Any, v: Any, mask: Any, distance: Any, scale: An
 
 
 class Plain(Module):
-    """The same, of the call alone: it goes into a layout."""
+    """The same without further inputs, for use in a layout."""
 
     def forward(self, q: Any, k: Any, v: Any, mask: Any, distance: Any, scale: Any) -> Any:
         return fading(self.ops, q, k, v, mask, distance, scale)
 
 
 class Cores(Plugin, api=1):
-    """Functions of attention beside windows, documents, scales of the schedule and a layout."""
+    """Attention functions with windows, documents, scheduled scales and a layout."""
 
     def build_attention(self, attn: Any) -> None:
         attn.core(Plain if attn.layer == 1 else Faded)
@@ -411,7 +411,7 @@ class Cores(Plugin, api=1):
 
 
 class Shared(Module):
-    """Queries and keys mixed with an earlier layer's, keys with those of the column before."""
+    """Queries and keys mixed with an earlier layer's, keys with the previous column's."""
 
     lookback = 1
 
@@ -443,7 +443,7 @@ class Tapped(Plugin, api=1):
 
 
 class Latent(Module):
-    """A whole attention that keeps one narrow array of keys and values, masked as its layer is."""
+    """A whole attention that caches one narrow array of keys and values, with its layer's mask."""
 
     keeps = ("latent",)
 
@@ -462,7 +462,7 @@ class Latent(Module):
 
 
 class Back(Module):
-    """A whole attention that looks back on a few columns, masked as its layer is."""
+    """A whole attention with a lookback of a few columns, with its layer's mask."""
 
     lookback = 4
 
@@ -472,7 +472,7 @@ class Back(Module):
 
 
 class Masked(Plugin, api=1):
-    """Windows and documents of layers whose whole attention is replaced, and of one that is not."""
+    """Windows and documents of layers with a replaced attention, and of one without."""
 
     def build_attention(self, attn: Any) -> None:
         attn.window((stages((0, 2), (0.5, 4)), 5, 3)[attn.layer])
@@ -484,7 +484,7 @@ class Masked(Plugin, api=1):
 
 
 class Sums(Module):
-    """x and the sums of all columns so far, two kept arrays, a term and a statistic besides."""
+    """x and the sums of all previous columns, with two cached arrays, a term and a statistic."""
 
     keeps = ("total", "squares")
     terms = ("size",)
@@ -506,7 +506,7 @@ class Sums(Module):
 
 
 class Fading(Module):
-    """A function of attention whose values weigh less by what it has kept of each token."""
+    """An attention function whose values are weighted by a cached number of each token."""
 
     keeps = ("weight",)
 
@@ -524,7 +524,7 @@ class Fading(Module):
 
 
 class Kept(Plugin, api=1):
-    """Nodes that keep arrays: whole attentions, functions of attention, MLPs, norms."""
+    """Nodes that cache arrays: whole attentions, attention functions, MLPs, norms."""
 
     def build_attention(self, attn: Any) -> None:
         if attn.layer:
@@ -580,7 +580,7 @@ SETS: dict[str, tuple[tuple[str, ...], dict[str, type[Plugin]], dict[str, Any]]]
 
 @dataclass(frozen=True)
 class Case:
-    """One model: the row that it is fed, and what it gives after each prefix."""
+    """One model: the row that is fed, and its output after each prefix."""
 
     row: dict[str, np.ndarray]
     decoding: Callable[[], Any]
@@ -628,7 +628,7 @@ def case(lab: Any, request: pytest.FixtureRequest) -> Case:
 
 @st.composite
 def cuts(draw: Any) -> list[int]:
-    """Sizes of pieces that make up LENGTH columns."""
+    """Draw sizes of pieces that sum to LENGTH columns."""
     ends = sorted(draw(st.sets(st.integers(1, LENGTH - 1))))
     return np.diff([0, *ends, LENGTH]).tolist()
 
@@ -696,7 +696,7 @@ def test_a_sequence_stays_within_the_models_tables(lab: Any, backend: str) -> No
     for shape in ((2, 1), (1, 0), (1,)):
         with pytest.raises(ValueError, match="one row"):
             decoding.feed({"ids": np.zeros(shape, np.int32)})
-    decoding.feed(cut(case.row, 0, 2))  # what was refused has left no trace
+    decoding.feed(cut(case.row, 0, 2))  # the refused feed changed nothing
 
 
 def test_the_cache_holds_what_is_kept_and_no_more(lab: Any) -> None:
@@ -713,7 +713,7 @@ def test_the_cache_holds_what_is_kept_and_no_more(lab: Any) -> None:
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 def test_a_layer_with_a_window_caches_no_more_than_it(lab: Any, backend: str) -> None:
-    case = case_of(lab, "window", backend)  # of 3 keys, of 5 by a dynamic schedule, of 4 in the end
+    case = case_of(lab, "window", backend)  # of 3 keys, of 5 by a dynamic schedule, finally of 4
     decoding = case.decoding()
     for at in range(LENGTH):
         logits = decoding.feed(cut(case.row, at, at + 1))
@@ -722,7 +722,7 @@ def test_a_layer_with_a_window_caches_no_more_than_it(lab: Any, backend: str) ->
         sizes = [kept[f"layers.{layer}.attention"][0].shape[1] for layer in range(3)]
         assert sizes == [min(at + 1, 2), at + 1, min(at + 1, 3)]
     again = case.decoding()
-    again.feed(case.row)  # a prompt as a whole
+    again.feed(case.row)  # the prompt in one feed
     assert again.cache.kept["layers.0.attention"][0].shape[1] == 2
 
 
@@ -749,7 +749,7 @@ class Short(Smear):
 
 
 class Shortened(Plugin, api=1):
-    """Gives fewer columns than it is given."""
+    """Returns fewer columns than its input has."""
 
     def build_model(self, model: Any) -> None:
         model.embed.mix(Short)
@@ -762,7 +762,7 @@ class Hoarding(Latent):
 
 
 class Hoarded(Plugin, api=1):
-    """Returns all that it was given, where the new columns are wanted."""
+    """Returns its whole input instead of the new columns."""
 
     def build_model(self, model: Any) -> None:
         model.attention(0, Hoarding)
@@ -773,7 +773,7 @@ class Padded(Doubled):
 
 
 class Padding(Plugin, api=1):
-    """Makes fewer positions than it says."""
+    """Creates fewer positions than declared."""
 
     def build_attention(self, attn: Any) -> None:
         attn.layout(Padded)

@@ -1,4 +1,4 @@
-"""A parameter that is another until a share of the run: a tied model before it, two of its own after it."""
+"""Tests of a parameter that equals another for a fraction of the run: a tied model, then two parameters."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def trained(lab: Any, run: Any, plan: Any, batches: list[Any], first: int = 0) -
 
 
 def doubled(arrays: Any) -> dict[str, np.ndarray]:
-    """A tied run's arrays, with a head that has the embedding's weights and moments."""
+    """Return a tied run's arrays, with a head that has the embedding's weights and moments."""
     own = {k: a for k, a in arrays.items() if k.endswith(f".{EMBEDDING}")}
     return {**arrays, **{k.replace(EMBEDDING, HEAD): a for k, a in own.items()}}
 
@@ -90,7 +90,7 @@ def test_they_are_a_tied_matrix_and_then_two(
     batches = [[lab.batch(plan, seed * 7 + i) for i in range(count)] for seed in range(STEPS)]
     run, one, two = (lab.trainer(p, backend) for p in (plan, tied, apart))
     dtype, compiled = settings.get("train_dtype", "float32"), "train_compile" in settings
-    # parted, graphs are the same; compiled, they round otherwise
+    # after the separation, graphs are equal; compiled, they round differently
     same = {"rtol": 0, "atol": 0} if not compiled else {"rtol": 2e-4, "atol": 2e-5}
     # gradients are added in another order: of micro-batches, for MLX's norm, in bfloat16 by autograd
     plain = (backend, count, dtype, compiled) == ("torch", 1, "float32", False)
@@ -104,7 +104,7 @@ def test_they_are_a_tied_matrix_and_then_two(
         got, expected = ([getattr(r, field) for r in side] for side in (ours, theirs))
         np.testing.assert_allclose(got, expected, **tolerance)
     together = run.arrays()
-    for name in [n for n in together if n.endswith(f".{HEAD}")]:  # weights and moments, bit by bit
+    for name in [n for n in together if n.endswith(f".{HEAD}")]:  # weights and moments, bitwise
         leader = together[name.replace(HEAD, EMBEDDING)]
         np.testing.assert_array_equal(together[name], leader, err_msg=name)
         assert np.any(leader)

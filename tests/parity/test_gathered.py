@@ -1,4 +1,4 @@
-"""The head at supervised positions alone gives the loss and the gradients of the head at all."""
+"""Tests that the head at supervised positions only gives the loss and gradients of the head at all positions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Gathers(Plugin, api=1):
 
 
 class Hard(Module):
-    """losses, x -> weights that differ by position."""
+    """Weights that differ by position: losses, x -> weights."""
 
     def forward(self, losses: Any, x: Any) -> Any:
         return 0.5 + self.ops.sigmoid(losses) + 0.1 * self.ops.tanh(self.ops.mean(x, -1))
@@ -42,7 +42,7 @@ class Mean(Module):
 
 
 class Demanding(Plugin, api=1):
-    """Everything that the loss may be made of beside rows."""
+    """All inputs of the loss except rows."""
 
     weighs: bool = option(False, help="by a node")
     staged: bool = option(False, help="the further targets leave halfway")
@@ -80,7 +80,7 @@ class ByRow(Module):
 
 
 def batch_of(lab: Any, plan: Any, share: float, seed: int = 0) -> dict[str, np.ndarray]:
-    """A batch of which that share of positions is supervised, with the fields of Demanding."""
+    """Draw a batch with this fraction of supervised positions, and the fields of Demanding."""
     batch, rng = lab.batch(plan, seed), np.random.default_rng(seed)
     shape, vocab = batch["ids"].shape, plan.config.model.vocab
     batch["labels"] = np.where(rng.random(shape) < share, batch["labels"], -1).astype(np.int32)
@@ -91,7 +91,7 @@ def batch_of(lab: Any, plan: Any, share: float, seed: int = 0) -> dict[str, np.n
 
 
 def both(lab: Any, *names: str, plugins: Any = None, **settings: Any) -> tuple[Any, Any]:
-    """The plan as it is, and with the head at supervised positions."""
+    """Return the plan, and the same with the head at supervised positions only."""
     more = plugins or {}
     dense = lab.plan(*names, plugins=more, **settings)
     return dense, lab.plan(*names, plugins={**more, "gathers": Gathers()}, **settings)
@@ -129,8 +129,8 @@ def test_a_compiled_step_has_those_gradients(lab: Any, backend: str, aot: Any) -
 
 
 def check_gradients(lab: Any, dense: Any, sparse: Any, share: float, make: Any) -> None:
-    """Both agree with each other and with float64, on a step of two micro-batches."""
-    # the first one always gathers, for further targets too
+    """Compare both with each other and with float64, on a step of two micro-batches."""
+    # the first one always gathers, also for further targets
     micro = [batch_of(lab, dense, 0.15, 1), batch_of(lab, dense, share)]
     made = [make(plan) for plan in (dense, sparse)]
     pairs = zip(made, (dense, sparse), strict=True)
@@ -149,7 +149,7 @@ def check_gradients(lab: Any, dense: Any, sparse: Any, share: float, make: Any) 
 def test_updates_are_those_of_every_position(
     lab: Any, backend: str, clip: float, compiled: str, aot: Any
 ) -> None:
-    """Also with clip 0, gathered positions and compilation at once."""
+    """Also with clip 0, gathered positions and compilation together."""
     plans = both(lab, train_clip=clip, train_compile=compiled, model_layers=1)
     micro = [[batch_of(lab, plans[0], share, seed)] for seed, share in enumerate((0.2, 0.5, 0.2))]
     more = {"compiler": aot} if backend == "torch" else {}
@@ -183,10 +183,10 @@ def test_rows_are_taken_and_their_gradient_is_written(
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("default")  # inductor has advice on TF32
+@pytest.mark.filterwarnings("default")  # inductor recommends TF32
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_cuda_computes_the_same_bits_each_time(lab: Any) -> None:
-    """Compiled, in bfloat16, without clipping: near every position's, and again bit by bit."""
+    """Compiled, in bfloat16, without clipping: close to the dense result, and bitwise repeatable."""
     from minillm_core.backends import create
     from minillm_core.backends.detect import Detected
 
@@ -208,7 +208,7 @@ def test_cuda_computes_the_same_bits_each_time(lab: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_inductor_computes_the_same_without_clipping(lab: Any, dtype: str) -> None:
-    """The generated code itself: clip 0, gathered positions and compilation together."""
+    """With generated code: clip 0, gathered positions and compilation together."""
     torch.compiler.reset()
     settings = {"train_clip": 0.0, "train_dtype": dtype, "model_layers": 1}
     _, eager = both(lab, **settings)

@@ -1,4 +1,4 @@
-"""With and without the cache, and on either framework, a model goes on with the same ids."""
+"""Tests that a model generates the same ids with and without the KV cache, and on either framework."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytest.importorskip("mlx.core")
 
 SETS = [(), ("muon",), ("paired_heads",), ("muon", "paired_heads")]
 PROMPT = [0, 5, 17, 3, 3]
-TOKENS = 40  # beyond the context of 16, several times
+TOKENS = 40  # exceeds the context of 16 several times
 
 
 def written(model: Any, sampling: Sampling, *, cached: bool) -> list[int]:
@@ -32,7 +32,7 @@ def test_the_cache_and_the_framework_change_no_id(lab: Any, names: tuple[str, ..
     texts: dict[float, list[list[int]]] = {0.0: [], 1.0: []}
     for backend in ("torch", "mlx"):
         model = lab.trainer(plan, backend)
-        if backend == "torch":  # what it writes at first is nearly uniform
+        if backend == "torch":  # its first predictions are nearly uniform
             lab.losses(model, plan, [[lab.batch(plan, seed)] for seed in range(10)])
             weights = model.arrays()
         model.load(weights)

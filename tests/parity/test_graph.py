@@ -1,4 +1,4 @@
-"""What torch traces of the neutral model is what a person would have written."""
+"""Tests that torch's graph of the neutral model equals that of the hand-written model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shape_of(plan: Any) -> Shape:
 
 @pytest.fixture
 def pair(lab: Any) -> Callable[..., tuple[Any, Any, Any]]:
-    """(plan, our model, the hand-written one with the same weights)."""
+    """Return (plan, our model, the hand-written one with the same weights)."""
 
     def make(**settings: Any) -> tuple[Any, Any, Any]:
         from benchmarks.handwritten.gpt_torch import GPT
@@ -50,7 +50,7 @@ def pair(lab: Any) -> Callable[..., tuple[Any, Any, Any]]:
 
 
 def traced(function: Callable[[Any], Any], ids: Any) -> tuple[Counts, Counts]:
-    """Operators that compute, (forward, backward), as AOT hands them to a compiler."""
+    """Trace the computing operators, (forward, backward), as passed by AOT to a compiler."""
     from functorch.compile import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
 
@@ -71,7 +71,7 @@ def traced(function: Callable[[Any], Any], ids: Any) -> tuple[Counts, Counts]:
 
 
 def hidden_of(model: Any) -> Callable[[Any], Any]:
-    """ids -> (B, T, C) after the last norm: everything outside the loss."""
+    """Return ids -> (B, T, C) after the last norm: everything before the loss."""
     return lambda ids: model.hidden({"ids": ids}, {})[0]
 
 
@@ -131,7 +131,7 @@ def test_a_step_is_one_graph(
 
 
 def test_paired_heads_adds_no_operator_that_computes(lab: Any) -> None:
-    """It arranges: copies alone may be more, and attention is one call either way."""
+    """It only rearranges: there may be more copies, and attention is one call in both."""
     counts = []
     for names in ((), ("paired_heads",)):
         plan = lab.plan(*names)

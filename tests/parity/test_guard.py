@@ -1,4 +1,4 @@
-"""A step that is not finite changes nothing: the run goes on as if it had never seen the batch."""
+"""Tests that a step with NaN or infinity changes nothing: the run continues as without the batch."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BAD: dict[str, tuple[str, float]] = {
     "infinite": ("stream", np.inf),
     "vast": ("term", 1e30),
     "loss": ("term", -np.inf),
-    "constant": ("constant", np.nan),  # no gradient knows of it
-    "slope": ("slope", 0.0),  # and of this, no loss: sqrt's slope at 0
+    "constant": ("constant", np.nan),  # has no effect on gradients
+    "slope": ("slope", 0.0),  # has no effect on the loss: sqrt's slope at 0
 }
-"""What is wrong with a batch -> the field that brings it in, 1.0 elsewhere, and its value there."""
+"""Fault of a batch -> the field that causes it, 1.0 elsewhere, and its value there."""
 
 
 class Stream(Module):
-    """x (B, T, C) times a field; counts what it has seen."""
+    """x (B, T, C) times a field; counts its calls."""
 
     statistics = {"seen": "sum"}  # noqa: RUF012
 
@@ -42,7 +42,7 @@ class Stream(Module):
 
 
 class Size(Module):
-    """Mean square of x, times a field."""
+    """The mean square of x, times a field."""
 
     def forward(self, x: Any, term: Any) -> Any:
         x = self.ops.astype(x, "float32")
@@ -57,7 +57,7 @@ class Constant(Module):
 
 
 class Slope(Module):
-    """The root of the mean square of x, times a field's least element."""
+    """The root of the mean square of x, times a field's minimum."""
 
     def forward(self, x: Any, slope: Any) -> Any:
         least = -self.ops.max(-slope)
@@ -65,7 +65,7 @@ class Slope(Module):
 
 
 class Poisoned(Plugin, api=1):
-    """Whatever a batch may bring."""
+    """Reads every field that can carry a fault."""
 
     def build_data(self, data: Any) -> None:
         for name in FIELDS:
@@ -84,7 +84,7 @@ class Poisoned(Plugin, api=1):
 
 
 def micro_of(lab: Any, plan: Any, index: int, parts: int, bad: str | None = None) -> list[Any]:
-    """A step's micro-batches, with what is wrong in its last row alone."""
+    """Build a step's micro-batches, with the fault only in the last row."""
     whole = lab.batch(plan, index, unsupervised=2)
     whole |= {name: np.ones(whole["ids"].shape, np.float32) for name in FIELDS}
     if bad is not None:
@@ -98,7 +98,7 @@ def step(lab: Any, run: Any, plan: Any, micro: list[Any], index: int) -> Any:
 
 
 def kept(run: Any) -> dict[str, bytes]:
-    """All that a skipped step must leave as it is."""
+    """Return all state that a skipped step must not change."""
     apart = ("scaler.", "random.")
     return {n: v.tobytes() for n, v in run.arrays().items() if not n.startswith(apart)}
 
@@ -187,10 +187,10 @@ def test_steps_queued_before_it_was_known_are_as_good(
 
     expected = [prompt.read(queue(prompt, n)) for n in range(6)]
     handles = [queue(ahead, n) for n in range(6)]
-    arrays = ahead.arrays()  # asked before a single one was read
+    arrays = ahead.arrays()  # requested before any result was read
     found = [ahead.read(handle) for handle in reversed(handles)]
     for result, other in zip(reversed(found), expected, strict=True):
-        np.testing.assert_equal(vars(result), vars(other))  # a NaN is itself
+        np.testing.assert_equal(vars(result), vars(other))  # NaN equals itself here
     assert [result.skipped for result in expected] == [n in bad for n in range(6)]
     assert arrays.keys() == prompt.arrays().keys()
     for name, array in prompt.arrays().items():

@@ -1,4 +1,4 @@
-"""Techniques that change nothing before the first step, exactly: alone, and all of them together."""
+"""Tests of techniques without effect before the first step, exactly: each alone, and all together."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ ODD = {"model_layers": 5, "model_heads": 2, "model_kv_heads": 1, "model_tied": T
 
 
 def declared() -> list[str]:
-    """The installed plugins that say so, those of others included; read, and not imported."""
+    """List the installed plugins that declare it, including third-party ones; read without import."""
     found = [(one.name, one.manifest) for one in installed_plugins()]
     return [name for name, manifest in found if manifest and manifest.identity_at_init]
 
 
 def sets() -> list[Any]:
-    """Each alone, in every form that is tried, and all together."""
+    """List each alone, in every form, and all together."""
     found = declared()
     tried = [one for one in forms() if one.name in found]
     ours = {one.name for one in tried}
     alone = [*tried, *(Form(name) for name in found if name not in ours)]
-    # mixed into every layer's stream mudd would claim what others add to
+    # mixed into every layer's stream, mudd would claim slots that others add to
     options = {"mudd": {"ways": ["q", "v"]}}
     beside = [name for name in found if name not in WHOLE]
     together = tuple(Form(name, options.get(name, {})) for name in beside)
@@ -45,7 +45,7 @@ each_set = pytest.mark.parametrize("chosen", sets())
 
 
 def plans(lab: Any, chosen: tuple[Form, ...], **sizes: Any) -> tuple[Plan, Plan]:
-    """The plain one, and that with the plugins and what they build on."""
+    """Return the plain plan, and the plan with the plugins and their requirements."""
     names = sorted({name for one in chosen for name in one.names})
     options = {key: value for one in chosen for key, value in one.settings.items()}
     return lab.plan(**sizes), lab.plan(*names, **options, **sizes)
@@ -81,13 +81,13 @@ def test_logits_and_the_first_loss_are_the_plain_models_to_the_bit(
 
 @pytest.mark.slow
 def test_those_that_change_nothing_say_so(lab: Any) -> None:
-    """None is left out of the tests above for want of a word."""
+    """No plugin is missing in the tests above for lack of the declaration."""
     silent = []
     for one in forms():
         if one.name in declared() or not SHAPING & set(find(one.name).cls.hooks):
             continue
         plain, plan = plans(lab, (one,), train_seq_len=64)
-        # at the start as at the end, whose values evaluation takes: layers may run twice there alone
+        # also at the end, whose values evaluation uses: only then do layers run twice
         same = (np.array_equal(features(lab, plan, at), features(lab, plain)) for at in (0.0, 1.0))
         if all(same):
             silent.append(str(one))
@@ -95,6 +95,6 @@ def test_those_that_change_nothing_say_so(lab: Any) -> None:
 
 
 def features(lab: Any, plan: Plan, at: float = 1.0) -> np.ndarray:
-    """(B, T, C) before the head, in float64, ``at`` a share of the run."""
+    """Compute (B, T, C) before the head, in float64, at the fraction ``at`` of the run."""
     batch = lab.completed(plan, lab.batch(plan))
     return materialise(plan, 0).hidden(dict(batch), plan.values(at))[0]

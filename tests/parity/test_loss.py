@@ -1,4 +1,4 @@
-"""Linear cross-entropy: every kernel against the reference, and what holds of all of them."""
+"""Tests of linear cross-entropy: every kernel against the reference, and common properties."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ mx = pytest.importorskip("mlx.core")
 OP = "linear_cross_entropy"
 WANTED = CONTRACTS[OP].differentiable
 KERNELS = {f"{c.backends[0]}-{c.name}": c for c in (*TORCH, *MLX) if c.op == OP}
-HALVES = ("float16", "bfloat16")  # not on MLX, whose CPU multiplies them element by element
+HALVES = ("float16", "bfloat16")  # not on MLX, whose CPU multiplies them elementwise
 PLAIN = LossForm()
 FORMS = [
     PLAIN,
@@ -38,11 +38,11 @@ FORMS = [
 
 @st.composite
 def losses(draw: Any, plain: bool = False) -> dict[str, Any]:
-    """hidden, weight, targets with unsupervised ones, weights and a form, by name.
+    """Draw hidden, weight, targets with unsupervised ones, weights and a form, by name.
 
     Args:
         draw: hypothesis's.
-        plain: one target, the empty form, no weight by position.
+        plain: one target, the default form, no weight by position.
     """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     N, C, V = (draw(st.sampled_from(s)) for s in ([1, 2, 7, 12], [1, 4, 9], [2, 5, 33]))
@@ -177,7 +177,7 @@ def test_mlx_compiles(side: Any, name: str, form: LossForm) -> None:
 
 
 def test_torch_holds_one_chunk_of_logits() -> None:
-    """Forward and backward make nothing of more than one chunk, or a gradient's size."""
+    """Neither pass allocates more than one chunk, or a gradient's size."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     N, C, V, rows = 64, 8, 512, 8
@@ -218,7 +218,7 @@ def test_torch_makes_no_gradient_that_nobody_asks_for(monkeypatch: pytest.Monkey
 
 
 def test_mlx_holds_few_chunks_of_logits() -> None:
-    """The chain of chunks: without it MLX computes all products first and holds all of them."""
+    """The chunks are chained: otherwise MLX computes all products first and holds them all."""
     N, C, V = 1024, 8, 4096
     hidden, weight = mx.random.normal((N, C)), mx.random.normal((V, C))
     targets = mx.zeros((1, N), mx.int32)
@@ -243,7 +243,7 @@ TOKEN_LOSSES = {c.backends[0]: c.load() for c in (*TORCH, *MLX) if c.op == "toke
 @settings(max_examples=15)
 @given(drawn=losses())
 def test_the_losses_of_tokens_are_those_that_the_op_sums(rows: int, drawn: dict[str, Any]) -> None:
-    """Each is the sum over one position alone, in chunks of any size; unsupervised ones are 0."""
+    """Each is the sum over one position, in chunks of any size; unsupervised ones are 0."""
     drawn = {**drawn, "targets": drawn["targets"][:1], "weights": None}
     expected = np.array(
         [

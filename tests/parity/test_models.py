@@ -1,4 +1,4 @@
-"""The whole model on every framework: the same start, the same loss, the same gradients."""
+"""Tests of the whole model on every framework: equal initial values, losses and gradients."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODELS = {
 }
 H = 1e-4
 BATCH = 11
-"""A seed: of a tied model's, the rounding of some batches is half as large as that of others."""
+"""A seed: for a tied model, rounding errors of some batches are half as large as those of others."""
 
 
 @pytest.fixture(params=MODELS)
@@ -41,7 +41,7 @@ def test_initial_weights_are_bit_equal(lab: Any, plan: Any) -> None:
         assert value.dtype == theirs[name].dtype
         assert value.tobytes() == theirs[name].tobytes(), name
     drawn = [v.tobytes() for n, v in ours.items() if n.startswith("model.") and v.ndim == 2]
-    assert len(set(drawn)) == len(drawn)  # each parameter from a stream of its own
+    assert len(set(drawn)) == len(drawn)  # each parameter has its own random stream
 
 
 def test_losses_are_equal(lab: Any, plan: Any) -> None:

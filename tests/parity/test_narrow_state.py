@@ -1,4 +1,4 @@
-"""Narrow state in a trainer: kept in its own dtype, saved as it is, resumed to the bit."""
+"""Tests of narrow optimizer state in a trainer: stored and saved in its own dtype, resumed bitwise."""
 
 from __future__ import annotations
 

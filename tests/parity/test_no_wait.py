@@ -1,4 +1,4 @@
-"""A compiled step on a GPU is queued without waiting for it."""
+"""Tests that a compiled step on a GPU is enqueued without synchronisation."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ CASES = {
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("default")  # inductor has advice on TF32
+@pytest.mark.filterwarnings("default")  # inductor recommends TF32
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 @pytest.mark.parametrize("case", CASES)
 def test_a_compiled_step_on_cuda_never_waits(lab: Any, case: str) -> None:
@@ -70,7 +70,7 @@ def test_a_compiled_step_on_cuda_never_waits(lab: Any, case: str) -> None:
 
     for index in range(2):
         run.read(step(index))
-    seen = lab.batch(plan)  # weights that are read in between leave graphs and queue as they are
+    seen = lab.batch(plan)  # reading weights in between changes neither graphs nor queue
     run.evaluate([seen if plugins else lab.completed(plan, seen)])
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -113,4 +113,4 @@ def test_a_snapshot_on_cuda_waits_where_it_has_no_room_alone(
         assert found[name].tobytes() == value.tobytes(), name
     assert set(found) >= {"random.torch.cpu", "random.torch.cuda"}
     del handles, snapshot
-    assert torch.cuda.memory_allocated() <= held + 2**20  # the clones are gone
+    assert torch.cuda.memory_allocated() <= held + 2**20  # the clones are freed

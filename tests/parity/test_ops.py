@@ -1,4 +1,4 @@
-"""Every kernel of the core against the NumPy reference, and its gradients against torch float64."""
+"""Tests of every kernel of the core against the NumPy reference, and its gradients against torch float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
 
 APART = ("linear_cross_entropy", "token_losses", "logits", "gram")
-"""Ops of tests of their own; those of the last are the contract kit's, since it has no gradient."""
+"""Ops with their own tests; those of the last are in the contract kit, since it has no gradient."""
 WITHOUT_LOSS = [c for c in (*TORCH, *MLX) if c.op not in APART]
 DTYPES = {"torch": ("float32", "bfloat16", "float16"), "mlx": ("float32",)}  # slow else
 KERNELS = [
@@ -27,12 +27,12 @@ KERNELS = [
     for dtype in DTYPES[c.backends[0]]
     if "cpu" in c.devices
 ]
-sizes = st.sampled_from([1, 2, 3, 5, 8, 13, 17])  # T = 1, and not multiples of 8
+sizes = st.sampled_from([1, 2, 3, 5, 8, 13, 17])  # including T = 1, and non-multiples of 8
 
 
 @st.composite
 def arguments(draw: Any, op: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(arguments that are rounded to the compute dtype, the others) of an op, by name."""
+    """Draw (arguments rounded to the compute dtype, the others) of an op, by name."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     B, T, C = draw(st.integers(1, 2)), draw(sizes), draw(sizes)
     normal = rng.standard_normal
@@ -72,7 +72,7 @@ def arguments(draw: Any, op: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def table(rng: Any, B: int, T: int, D: int, positions: str | None) -> Rotary:
     frequencies = 1e4 ** (-np.arange(0, D, 2) / D)
-    frequencies[len(frequencies) // 2 + 1 :] = 0.0  # half-truncated
+    frequencies[len(frequencies) // 2 + 1 :] = 0.0  # half truncated
     length = T + 3
     angles = np.outer(np.arange(length), frequencies)
     shape = {None: None, "row": (T,), "batch": (B, T)}[positions]
@@ -85,13 +85,13 @@ def table(rng: Any, B: int, T: int, D: int, positions: str | None) -> Rotary:
 
 
 def oracle(op: str) -> Any:
-    """The plain kernel on torch, for float64."""
+    """Return the plain torch kernel, for float64."""
     (plain,) = (c for c in TORCH if c.op == op and c.plain)
     return plain.load()
 
 
 def check(side: Any, candidate: Candidate, dtype: str, floats: dict, others: dict) -> None:
-    """Outputs against NumPy float64, gradients against torch float64, both by the contract."""
+    """Compare outputs with NumPy float64, gradients with torch float64, both by the contract."""
     contract = CONTRACTS[candidate.op]
     floats = {name: side.rounded(x, dtype) for name, x in floats.items()}
     wanted = [name for name in contract.differentiable if name in floats]
@@ -145,7 +145,7 @@ def test_rms_norm_of_any_size(side: Any, scale: float) -> None:
 
 
 def of_a_cpu(op: str) -> list[Any]:
-    """The kernels of an op that serve a CPU; FlexAttention has no backward pass there."""
+    """List an op's kernels that support a CPU; FlexAttention has no backward pass there."""
     return [c for c in WITHOUT_LOSS if c.op == op and (not c.devices or "cpu" in c.devices)]
 
 
@@ -175,7 +175,7 @@ def test_attention_takes_a_window_that_is_a_value(side: Any) -> None:
 
 
 def test_fast_rope_equals_the_table_in_its_convention(side: Any) -> None:
-    """It serves Metal; its composed form on a CPU follows the same convention."""
+    """It serves Metal; its composed form on a CPU has the same convention."""
     from minillm_core.backends.mlx.ops import rotate, rotate_fast
 
     rng = np.random.default_rng(0)
@@ -189,7 +189,7 @@ def test_fast_rope_equals_the_table_in_its_convention(side: Any) -> None:
         side.assert_close(y, r, CONTRACTS["rotate"].tolerance["bfloat16"], "output")
     for name in ("q", "k"):
         side.assert_close(got.grads[name], exact.grads[name], 1e-5, f"gradient of {name}")
-    given = floats | {"table": table(rng, 2, 64, 16, "row")}  # which it cannot: the table serves
+    given = floats | {"table": table(rng, 2, 64, 16, "row")}  # unsupported by it: the table serves
     ours, plain = (side.mlx(f, given, ["q"]) for f in (rotate_fast, rotate))
     for y, r in zip(ours.outputs, plain.outputs, strict=True):
         np.testing.assert_array_equal(y, r)

@@ -1,4 +1,4 @@
-"""One update rule, however it is computed: fused or in stages, on either framework."""
+"""Tests of one update rule in all implementations: fused or in stages, on either framework."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKENDS = ["torch", "mlx"]
 
 
 class Overrides(Plugin, api=1):
-    """Factors and betas of its own for some parameters."""
+    """Sets factors and betas for some parameters."""
 
     frozen: bool = False
     scheduled: bool = False
@@ -37,7 +37,7 @@ def written(ops: Any, update: Any, param: Any, state: Any, *, lr: Any, lr_mul: A
 
 
 class Writes(Plugin, api=1):
-    """Writes in AdamW's place, as an average of the weights does."""
+    """Replaces AdamW's write, like an average of the weights."""
 
     every: bool = False
 
@@ -51,7 +51,7 @@ def narrow(ops: Any, update: Any, param: Any, state: Any) -> Any:
 
 
 class Narrow(Plugin, api=1):
-    """Keeps what no checkpoint would hold."""
+    """Keeps state that checkpoints do not support."""
 
     def optimizer_factory(self, optimizer: Any) -> None:
         optimizer.extend("adamw", "scale", stage(narrow, state={"m": "like"}))
@@ -64,7 +64,7 @@ def adamw_by_hand(
     rates: list[float],
     factors: Any,
 ) -> dict[str, np.ndarray]:
-    """AdamW in float64 with given gradients: arXiv:1711.05101, algorithm 2."""
+    """Apply AdamW in float64 to given gradients: arXiv:1711.05101, algorithm 2."""
     found = {}
     for name, start in weights.items():
         p, m, v = start.astype(np.float64), 0.0, 0.0
@@ -201,7 +201,7 @@ def test_a_factor_of_zero_freezes(lab: Any, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_factors_within_a_stack(lab: Any, backend: str) -> None:
-    """Muon works on q and o together; q alone has half the rate, or none before half of the run."""
+    """Muon stacks q and o; q alone has half the learning rate, or none in the first half of the run."""
     made = ({}, {"overrides": Overrides()}, {"overrides": Overrides(scheduled=True)})
     plans = [lab.plan("muon", plugins=each) for each in made]
     moved = []
@@ -225,7 +225,7 @@ def test_a_write_of_a_plugins_own_trains_as_adamw(lab: Any, backend: str, every:
     plans = [lab.plan(*names), lab.plan(*names, plugins={"writes": Writes(every=every)})]
     steps = [[lab.batch(plans[0], seed)] for seed in range(3)]
     plain, own = (lab.losses(lab.trainer(plan, backend), plan, steps) for plan in plans)
-    assert all("train.lr" in plan.values(0.5) for plan in plans)  # which every report of a step has
+    assert all("train.lr" in plan.values(0.5) for plan in plans)  # reported in every step
     np.testing.assert_allclose(own, plain, atol=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""Which plugins a run names, and in which order, changes no more than what those plugins do."""
+"""Tests that the set and order of plugins change no more than those plugins do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS: list[bytes] = []
 
 
 class Gate(Module):
-    """One gate a head."""
+    """A gate per head."""
 
     def __init__(self, geometry: Any) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Gated(Plugin, api=1):
 
 
 class Counted(Plugin, api=1):
-    """Has every hook, and counts the calls of each; the gate is there so that it does something."""
+    """Implements every hook, and counts the calls; the gate gives it an effect."""
 
     def build_attention(self, attn: Any) -> None:
         CALLED["build_attention"] += 1
@@ -77,7 +77,7 @@ class Counted(Plugin, api=1):
 
 
 class Witness(Plugin, api=1):
-    """Keeps what the training batches held."""
+    """Records the contents of training batches."""
 
     def on_batch(self, batch: Any, phase: str) -> Any:
         if phase == "train":
@@ -97,7 +97,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def whole_run(tmp_path: Path, text: Path) -> Any:
-    """Train for six steps as the command does; forgets what the plugins counted before."""
+    """Train for six steps with the command; resets the plugins' counters first."""
 
     def run(**plugins: Plugin) -> None:
         CALLED.clear()
@@ -173,7 +173,7 @@ def test_planning_hooks_are_over_when_training_begins(whole_run: Any) -> None:
     whole_run(counted=Counted())
     assert set(CALLED) == set(HOOKS)
     planning = {hook: n for hook, n in CALLED.items() if not hook.startswith("on_")}
-    assert planning.pop("build_attention") == 2  # once a layer
+    assert planning.pop("build_attention") == 2  # once per layer
     assert set(planning.values()) == {1}
     assert CALLED["on_batch"] >= 6
     assert CALLED["on_evaluated"] == 3  # before the first step, after three and after six

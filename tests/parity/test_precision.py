@@ -1,4 +1,4 @@
-"""Narrow compute dtypes: float32 masters, loss scaling, checkpointing, a replaced product."""
+"""Tests of mixed precision: float32 master weights, loss scaling, activation checkpointing, a replaced product."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ both_backends = pytest.mark.parametrize("backend", BACKENDS)
 
 
 class Twice(Module):
-    """A product of its own."""
+    """A custom matrix product."""
 
     def forward(self, x: Any, weight: Any) -> Any:
         return self.ops.linear(x, weight) * 2.0
@@ -32,7 +32,7 @@ class Doubled(Plugin, api=1):
 
 
 def trained(lab: Any, plan: Any, backend: str, steps: int = 12, **options: Any) -> tuple[Any, Any]:
-    """(trainer, losses) over one batch again and again."""
+    """Return (trainer, losses) after repeated steps on one batch."""
     batch = lab.batch(plan, unsupervised=2)
     run = lab.trainer(plan, backend, **options)
     return run, lab.losses(run, plan, [[batch]] * steps)
@@ -58,7 +58,7 @@ def test_masters_keep_what_copies_cannot_hold(lab: Any, dtype: str, backend: str
     run, _ = trained(lab, plan, backend, steps=4)
     start = lab.trainer(plan, backend).arrays()["model.norm.weight"]
     moved = run.arrays()["model.norm.weight"] - start
-    assert (np.abs(moved) > 1e-7).all()  # a step of 1e-6 from 1.0 is lost in 16 bits
+    assert (np.abs(moved) > 1e-7).all()  # a step of 1e-6 from 1.0 would be lost in 16 bits
     assert (np.abs(moved) < 1e-5).all()
 
 
@@ -81,7 +81,7 @@ def test_an_overflow_skips_the_update_and_halves_the_scale(lab: Any, backend: st
     for name, value in before.items():
         if not name.startswith("scaler."):
             np.testing.assert_array_equal(after[name], value, err_msg=name)
-    while run.arrays()["scaler.scale"] > 2.0**12:  # it finds a scale that fits, and goes on
+    while run.arrays()["scaler.scale"] > 2.0**12:  # it finds a scale that fits, and continues
         skipped = run.arrays()["scaler.skipped"]
         lab.losses(run, plan, [[batch]])
         if run.arrays()["scaler.skipped"] == skipped:

@@ -1,7 +1,7 @@
-"""Blocks are pure: checkpointing one changes no gradient, statistics carry none, State is written.
+"""Tests that blocks are pure: checkpointing changes no gradient, statistics carry none, State is written.
 
 A plugin with everything that could leak: a stream and a tap that later blocks read, a loss term
-and statistics that nodes inside blocks emit, State, and a parameter that only a statistic sees.
+and statistics emitted inside blocks, State, and a parameter that only a statistic depends on.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KINDS = ("mean", "sum", "max")
 
 
 class Side(Module):
-    """Stream: a second embedding of the ids, (B, T, C)."""
+    """A stream: a second embedding of the ids, (B, T, C)."""
 
     def __init__(self, geometry: Any) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Side(Module):
 
 
 class Router(Module):
-    """Gates heads by the stream; emits a balance term, and how much each head lets through."""
+    """A gate of heads by the stream; emits a balance term, and the openness of each head."""
 
     terms = ("balance",)
     statistics = {kind: kind for kind in KINDS}  # noqa: RUF012
@@ -63,7 +63,7 @@ class Router(Module):
 
 
 class Lane(Module):
-    """A lane beside the stream, made anew at a site of what joins there."""
+    """A lane beside the stream, updated at a site from the values added there."""
 
     def __init__(self, geometry: Any) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Lane(Module):
 
     def forward(self, x: Any, sublayer: Any, side: Any) -> Any:
         opened = self.ops.tanh(x[..., :1, None])  # (B, T, 1, 1)
-        # a sum over (B, T) of what is transposed: the gradient is a transposed view on torch
+        # a sum over (B, T) of a transposed array: the gradient is a transposed view on torch
         mixed = (opened + self.ops.matrix_transpose(self.mix)) @ (x + sublayer)[..., None]
         return side + self.scale * self.ops.tanh(mixed[..., 0])
 
@@ -89,7 +89,7 @@ class Opening(Module):
 
 
 class Lent(Module):
-    """A product with something of a lane."""
+    """A product with a fraction of a lane."""
 
     def forward(self, x: Any, weight: Any, lane: Any) -> Any:
         return self.ops.linear(x + 0.5 * lane, weight)
@@ -106,7 +106,7 @@ class Everything(Plugin, api=1):
     def build_model(self, model: Any) -> None:
         model.stream("side", Side)
         early = model.tap("layers.0.mid")
-        same = model.tap("layers.0.out")  # what the block returns already
+        same = model.tap("layers.0.out")  # the block's existing return value
         model.residual("layers.1.in", early, Learned(0.25))
         model.residual("final", same, Learned(-0.5))
         model.residual("layers.1.out", "side", 0.5)
@@ -144,7 +144,7 @@ def test_checkpointing_changes_no_gradient(lab: Any, backend: str, parts: int) -
         np.testing.assert_array_equal(states[1][name], value, err_msg=name)
 
 
-@pytest.mark.slow  # MLX has a C++ compiler make its kernels
+@pytest.mark.slow  # MLX compiles its kernels with a C++ compiler
 def test_checkpointing_is_pure_when_compiled(lab: Any) -> None:
     plan = plan_of(lab, checkpointing=True, train_compile="on")
     micro = [lab.batch(plan, unsupervised=3)]
@@ -162,7 +162,7 @@ def test_everything_reaches_its_parameters(lab: Any, backend: str, checkpointing
     without = plan_of(lab, checkpointing=checkpointing, term=0.0)
     _, unbalanced = lab.gradients(lab.trainer(without, backend), without, micro)
     for name, grad in found.items():
-        if name.endswith("probe"):  # seen by a statistic alone
+        if name.endswith("probe"):  # only a statistic depends on it
             assert not grad.any(), name
         else:
             assert np.linalg.norm(grad) > 1e-6, name
@@ -193,7 +193,7 @@ def test_state_is_written_once_a_step(lab: Any, backend: str, checkpointing: boo
     mean = (sums[0] + sums[1]) / 2
     np.testing.assert_allclose(state[f"state.{node}.bias"], -RATE * mean, **close)
     before = state[f"state.{node}.bias"]
-    lab.losses(run, plan, [lab.split(whole, 2)])  # the forward pass reads what was written
+    lab.losses(run, plan, [lab.split(whole, 2)])  # the forward pass reads the written value
     after = run.arrays()[f"state.{node}.bias"]
     assert np.all(np.abs(after - before) > 1e-4)
     assert np.any(np.abs((after - before) - before) > 1e-6)
@@ -209,7 +209,7 @@ def test_terms_are_reported_and_do_not_count_as_loss(lab: Any) -> None:
         nats, count = run.evaluate([whole])
         assert set(result.terms) == {"balance"}
         assert 0 < result.terms["balance"] < 3 * 4
-        assert result.loss == pytest.approx(nats / count, rel=1e-3)  # State has moved since
+        assert result.loss == pytest.approx(nats / count, rel=1e-3)  # State has changed since
         found.append(result)
     assert found[0].loss == pytest.approx(found[1].loss, rel=1e-6)
     assert found[0].terms == pytest.approx(found[1].terms, rel=1e-6)

@@ -1,4 +1,4 @@
-"""Tables of which a step holds the rows that it sees train as those of which it holds all."""
+"""Tests that row-wise tables train like whole tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BIGRAMS, VALUES = "streams.bigram_embedding.weight", "streams.value_embedding_0.
 
 
 def both(lab: Any, **settings: Any) -> tuple[Any, Any]:
-    """The plan with two tables, whole and by rows."""
+    """Return the plan with two tables, whole and by rows."""
     more = {"model_layers": 2, **settings}
     options = {k: more.pop(k) for k in [*more] if k.startswith("sparse_rows.")}
     return lab.plan(*TABLES, **more), lab.plan(*TABLES, "sparse_rows", **more, **options)
@@ -49,7 +49,7 @@ def test_losses_and_tables_are_those_of_whole_tables(
     lab: Any, backend: str, micro: int, compiled: str, aot: Any
 ) -> None:
     more: dict[str, Any] = {"value_embeds.wd_mul": 1}
-    if (backend, compiled) == ("torch", "on"):  # a graph for every number of rows: two of them
+    if (backend, compiled) == ("torch", "on"):  # a graph per number of rows: two of them
         more |= {"model_layers": 1, "sparse_rows.buckets": 2}
     plans = both(lab, train_compile=compiled, train_weight_decay=0.1, **more)
     batches = steps_of(lab, plans[0], 10, micro)
@@ -77,7 +77,7 @@ def test_losses_and_tables_are_those_of_whole_tables(
 def test_where_every_row_is_held_the_bits_are_those_of_the_dense_rule(
     lab: Any, backend: str
 ) -> None:
-    """One size, and more ids in a step than the tables have rows."""
+    """A single size, and more ids in a step than the tables have rows."""
     given = {"train_rows": 8, "bigram_hash.size": 0.5, "sparse_rows.buckets": 1}
     dense = lab.plan(*TABLES, **{k: v for k, v in given.items() if "sparse" not in k})
     sparse = lab.plan(*TABLES, "sparse_rows", **given)
@@ -106,7 +106,7 @@ def test_where_every_row_is_held_the_bits_are_those_of_the_dense_rule(
 def test_a_resumed_run_has_the_bits_of_one_that_was_never_saved(
     lab: Any, backend: str, dtype: str
 ) -> None:
-    """Saving and evaluating on the way change nothing, whichever step they come at."""
+    """Saving and evaluating in between change nothing, at any step."""
     _, plan = both(lab, train_dtype=dtype)
     batches = steps_of(lab, plan, 6)
     straight = lab.trainer(plan, backend)
@@ -159,7 +159,7 @@ def test_a_step_that_is_not_finite_changes_no_row(lab: Any, backend: str) -> Non
 
 @BACKENDS
 def test_a_run_with_whole_tables_is_continued_by_rows(lab: Any, backend: str) -> None:
-    """As a branch does it: what fits by name is taken, the rest is as at first."""
+    """As in a branch: arrays that match by name are used, the others have initial values."""
     dense, sparse = both(lab)
     batches, old = steps_of(lab, dense, 8), lab.trainer(dense, backend)
     lab.losses(old, dense, batches[:4])
@@ -174,7 +174,7 @@ def test_a_run_with_whole_tables_is_continued_by_rows(lab: Any, backend: str) ->
 
 @BACKENDS
 def test_a_reference_model_is_given_ids_and_no_places(lab: Any, backend: str) -> None:
-    """It may have tables of the same names, which it holds whole."""
+    """It may have tables of the same names, which are whole."""
     _, plan = both(lab)
     run, ((batch,),) = lab.trainer(plan, backend), steps_of(lab, plan, 1)
     given: list[set[str]] = []
@@ -210,7 +210,7 @@ def test_each_size_is_compiled_once_and_shown(lab: Any, aot: Any) -> None:
     assert len(run.graphs) == len(words)
 
 
-# What the host finds
+# The host's part
 
 
 @settings(deadline=None, max_examples=25)
@@ -257,11 +257,11 @@ def test_what_is_packed_is_unpacked_bit_by_bit() -> None:
     np.testing.assert_array_equal(found["rows.age.t"], last)
 
 
-# What is refused
+# Refusals
 
 
 class Inside(Module):
-    """A table that is no stream's."""
+    """A table that is not a stream's."""
 
     def __init__(self, argument: str) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ class Inside(Module):
 
 
 class Reads(Module):
-    """A stream that is looked up by an argument that it has not, or by what is no field."""
+    """A stream looked up by a missing argument, or by something other than a field."""
 
     def __init__(self, argument: str) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ class Stream(Plugin, api=1):
 
 
 class Rule(RowRule):
-    """A rule that takes whatever it gets."""
+    """A rule that accepts everything."""
 
     def brought(self, ops: Any, held: Any, shared: Any, updates: Any) -> Any:
         return {name: array for name, array in held.items() if name != "last"}
@@ -312,7 +312,7 @@ class Rule(RowRule):
 
 
 class Another(Plugin, api=1):
-    """Claims the same tables, by a rule of its own."""
+    """Claims the same tables, with another rule."""
 
     buckets: int = 4
 
@@ -342,7 +342,7 @@ def test_two_that_claim_a_table_are_refused(lab: Any) -> None:
 
 @BACKENDS
 def test_a_rule_of_a_third_party_is_run(lab: Any, backend: str) -> None:
-    """That of torch's SparseAdam, all but its moments: what is not seen lies still."""
+    """The rule of torch's SparseAdam, except for its moments: unseen rows do not change."""
     plan = lab.plan("bigram_hash", plugins={"another": Another()})
     run, (batch,) = lab.trainer(plan, backend), steps_of(lab, lab.plan("bigram_hash"), 1)[0]
     lab.losses(run, plan, [[batch]] * 3)

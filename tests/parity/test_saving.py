@@ -1,4 +1,4 @@
-"""What a trainer hands out is all that it needs to go on, by names that both frameworks share."""
+"""Tests that a trainer's saved state suffices to continue, with names common to both frameworks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def steps_of(lab: Any, plan: Any, *seeds: int) -> list[list[Any]]:
 
 
 class Noise(Module):
-    """x (B, T, C) and noise from the framework's own generator, as a native dropout would draw it."""
+    """x (B, T, C) and noise from the framework's own generator, like a native dropout."""
 
     statistics = {"drawn": "sum"}  # noqa: RUF012
 
@@ -47,7 +47,7 @@ class Noise(Module):
 
 
 class Careless(Noise):
-    """Returns another State than it declares."""
+    """Returns another State than declared."""
 
     def __init__(self, geometry: Any, what: str) -> None:
         super().__init__(geometry)
@@ -66,7 +66,7 @@ class Careless(Noise):
 
 
 class Spoils(Plugin, api=1):
-    """Has a State that no checkpoint could hold."""
+    """Has a State that checkpoints do not support."""
 
     what: str = "bfloat16"
 
@@ -107,7 +107,7 @@ def test_a_run_goes_on_to_the_bit_from_any_step(
     plan = noisy_of(lab, *names, train_dtype=dtype)
     steps = [lab.split(lab.batch(plan, seed, unsupervised=2), 2) for seed in range(6)]
     run = lab.trainer(plan, backend)
-    if dtype == "float16":  # the scale will double on the way, and halve
+    if dtype == "float16":  # the loss scale doubles and halves in between
         run.resume(run.arrays() | {"scaler.good": np.array(1996.0, np.float32)})
     saved, found = [run.arrays()], []
     for micro in steps:
@@ -188,7 +188,7 @@ def test_another_thread_may_bring_it_while_training_goes_on(lab: Any, backend: s
     with ThreadPoolExecutor(3) as pool:
         brought = []
         for _ in expected:
-            run.step(micro, plan.values(1 / 20), lab.supervised(micro))  # queued, not read
+            run.step(micro, plan.values(1 / 20), lab.supervised(micro))  # enqueued, not read
             brought.append(pool.submit(run.snapshot()))
         for one, theirs in zip(brought, expected, strict=True):
             assert_same(one.result(), theirs)
@@ -234,7 +234,7 @@ def test_a_cancelled_step_has_not_happened(lab: Any, dtype: str, backend: str) -
 @both_backends
 @pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=pytest.mark.slow)])
 def test_random_numbers_are_the_runs_own(lab: Any, compiled: str, backend: str) -> None:
-    """Each step draws others, a seed gives them all, and evaluating draws none of them."""
+    """Each step draws new numbers, a seed determines them all, and evaluation draws none of them."""
     plan = noisy_of(lab, model_layers=1, train_lr=0.0, train_compile=compiled)
     options = (
         {"compiler": partial(torch.compile, backend="aot_eager")} if backend == "torch" else {}

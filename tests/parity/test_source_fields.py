@@ -1,4 +1,4 @@
-"""Fields of a source: nodes read them by name, weights and masks reach the loss, on both frameworks alike."""
+"""Tests of a source's fields: read by name in nodes, as weights and masks in the loss, on both frameworks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Weighed(Plugin, api=1):
 
 
 class Roles(Module):
-    """x (B, T, C), role and target_role int32 (B, T) -> x (B, T, C)."""
+    """A node with x (B, T, C), role and target_role int32 (B, T) -> x (B, T, C)."""
 
     def __init__(self, geometry: Any) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def test_a_step_reads_roles_and_weights(batch: tuple[Any, Any], backend: str) ->
         made = trainer(plan, backend)
         losses[name] = made.read(made.step([one], plan.values(0.5), step.supervised)).loss
     assert len({round(loss, 5) for loss in losses.values()}) == 3
-    # what the weights count is in the gradients: twice the weights of half as many are another step
+    # weights count in the gradients: doubling the weights of half as many positions is another step
     half = {**micro, "weights": np.where(np.arange(16) < 8, 2 * micro["weights"], 0).astype("f4")}
     steps = []
     for one in (micro, half):

@@ -1,4 +1,4 @@
-"""Twenty steps on both frameworks stay together, as far as rounding lets a run stay with itself.
+"""Tests that twenty steps on both frameworks agree within rounding.
 
 B = 2, T = 64, learning rates 1e-3 and 0.02 (muon), with weight decay and clipping on: every plugin
 of the repository, and all at once.
@@ -25,7 +25,7 @@ some_sets = pytest.mark.parametrize("names", SETS, ids=lambda names: "+".join(na
 
 
 def perturbed(run: Any) -> Any:
-    """The run with every weight off by 6e-8 of itself, up or down."""
+    """Perturb every weight of a run by 6e-8 of itself, up or down."""
     rng = np.random.default_rng(11)
     arrays = run.arrays()
     for name, value in arrays.items():
@@ -43,8 +43,8 @@ def assert_together(lab: Any, plan: Any) -> None:
     theirs = np.array(lab.losses(lab.trainer(plan, "mlx"), plan, steps))
     divergence = np.abs(moved - ours).max()
     print(f"apart {np.abs(theirs - ours).max():.1e}, from itself {divergence:.1e}")
-    assert divergence < 1e-3  # else the bound would say nothing
-    assert ours[-3:].mean() < ours[:3].mean() - 0.01  # it learns
+    assert divergence < 1e-3  # otherwise the bound would be meaningless
+    assert ours[-3:].mean() < ours[:3].mean() - 0.01  # the loss falls
     assert np.abs(theirs - ours).max() <= max(1e-5, 3 * divergence)
 
 
@@ -56,7 +56,7 @@ def test_steps_stay_together(lab: Any) -> None:
 
 
 def each_form() -> list[Any]:
-    """Every plugin; its further forms in the full tier."""
+    """List every plugin; in the full tier also its further forms."""
     names = [one.name for one in forms()]
     first = [one.name not in names[:n] for n, one in enumerate(forms())]
     return [

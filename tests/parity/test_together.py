@@ -1,4 +1,4 @@
-"""Every technique at once, each where it can be: one function on NumPy and on both frameworks."""
+"""Tests of every technique at once, as far as compatible: one function on NumPy and both frameworks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ SHAPING = {"build_attention", "build_model", "compute_loss"}
 
 @pytest.fixture(scope="module")
 def everything(lab: Any) -> Plan:
-    """All installed plugins that shape the model or the loss, under AdamW alone."""
+    """Plan all installed plugins that change the model or the loss, with AdamW."""
     found = {entry.name: find(entry.name).cls for entry in installed_plugins()}
     shaping = [name for name, cls in found.items() if SHAPING & set(cls.hooks)]
     names = [name for name in shaping if name not in (*MIXERS, *WHOLE) and not Form(name).left_out]
-    shorter = Form("windows", OPTIONS["windows"][0]).settings  # than a row of the lab
+    shorter = Form("windows", OPTIONS["windows"][0]).settings  # shorter than a row of the lab
     settings = {**shorter, **APART}
     apart = {key: value for key, value in settings.items() if key.partition(".")[0] in names}
     plan = lab.plan(*names, train_clip=0.0, model_layers=3, **apart)
@@ -40,8 +40,8 @@ def everything(lab: Any) -> Plan:
 
 @pytest.fixture(scope="module")
 def moved(lab: Any, everything: Plan) -> dict[str, np.ndarray]:
-    """Parameters away from their start, so that what begins at 0 takes part."""
-    # at two of the first ten points one number's gradient is a sum that nearly cancels, to 1e-4
+    """Perturb parameters from their initial values, so that those starting at 0 have an effect."""
+    # at two of the first ten points one number's gradient nearly cancels, to 1e-4
     rng, found = np.random.default_rng(0), {}
     for name, value in lab.trainer(everything, "torch").arrays().items():
         noise = rng.standard_normal(value.shape).astype(np.float32)

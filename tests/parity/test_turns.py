@@ -1,4 +1,4 @@
-"""Stages with turns: which updates run them, on every framework, resumed and compiled."""
+"""Tests of stages that run every n-th update, on every framework, resumed and compiled."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ CALLS: Counter[str] = Counter()
 
 
 def alone(ops: Any, update: Any, param: Any, state: Any) -> Any:
-    """Runs in its turn alone, and then doubles the gradient."""
+    """Run only when due, and then double the gradient."""
     CALLS["alone"] += 1
     return update * 2, {"count": state["count"] + 1}
 
 
 def always(ops: Any, update: Any, param: Any, state: Any, *, due: bool) -> Any:
-    """Runs in every update; its sum of gradients is made anew in its turn."""
+    """Run in every update; reset the sum of gradients when due."""
     CALLS["due" if due else "not due"] += 1
     mean = update if due else state["mean"]
     return update + mean, {"count": state["count"] + (1 if due else 0.001), "mean": mean}

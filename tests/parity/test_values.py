@@ -1,4 +1,4 @@
-"""Schedule values and batch fields reach every place that may hold one, on each framework."""
+"""Tests that schedule values and batch fields reach every place that accepts them, on each framework."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ both_backends = pytest.mark.parametrize("backend", ["torch", "mlx"])
 
 
 class Marked(Module):
-    """x (B, T, C) -> x where a field says so, else less of it."""
+    """x (B, T, C) -> x where a field is set, else a fraction of it."""
 
     def __init__(self, geometry: Any) -> None:
         super().__init__()
@@ -29,21 +29,21 @@ class Marked(Module):
 
 
 class Coefficient(Module):
-    """(B, T, 1) from a field and a schedule value."""
+    """A coefficient (B, T, 1) from a field and a schedule value."""
 
     def forward(self, marks: Any, ramp: Any) -> Any:
         return self.ops.expand_dims(self.ops.astype(marks, "float32"), -1) * ramp
 
 
 class Ramp(Module):
-    """Stream: a number of the schedule, spread over a row."""
+    """A stream: a schedule value, spread over a row."""
 
     def forward(self, ids: Any) -> Any:
         return self.ops.zeros_like(self.ops.astype(ids, "float32"))[..., None] + 0.5
 
 
 class Size(Module):
-    """A term of the loss: the mean square of the stream, times a field."""
+    """A loss term: the mean square of the stream, times a field."""
 
     def forward(self, x: Any, marks: Any) -> Any:
         marked = self.ops.expand_dims(self.ops.astype(marks, "float32"), -1)
@@ -51,7 +51,7 @@ class Size(Module):
 
 
 class Fields(Plugin, api=1):
-    """Reads a field of its own wherever a node may stand outside the blocks, and inside one."""
+    """Reads its own field in every kind of node outside the blocks, and inside one."""
 
     def build_data(self, data: Any) -> None:
         data.field("marks", "int32")
@@ -73,7 +73,7 @@ class Fields(Plugin, api=1):
 
 
 class OnePlace(Plugin, api=1):
-    """Reads the field in one place alone."""
+    """Reads the field in a single place."""
 
     place: str
 
@@ -101,7 +101,7 @@ class OnePlace(Plugin, api=1):
 
 
 class Values(Plugin, api=1):
-    """A schedule wherever a number may stand."""
+    """Schedules in every place that accepts a number."""
 
     staged: bool = False
 
@@ -132,7 +132,7 @@ def with_fields(lab: Any, plan: Any, *, weights: bool = False) -> dict[str, np.n
 
 
 def assert_exact(lab: Any, plan: Any, backend: str, batch: dict[str, np.ndarray]) -> None:
-    """Gradients against float64, the loss against NumPy."""
+    """Compare gradients with float64, and the loss with NumPy."""
     run = lab.trainer(plan, backend)
     loss, found = lab.gradients(run, plan, [batch])
     objective, exact = lab.exact_gradients(plan, [batch])
@@ -205,7 +205,7 @@ def test_evaluation_has_the_main_target_alone(lab: Any, backend: str) -> None:
     assert count == predictions == lab.supervised([batch])
     assert nats == pytest.approx(float(expected), rel=1e-6)
     step = model(batch, values | {"normaliser": 1.0 / count})
-    assert abs(float(step.sums[0]) - nats) > 1e-3 * nats  # smoothing and z are for training
+    assert abs(float(step.sums[0]) - nats) > 1e-3 * nats  # smoothing and z only apply in training
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What is evaluated in the place of parameters, on both frameworks; and training as if nothing had been."""
+"""Tests of views, which replace parameters in evaluation, on both frameworks; training does not depend on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["torch", "mlx"])
 
 
 class Traced(Plugin, api=1):
-    """Keeps the sum of all that was written, and is evaluated at it, weighed against the parameter."""
+    """Keeps the sum of all written values; evaluates its average with the parameter."""
 
     share: float = option(0.5, help="of the sum")
     of: str = option("", help="the beginning of the roles that it is for")
@@ -27,12 +27,12 @@ class Traced(Plugin, api=1):
 
 
 def added(ops, update, param, state):
-    """Add the new parameter up."""
+    """Add the new parameter to the sum."""
     return update, {"sum": state["sum"] + param}
 
 
 def weighed(ops, param, state, *, share):
-    """Weigh the sum against the parameter."""
+    """Average the sum and the parameter."""
     return param + share * (state["average.sum"] - param)
 
 
@@ -50,7 +50,7 @@ def signed(ops, param, state):
 
 
 class Broken(Plugin, api=1):
-    """Returns what no view is."""
+    """Returns an invalid view."""
 
     how: str = option("shape", help="shape, dtype, nothing or place")
 
@@ -67,7 +67,7 @@ def broken(ops, param, state, *, how):
 
 
 def steps_of(lab: Any, plan: Any, count: int) -> list[list[Any]]:
-    """Batches of a plan of installed plugins."""
+    """Build batches for a plan of installed plugins."""
     return [[lab.completed(plan, lab.batch(plan, seed))] for seed in range(count)]
 
 
@@ -106,10 +106,10 @@ def test_the_view_is_evaluated_and_training_goes_on_from_the_parameters(
         values = plan.values((index + 1) / plan.config.train.steps)
         run.evaluate(probe)
         run.next_logits(row)
-        # arrays that take each other's place are none that a graph is compiled for
+        # swapped arrays must not be inputs that a graph is compiled for
         with torch.compiler.set_stance("fail_on_recompile" if index > 1 else "default"):
             found.append(run.read(run.step(micro, values, lab.supervised(micro))).loss)
-    # bit by bit as if nothing had been evaluated, or kept; compiled, torch rounds otherwise each time
+    # bitwise equal to a run without evaluation or storing; compiled, torch rounds differently each time
     rtol, atol = (1e-5, 1e-6) if backend == "torch" and "train_compile" in settings else (0, 0)
     np.testing.assert_allclose(found, expected, rtol, atol)
     bare, arrays = alone.arrays(), run.arrays()

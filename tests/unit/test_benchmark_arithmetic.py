@@ -1,4 +1,4 @@
-"""What a step computes and moves, against closed formulas and against a step that is really computed."""
+"""Tests of a step's counted FLOPs and bytes, against closed formulas and a computed step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def planned(*plugins: str, settings: tuple[str, ...] = ()) -> Plan:
 
 
 def newton_schulz(rows: int, cols: int, steps: int = 5) -> int:
-    """FLOPs of x x^T, A A and (b A + c A^2) x, with r the shorter side."""
+    """Count FLOPs of x x^T, A A and (b A + c A^2) x, with r the shorter side."""
     r, c = sorted((rows, cols))
     return steps * (2 * r * r * c + 2 * r * r * r + 2 * r * r * c)
 
@@ -107,7 +107,7 @@ def test_the_model_is_the_plans_estimate(names: tuple[str, ...]) -> None:
 def test_windows_are_counted_as_the_run_goes_through_them() -> None:
     length = 512
     settings = (f"train.seq_len={length}", "train.rows=1")
-    staged = ("windows.stages=2", "windows.start=256")  # then 512: both layers are long ones
+    staged = ("windows.stages=2", "windows.start=256")  # then 512: both layers are long
     whole, halves = (
         arithmetic(planned(*names, settings=(*settings, *more))).all_flops
         for names, more in (((), ()), (("windows",), staged))
@@ -121,7 +121,7 @@ def test_the_optimizer_moves_its_arrays() -> None:
     n = plan.num_parameters
     moved = {dtype: arithmetic(plan, dtype).least["optimizer"] for dtype in ("float32", "bfloat16")}
     assert moved["float32"] == n * (4 + 8 + 16)  # gradient, master, two moments
-    assert moved["bfloat16"] == moved["float32"] + 2 * n  # and the compute copy
+    assert moved["bfloat16"] == moved["float32"] + 2 * n  # plus the compute copy
 
 
 def test_muon_has_one_moment_and_moves_its_products() -> None:
@@ -187,7 +187,7 @@ def batch(plan: Plan) -> dict[str, Any]:
 
 
 def test_stages_with_turns_count_as_often_as_they_have_one() -> None:
-    """Shampoo's roots are made in every fourth step here; products of the moments are in each."""
+    """Shampoo's roots are computed in every fourth step here; products of the moments in each."""
     often, seldom = (
         arithmetic(planned("shampoo", settings=(f"shampoo.every={n}",))).flops["optimizer"]
         for n in (1, 4)

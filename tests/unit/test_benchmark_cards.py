@@ -1,4 +1,4 @@
-"""What gets a card, how it is divided among devices, and where cards go."""
+"""Tests of the techniques with cards, their division among devices, and the cards' places."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ WITHOUT = {
     *("role_lr", "tensorboard", "throttle", "trackio", "wandb"),
     *("fim", "domain_tokens", "distill", "jest", "rho1", "source_weights"),
     *("early_stop", "freeze", "untie_head"),
-    *("fp8_head", "fp8_mlp", "metal", "triton"),  # kernels: what is computed is the same, or nearly
+    *("fp8_head", "fp8_mlp", "metal", "triton"),  # kernels: the computation is the same, or nearly
     *("llama3_rope", "lora", "qat", "qkv_bias", "sft", "sparse_loss", "sparse_rows", "yarn_rope"),
 }
-"""Techniques without a card, in the order of the lines: those that do nothing until an option is set,
-and those that change no training; ``fim``, which is for infilling and costs some held-out loss;
+"""Techniques without a card, in the order of the lines: those without effect at their defaults,
+and those that do not change training; ``fim``, which is for infilling and costs some held-out loss;
 ``domain_tokens`` and ``source_weights``, which need text of several domains; those that read a
-reference model: their worth depends on what that was trained on; one that ends a run, one that does
-nothing without an option, and one that needs a tied head, which the cards' model has not; and what is
-for models that were trained before: what published ones have, and chats."""
+reference model, whose effect depends on its training; one that ends a run, one without
+effect at its defaults, and one that needs a tied head, unlike the cards' model; and techniques
+for models trained before: those of published models, and of chats.
+"""
 
 UNMEASURED = {
     *("adafactor", "adam8bit", "ademamix", "agc", "attn_sink", "batch_schedule", "cautious_adam"),
@@ -47,7 +48,7 @@ UNMEASURED = {
     *("mars", "mla", "power_cooldown", "schedule_free", "seq_schedule", "shampoo", "soap"),
     *("stochastic_depth", "swa", "two_step_embed"),
 }
-"""In the table, and not run on a GPU yet."""
+"""Techniques in the table that have not been run on a GPU yet."""
 
 
 def test_every_first_party_technique_is_judged_once() -> None:
@@ -112,7 +113,7 @@ def test_a_child_is_where_its_words_say(reference: bool) -> None:
         assert child.busy == (word != DONE)
     child.take("something else")
     assert child.state is last
-    child.take(DONE)  # the reference's runs in the time of the others are made too
+    child.take(DONE)  # the reference's runs at equal seconds are finished, too
     assert child.over
     child.take(None)
     assert (child.state, child.failure) == (State.ENDED, None)

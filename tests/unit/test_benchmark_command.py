@@ -1,4 +1,4 @@
-"""Every benchmark that writes a result file is told its name, its folder and the commit alike."""
+"""Tests that every benchmark with a result file has the same options for name, folder and commit."""
 
 from __future__ import annotations
 

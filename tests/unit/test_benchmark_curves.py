@@ -1,4 +1,4 @@
-"""Where a curve crosses a target: the last time that it goes below it."""
+"""Tests of a curve's crossing of a target: the last time that it falls below it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every result file says what it was measured on."""
+"""Tests that every result file describes its environment."""
 
 from __future__ import annotations
 

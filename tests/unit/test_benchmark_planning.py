@@ -1,4 +1,4 @@
-"""Planning with all that can be planned together imports no framework; what it takes is on a page."""
+"""Tests that planning all compatible plugins imports no framework; a page has the costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The benchmark of sparse loss measures each file with each kind of rows, and survives one that fails."""
+"""Tests that the sparse-loss benchmark measures each file with each kind of rows, and survives a failure."""
 
 from __future__ import annotations
 

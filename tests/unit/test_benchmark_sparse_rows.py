@@ -1,4 +1,4 @@
-"""The benchmark of sparse rows measures every variant, and says what it costs."""
+"""Tests that the sparse-rows benchmark measures every variant, and reports the cost."""
 
 from __future__ import annotations
 

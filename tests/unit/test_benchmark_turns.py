@@ -1,4 +1,4 @@
-"""Turns: every variant gets the same steps, memory is its own, and one that fails stops no other."""
+"""Tests of turns: equal steps for every variant, separate memory, and tolerance of a failure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.turns import Memory, ratio, take_turns
 
 
 class Heap(Memory):
-    """Bytes that variants say they take."""
+    """A memory that counts bytes declared by the variants."""
 
     def __init__(self) -> None:
         self.allocated = self.most = 0
@@ -26,7 +26,7 @@ class Heap(Memory):
 
 
 class Fake:
-    """Holds some bytes for good, and more while it steps."""
+    """A variant that holds some bytes permanently, and more during a step."""
 
     multiplied = 10
 

@@ -1,4 +1,4 @@
-"""Tests and trials of every plugin leave none out without a reason."""
+"""Tests that every plugin is tested and tried, or has a reason for an exception."""
 
 from __future__ import annotations
 

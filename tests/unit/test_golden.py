@@ -1,4 +1,4 @@
-"""Planning gives what it gave at the commit of the golden records, but for changes that are meant."""
+"""Tests that planning equals the golden records, except for intended changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/hooks.md is what the hook specifications and the builders say, and says all of it."""
+"""Tests that docs/hooks.md covers all hook specifications and builders, and is up to date."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_every_hook_has_a_chapter_and_every_link_a_heading() -> None:
 
 @pytest.mark.parametrize(("hook", "slot"), OFFERED, ids=[slot.path for _, slot in OFFERED])
 def test_an_example_can_be_typed(hook: str, slot: Slot) -> None:
-    """It calls what it stands beside, with arguments that this takes, and public names."""
+    """It calls its slot, with accepted arguments, and uses public names."""
     example = doc_of(slot.target).example
     if not example:
         return
@@ -71,7 +71,7 @@ def test_an_example_can_be_typed(hook: str, slot: Slot) -> None:
 
 
 def _reached(hook: str, name: str) -> Any:
-    """The function that ``attn.out.gate`` is."""
+    """Return the function of ``attn.out.gate``."""
     found = {slot.path: slot for slot in slots(hook)}
     if name in found:
         return found[name].target
@@ -99,7 +99,7 @@ def test_chains_give_the_names_that_the_page_says() -> None:
 
 @pytest.fixture
 def plugins(tmp_path: Path) -> Path:
-    """The files of the page, in a folder."""
+    """Write the page's files into a folder."""
     page = PAGE.text()
     blocks = dict(re.findall(r"^```python title=(\S+)\n(.+?)^```$", page, re.M | re.S))
     files = {"half_open.py", "whole_documents.py", "answers.py", "distil.py", "growing.py"}

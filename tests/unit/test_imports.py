@@ -1,4 +1,4 @@
-"""Imports run one way, and only `minillm_core/backends/` imports a framework."""
+"""Tests that imports follow one direction, and that only `minillm_core/backends/` imports a framework."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ import pytest
 
 import minillm_core
 
-# A package may import from those after it, and never from those before it. Modules that lie
-# directly in minillm_core (errors, ...) come last, and import nothing of it but each other.
+# A package may import from those after it, and never from those before it. Modules
+# directly in minillm_core (errors, ...) come last, and import only each other.
 ORDER = ("cli", "train", "checkpoint", "data", "backends")
 ORDER += ("plan", "plugins", "optim", "nn", "ops", "config")
 FRAMEWORKS = {"torch", "mlx"}
-# Above everything: the public names, and `python -m minillm_core`.
+# First: the public names, and `python -m minillm_core`.
 ENTRY = {"__init__", "__main__", "commands", "directories", "inspection", "studies", "testing"}
 
 
 def place(package: str) -> int:
-    """Where a package of minillm_core comes in the order, 0 first."""
+    """Return a package's position in the order, 0 first."""
     return ORDER.index(package) if package in ORDER else len(ORDER)
 
 
 def imports(source: str, package: str) -> Iterator[tuple[int, str]]:
-    """(line, absolute name) of each import, also inside functions; not under TYPE_CHECKING.
+    """List (line, absolute name) of each import, also inside functions; not under TYPE_CHECKING.
 
     Args:
         source: a module's source.
-        package: the dotted package that the module is in, which relative imports start from.
+        package: the dotted package of the module, to which relative imports refer.
     """
     todo: list[ast.AST] = [ast.parse(source)]
     while todo:
@@ -53,14 +53,14 @@ def imports(source: str, package: str) -> Iterator[tuple[int, str]]:
 
 
 def modules(root: Path) -> Iterator[tuple[str, Path]]:
-    """(top package or top module, file) of everything in minillm_core."""
+    """List (top package or top module, file) of everything in minillm_core."""
     for path in sorted((root / "minillm_core").rglob("*.py")):
         first = path.relative_to(root / "minillm_core").parts[0]
         yield first.removesuffix(".py"), path
 
 
 def violations(root: Path) -> Iterator[str]:
-    """What breaks the directions, as `file:line: why`."""
+    """List violations of the directions, as `file:line: why`."""
     for package, path in modules(root):
         dotted = ".".join(path.relative_to(root).parent.parts)
         for line, name in imports(path.read_text(), dotted):
@@ -154,11 +154,11 @@ OPEN = {
         "minillm_core.commands",
         "minillm_core.directories",
         "minillm_core.documents",
-        "minillm_core.inspection",  # the specification of a model, which modeling files are written from
+        "minillm_core.inspection",  # the specification of a model, from which modeling files are written
     ),
     "minillm_modded": (
         "minillm_core",
-        "minillm_core.inspection",  # the update, which tables by rows run on fewer rows
+        "minillm_core.inspection",  # the update, which row-wise tables run on fewer rows
     ),
     "minillm_mesh": (
         "minillm_core",
@@ -173,11 +173,11 @@ OPEN = {
         "minillm_core.studies",
     ),
 }
-"""Package of a distribution -> all modules of the core that it may import from."""
+"""Package of a distribution -> all core modules that it may import from."""
 
 
 def closed(source: str, open_modules: Collection[str]) -> Iterator[str]:
-    """What a module takes from the core that is not public, as `line: what`; for type checkers too."""
+    """List a module's imports of non-public core names, as `line: what`; also for type checkers."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             taken = [(alias.name, None) for alias in node.names]
@@ -245,7 +245,7 @@ PUBLIC = {
 
 
 def core_imports(source: str) -> Iterator[tuple[int, str]]:
-    """(line, module of the core) of each import, wherever it stands, and of each reference to one."""
+    """List (line, module of the core) of each import, at any level, and of each reference to one."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]

@@ -1,4 +1,4 @@
-"""The pip line that keeps the installed torch and mlx: as text, and as pip itself sees it."""
+"""Tests of the pip command that keeps the installed torch and mlx: its text, and its effect in pip."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_plugin_of_ours_can_be_asked_for_by_name(repository: Path) -> None
 
 
 def write_wheel(folder: Path, name: str, version: str, requires: Sequence[str] = ()) -> Path:
-    """A wheel of one empty module."""
+    """Write a wheel with one empty module."""
     module = name.replace("-", "_")
     info = f"{module}-{version}.dist-info"
     lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}"]
@@ -79,7 +79,7 @@ def write_wheel(folder: Path, name: str, version: str, requires: Sequence[str] =
 
 @pytest.fixture(scope="module")
 def pip(tmp_path_factory: pytest.TempPathFactory) -> Pip:
-    """``pip(version, line)``: what pip would install where that torch is; "refused": nothing."""
+    """Return ``pip(version, line)``: what pip would install with that torch; "refused": nothing."""
     home = tmp_path_factory.mktemp("pip")
     index, have = home / "index", home / "have"
     for version in ("2.13.0+cu130", "2.14.0"):

@@ -1,4 +1,4 @@
-"""The README's table of time to loss is that of the result files."""
+"""Tests that the README's table of time to loss matches the result files."""
 
 from __future__ import annotations
 

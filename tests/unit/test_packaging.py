@@ -1,4 +1,4 @@
-"""The core and the plugins are packaged alike, and what is written about them agrees."""
+"""Tests that core and plugins are packaged alike, and that their descriptions agree."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from minillm_core.plugins.first_party import (
 from tools.release import ReleaseError, build, check_tag, distributions, set_version, version
 
 GROUPS = {"minillm.plugins", "minillm.commands"}
-"""Groups of entry points: a distribution beside the core has one of them, or a script of its own."""
+"""Groups of entry points: a distribution besides the core has one of them, or a script."""
 OBJECTS = "minillm.directories"
-"""A group whose entry points name objects, not classes or functions."""
+"""A group whose entry points are objects, not classes or functions."""
 ENGINES = ("minillm.judges", "minillm.measured", "minillm.ranks")
-"""Groups whose entry points are named by what they judge by, give or run on, and not as their modules are."""
+"""Groups whose entry points are named after their function instead of their modules."""
 
 
 def projects(root: Path) -> dict[Path, dict[str, Any]]:
-    """Folder -> the [project] table of each first-party distribution, the core first."""
+    """Return folder -> the [project] table of each first-party distribution, the core first."""
     homes = ("plugins", "examples")
     files = [file for home in homes for file in sorted(root.glob(f"{home}/*/pyproject.toml"))]
     files.insert(0, root / "pyproject.toml")
@@ -42,38 +42,38 @@ def projects(root: Path) -> dict[Path, dict[str, Any]]:
 
 
 def requirements(project: dict[str, Any]) -> dict[str, Requirement]:
-    """Everything that a distribution asks for, with its extras, by canonical name."""
+    """List a distribution's requirements, including its extras, by canonical name."""
     extras = project.get("optional-dependencies", {})
     lines = chain(project["dependencies"], *extras.values())
     return {canonicalize_name(Requirement(line).name): Requirement(line) for line in lines}
 
 
 def third_party(root: Path) -> dict[str, Requirement]:
-    """What the core asks for and does not come from this repository, by canonical name."""
+    """List the core's third-party requirements, by canonical name."""
     found = projects(root)
     ours = {project["name"] for project in found.values()}
     return {n: need for n, need in requirements(found[root]).items() if n not in ours}
 
 
 def constraints(root: Path) -> dict[str, Requirement]:
-    """The pins of constraints.txt, by canonical name."""
+    """Return the pins of constraints.txt, by canonical name."""
     lines = (root / "constraints.txt").read_text().splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     return {canonicalize_name(pin.name): pin for pin in pins}
 
 
 def package_of(folder: Path) -> Path:
-    """The one import package of a distribution."""
+    """Return the single import package of a distribution."""
     (package,) = [path.parent for path in folder.glob("minillm_*/py.typed")]
     return package
 
 
 COPIED = {"own/parts_both.py", "own/parts_torch.py", "own/parts_mlx.py"}
-"""Files of minillm-hf that are copied as text into modeling files, whose programs have what they import."""
+"""Files of minillm-hf that are copied as text into modeling files, with the imports of those files."""
 
 
 def third_party_imports(package: Path) -> set[str]:
-    """Top-level names of what a package imports from elsewhere, anywhere in its modules."""
+    """List the top-level names of a package's third-party imports, in all of its modules."""
     found: set[str] = set()
     for path in package.rglob("*.py"):
         if package.name == "minillm_hf" and str(path.relative_to(package)) in COPIED:
@@ -121,7 +121,7 @@ def test_the_extra_all_brings_every_distribution_of_ours(repository: Path) -> No
     extras = projects(repository)[repository]["optional-dependencies"]
     published = {project["name"] for project in distributions(repository).values()}
     assert {Requirement(line).name for line in extras["all"]} == published - {"minillm-core"}
-    assert published == DISTRIBUTIONS  # or a mix of versions would pass unnoticed
+    assert published == DISTRIBUTIONS  # otherwise mixed versions would not be detected
 
 
 def test_no_folder_is_a_package_by_accident(repository: Path) -> None:
@@ -148,9 +148,9 @@ def test_constraints_pin_the_development_environment(repository: Path) -> None:
 
 def test_the_core_declares_what_it_imports(repository: Path) -> None:
     imported = third_party_imports(repository / "minillm_core")
-    imported -= {"annotated_types", "pydantic_core"}  # pydantic's other halves
+    imported -= {"annotated_types", "pydantic_core"}  # pydantic's dependencies
     declared = {Requirement(line).name for line in projects(repository)[repository]["dependencies"]}
-    assert imported - {"torch", "mlx", "fastokens"} == declared  # each an extra of its own
+    assert imported - {"torch", "mlx", "fastokens"} == declared  # each in an extra
 
 
 def test_plugins_declare_what_they_import(repository: Path) -> None:
@@ -199,7 +199,7 @@ def test_notices_name_every_requirement(repository: Path) -> None:
 
 
 def test_the_name_of_somebody_else_is_never_recommended(repository: Path) -> None:
-    # The distribution that is called just "minillm" on the public index is not ours.
+    # The distribution named just "minillm" on the public index is not ours.
     wrong = re.compile(r"pip3? install(?: +-\S+)* +[\"']?minillm(?![-\w])")
     assert wrong.search("pip install -U " + "minillm")
     assert not wrong.search("pip install minillm-muon")
@@ -215,7 +215,7 @@ def test_the_name_of_somebody_else_is_never_recommended(repository: Path) -> Non
 
 @pytest.fixture
 def checkout(repository: Path, tmp_path: Path) -> Path:
-    """A copy of what a release looks at."""
+    """Copy the files that a release reads."""
     for folder in projects(repository):
         copy = tmp_path / folder.relative_to(repository)
         copy.mkdir(parents=True, exist_ok=True)
@@ -305,7 +305,7 @@ def test_make_run_installs_what_its_recipes_name(repository: Path) -> None:
     )
     assert example is not None
     plugins = {FIRST_PARTY[name] for name in {*named, *example[1].split(",")}}
-    # A run ends by naming report and export, and the README's commands show the token cache
+    # A run's last lines name report and export, and the README's commands show the token cache
     commands = {FIRST_PARTY_COMMANDS[name] for name in ("report", "data.cache.list")}
     # and start from a model directory.
     assert {*plugins, *commands, PROVIDERS["minillm.directories"]} == installed

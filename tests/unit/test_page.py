@@ -1,4 +1,4 @@
-"""Tables that are made stand between their marks, and nothing else of a page changes."""
+"""Tests that generated tables are between their marks, and that the rest of a page is unchanged."""
 
 from __future__ import annotations
 

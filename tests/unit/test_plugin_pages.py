@@ -1,4 +1,4 @@
-"""The tables of plugins, options and commands are what entry points, docstrings and options say."""
+"""Tests that the tables of plugins, options and commands match entry points, docstrings and options."""
 
 from __future__ import annotations
 

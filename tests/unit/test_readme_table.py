@@ -1,4 +1,4 @@
-"""The README's figures are those of the result files."""
+"""Tests that the README's figures match the result files."""
 
 from __future__ import annotations
 

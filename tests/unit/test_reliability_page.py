@@ -1,4 +1,4 @@
-"""The tables of docs/reliability.md are those of the result files."""
+"""Tests that the tables of docs/reliability.md match the result files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/scale.md holds the table that the cost model makes today; the model is near what was measured."""
+"""Tests that docs/scale.md has the cost model's current table, and that the model is close to measurements."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_model_is_near_what_was_measured(point: Point) -> None:
 
 
 def test_the_first_measurement_is_met() -> None:
-    """A prediction for the same cards is what was measured there."""
+    """A prediction for the same GPUs equals the measurement there."""
     for point in POINTS:
         again = Point(*(*list(vars(point).values())[:5], point.few, point.exchanges))
         assert again.predicted() == pytest.approx(point.few[1], rel=1e-6)

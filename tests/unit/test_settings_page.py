@@ -1,4 +1,4 @@
-"""docs/settings.md is what the schema and the presets say, and pages lead to it."""
+"""Tests that docs/settings.md matches the schema and the presets, and that pages link to it."""
 
 from __future__ import annotations
 

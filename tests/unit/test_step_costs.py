@@ -1,4 +1,4 @@
-"""Step times from ablations beside their arithmetic, and the page that shows them."""
+"""Tests of step times from ablations with their arithmetic, and of the page that shows them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIZES = ("model.layers=2", "model.dim=64", "model.hidden=96", "model.vocab=131",
 
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
-    """An ablation.json of muon's company, with relu2 and moe; two pairs."""
+    """Build an ablation.json of muon's company, with relu2 and moe; two pairs."""
     sets = {"baseline": ["muon"], "+relu2": ["muon", "relu2"], "+moe": ["moe", "muon"]}
     variants, config = {}, None
     for name, plugins in sets.items():
@@ -78,7 +78,7 @@ def figures(result: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arithmetic that is the same for all, where it does not matter."""
+    """Replace the arithmetic by constants, where it is irrelevant."""
     same = Arithmetic({"forward": 2.0}, {"forward": 3.0}, {"forward": 4.0}, 1)
     monkeypatch.setattr("benchmarks.step_costs.arithmetic", lambda plan, dtype: same)
 
@@ -97,7 +97,7 @@ def test_another_plan_is_refused(result: dict[str, Any]) -> None:
 
 
 def test_step_times_are_those_of_the_pairs(figures: dict[str, Any]) -> None:
-    moe, relu2 = figures["techniques"]  # the dearest first
+    moe, relu2 = figures["techniques"]  # the most expensive first
     assert (moe["technique"], relu2["technique"]) == ("moe", "relu2")
     assert moe["step_time"]["ratio"] == pytest.approx(1.5)
     assert moe["step_time"]["low"] == pytest.approx(1.5 / 1.02)

@@ -1,4 +1,4 @@
-"""Text from elsewhere, made safe to print; the nearest of several names."""
+"""Tests of untrusted text made safe to print, and of the nearest of several names."""
 
 from __future__ import annotations
 

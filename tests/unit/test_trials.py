@@ -1,4 +1,4 @@
-"""The judges of the trials judge: what differs is told, what is damaged is damaged."""
+"""Tests of the trials' own checks: differences are reported, and damage is real."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = (4, 8, 12)
 
 @pytest.fixture
 def run(tmp_path: Path):
-    """Make a run's folder that ended well."""
+    """Create a run folder that ended normally."""
 
     def make(name: str) -> Path:
         out = tmp_path / name

@@ -1,4 +1,4 @@
-"""The runner of pages sees what is not so."""
+"""Tests that the runner of pages detects mismatches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ c
 
 
 def typed(page: str, folder: Path) -> int:
-    here = Path(sys.executable).parent  # many systems have no `python` on their path
+    here = Path(sys.executable).parent  # many systems have no `python` on PATH
     return run_page(page, folder, {"PATH": f"{here}{os.pathsep}{os.environ['PATH']}"})
 
 

@@ -32,8 +32,8 @@ with that other plugin alone. Each file is one self-contained group of checks:
 hygiene.py, before anything is planned
     - ``api``: the class statement names this hook API; read with ``ast``, nothing is imported.
     - ``loads``: it is found, imported, takes its options, and implements a hook.
-    - ``manifest``: what ``plugins list`` reads in the source is what the imported class is.
-    - ``options``: they come back equal through JSON and TOML; an unknown one is refused.
+    - ``manifest``: the manifest that ``plugins list`` reads in the source equals that of the imported class.
+    - ``options``: they survive a round trip through JSON and TOML; an unknown one is refused.
     - ``import``: in a fresh process, no framework is imported, nothing is written or printed, no socket
       or process is made, no environment, generator or attribute is changed.
 plan.py
@@ -42,7 +42,7 @@ plan.py
       without it, and no slot is filled in another's name.
     - ``deterministic``: the same plan twice, and in a process with another hash seed.
     - ``traces``: planning changes nothing in a process and imports no framework.
-    - ``off``: after it was there, the plan without it is byte for byte the plain one.
+    - ``off``: after a plan with it, the plan without it is byte for byte the plain one.
 hooks.py, during training
     - ``batches``: ``on_batch`` in phases train, eval and decode: ids in range, declared fields with
       their dtype and shape, the same again for the same batch, which itself stays as it was; only
@@ -53,9 +53,9 @@ kernels/
     - ``kernel``: each kernel that it brings, alone, on odd sizes, in memory full of NaN and again with
       other inputs: outputs and gradients are the op's in float64, to the contract's tolerance.
       ``minillm kernels check`` walks over the same cases, on a GPU too.
-numbers.py, updates.py: against NumPy in float64, in the weights' initial values moved by 0.1, so
-that what starts at 0 takes part
-    - ``identity``: before the first step the logits are the plain model's, where it says so.
+numbers.py, updates.py: against NumPy in float64, at initial weights perturbed by 0.1, so
+that parameters starting at 0 have an effect
+    - ``identity``: before the first step the logits are the plain model's, where the plugin declares it.
     - ``forward``: losses and logits of each backend in float32 and bfloat16, a bound for each dtype;
       in a second model with odd sizes, one key-value head and a tied head.
     - ``slopes``: each parameter's gradient is the slope of NumPy's loss along a random direction, by
@@ -66,29 +66,29 @@ training.py, decoding.py
     - ``repeats``: a forward pass, and the first step of a new model, twice: equal to the bit, so that
       state in a global is named before the numbers that it spoils.
     - ``trains``: five steps, every loss finite.
-    - ``evidence``: what it put into the plan is seen to take part.
-    - ``clean``: planning and steps leave what torch and MLX have once a process (default dtype and
+    - ``evidence``: its parts of the plan are observed to be active.
+    - ``clean``: planning and steps leave the per-process state of torch and MLX (default dtype and
       device, seeds, flags, threads, functions and classes) as it was.
     - ``resumes``: saved, loaded and trained on is the uninterrupted run, to the bit.
     - ``causal``: later tokens change nothing earlier: features in float64, one column's loss in
       float32, by more than rounding.
-    - ``decodes``: fed in pieces, the logits are those of the whole.
+    - ``decodes``: with the KV cache, fed in pieces, the logits are those of the whole sequence.
 export.py
     - ``exports``: its exported tensors give its logits in the published Llama or Qwen3.
 frameworks.py
     - ``parity``: torch and MLX start from the same bits and have the same gradients.
-    - ``pure``: recomputing blocks in the backward pass changes neither gradients nor state.
+    - ``pure``: activation checkpointing of blocks changes neither gradients nor state.
     - ``alike``: five steps with its own optimizer are the same on both, state included.
-    - ``compiles``: compiled steps are one graph (on a CPU torch traces alone: aot_eager), and leave
-      the losses and moments of eager ones.
+    - ``compiles``: compiled steps are one graph (on a CPU only torch's tracing: aot_eager), with
+      the losses and moments of eager steps.
 mesh.py
     - ``mesh``: two processes over gloo, with very different numbers of labels, train as one: the same
-      losses, updates and State, by whole micro-batches and by rows, or a refusal by name. Without
-      minillm-mesh, without torch and outside Linux it is left out; MLX's processes are tried in the
-      tests of minillm-mesh, since its ring may hang.
+      losses, updates and State, by whole micro-batches and by rows, or a refusal by name. Skipped
+      without minillm-mesh, without torch and outside Linux; MLX's processes are tested in
+      minillm-mesh, since its ring may hang.
 pairs.py
     - ``pairs``: with each partner the plan is the same in either order and trains five steps on
-      every backend, or it is refused and names both. First come partners that it may conflict with:
+      every backend, or the refusal names both. First the partners that are likely to conflict:
       refused beside it, in its slots, at its sites. A partner whose package, device or account is
       missing, or that fails without the plugin too, is listed as not run.
 

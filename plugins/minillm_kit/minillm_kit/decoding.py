@@ -14,10 +14,10 @@ CUTS = ((1,) * 11, (6, 1, 1, 3), (2, 5, 4))
 LEVEL = 2e-5
 
 EXACT = 1e-12
-"""How far features may move in float64."""
+"""Tolerance of features in float64."""
 
 ROUNDING = 8 * 2.0**-24
-"""How far one column's loss may move in float32, where sums are taken in another order."""
+"""Tolerance of one column's loss in float32, where sums may be in another order."""
 
 
 def decodes(subject: Subject) -> str:

@@ -20,7 +20,7 @@ from minillm_kit.subject import Subject, first_row, states
 Arrays = Mapping[str, np.ndarray]
 
 BOUND = 1e-6
-"""Largest difference of a logit: tables of angles are float32 in a model."""
+"""Largest difference of a logit: a model's rotary tables are float32."""
 
 
 def exports(subject: Subject) -> str:
@@ -92,7 +92,7 @@ def _mlp(layer: Arrays, x: np.ndarray) -> np.ndarray:
 
 
 def _attention(layer: Arrays, config: Mapping[str, Any], x: np.ndarray) -> np.ndarray:
-    """Attend causally, x (T, C) -> (T, C); Qwen3 norms queries and keys, Llama has no weights for it."""
+    """Compute causal attention, x (T, C) -> (T, C); only Qwen3 has weights for norms of queries and keys."""
     width, epsilon = config["head_dim"], config["rms_norm_eps"]
     q, k, v = (
         (
@@ -117,7 +117,7 @@ def _attention(layer: Arrays, config: Mapping[str, Any], x: np.ndarray) -> np.nd
 
 
 def _frequencies(rope: Mapping[str, Any], half: int) -> tuple[np.ndarray, float]:
-    """Return the radians a position of each pair (D/2,), and what q and k are multiplied by."""
+    """Return the radians per position of each pair (D/2,), and the factor applied to q and k."""
     base = rope["rope_theta"]
     theta = base ** (-np.arange(half) / half)
     if rope["rope_type"] == "default":
@@ -146,7 +146,7 @@ def _frequencies(rope: Mapping[str, Any], half: int) -> tuple[np.ndarray, float]
 
 
 def _rotated(x: np.ndarray, theta: np.ndarray) -> np.ndarray:
-    """Turn the pair (i, i + D/2) of x (heads, T, D) by position * theta_i."""
+    """Rotate the pair (i, i + D/2) of x (heads, T, D) by position * theta_i."""
     half = x.shape[-1] // 2
     angles = np.outer(np.arange(x.shape[1]), theta)
     a, b = x[..., :half], x[..., half:]

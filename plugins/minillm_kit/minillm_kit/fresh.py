@@ -5,7 +5,7 @@ takes milliseconds. So one parent process imports, and a forked child answers ea
 of a call end with its child. Where children could hang, each call starts a new Python instead: outside
 Linux, and where importing has started a thread.
 
-    python -B -m minillm_kit.fresh MODULE ...    imports them, and forks for each line that it is sent
+    python -B -m minillm_kit.fresh MODULE ...    imports the modules, and forks for each line on stdin
 """
 
 from __future__ import annotations

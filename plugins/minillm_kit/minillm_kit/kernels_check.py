@@ -101,7 +101,7 @@ def check_command(
     """Check kernels against NumPy in float64: outputs, gradients, memory, repetition. Exit 3: one fails.
 
     Each kernel that this machine can run is called on odd sizes and every fact that it accepts.
-    A loss of fewer digits than its op's contract tolerates is no failure where the kernel says so.
+    A loss with fewer digits than its op's contract requires passes where the kernel declares it.
     """
     from minillm_kit.kernels.check import plan_check, run_check
     from minillm_kit.kernels.problem import DTYPES

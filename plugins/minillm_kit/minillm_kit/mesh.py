@@ -1,6 +1,6 @@
 """Distributed training: two ranks over gloo train as one process, or a parallelism axis refuses the plugin.
 
-    python -B -m minillm_kit.mesh SPEC JSON     trains on 1 and on 2 ranks, and prints what it found as JSON
+    python -B -m minillm_kit.mesh SPEC JSON     trains on 1 and on 2 ranks, and prints the results as JSON
 
 An axis is a row of :data:`AXES`: a way to divide a step or its updates. Both ranks are forked from a
 process that has imported torch and computed nothing (fresh.py), and connect through minillm-mesh, as
@@ -109,10 +109,10 @@ def mesh(subject: Subject) -> str:
 
 
 def _asked(subject: Subject) -> dict[str, dict[str, Any]]:
-    """Run both ranks; return what rank 0 found, by axis.
+    """Run both ranks; return rank 0's findings by axis.
 
     Raises:
-        Failed: they ended with an error, or did not end.
+        Failed: a rank ended with an error, or did not end.
     """
     try:
         ended = fresh.run(

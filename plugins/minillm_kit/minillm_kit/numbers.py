@@ -121,7 +121,7 @@ def slopes(subject: Subject) -> str:
 def _slopes(
     oracle: Oracle, forward: Callable[[], Any], step: float
 ) -> dict[str, tuple[np.ndarray, float]]:
-    """Measure, by parameter, a direction and the objective's difference between its ends."""
+    """Draw a direction per parameter; return it with the objective's difference between its ends."""
     measured, rng = {}, np.random.default_rng(3)
     for name in sorted(oracle.places):
         start, ends = oracle.get(name), []

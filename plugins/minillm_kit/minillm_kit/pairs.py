@@ -18,10 +18,10 @@ REFUSED, SAME_SLOT, SAME_SITE, ELSEWHERE = range(4)
 
 LAYER = re.compile(r"^layers\.\d+\.|\[.*")
 HOOKS = ("on_batch", "on_event")
-"""Slots that plugins do not share."""
+"""Slots that several plugins fill without conflict."""
 
 Partner = tuple[LoadedPlugin, ...]
-"""A plugin, followed by those that it builds on."""
+"""A plugin, followed by its requirements."""
 
 
 def pairs(subject: Subject) -> str:
@@ -50,7 +50,7 @@ class _NotRun(Exception):
 
 
 def _partner(subject: Subject, spec: str) -> tuple[Partner, tuple[str, ...]]:
-    """Load a partner with what it builds on, and list the backends that can run it here.
+    """Load a partner with its requirements, and list the backends that can run it here.
 
     Raises:
         _NotRun: its package, device or account is missing.

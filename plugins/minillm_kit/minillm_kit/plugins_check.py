@@ -118,13 +118,13 @@ def subject_of(spec: str, assignments: Sequence[str], *, backend: str, pairs: st
     try:
         absent = subject.absent
     except MinillmError:
-        return subject  # broken: the check `loads` reports it
+        return subject  # the check `loads` reports the fault
     if backend in absent:
         able = ", ".join(subject.found.cls.manifest.backends)
         raise BackendError(
             absent[backend], where=f"--backend {backend}", fix=f"it runs on {able}: leave it out"
         )
-    with suppress(inspection.PluginCodeError):  # its code raised: the check `loads` reports it
+    with suppress(inspection.PluginCodeError):  # its code raised; the check `loads` reports it
         _ = subject.loaded
     return subject
 

@@ -45,7 +45,7 @@ def new_command(
     listed = {path.relative_to(target).as_posix(): path for path in paths}
     width = max(map(len, listed))
     article = "an" if kind[0] in "aeiou" else "a"
-    installed = str(target) if target.is_absolute() else f"./{target}"  # pip would look a name up
+    installed = str(target) if target.is_absolute() else f"./{target}"  # pip looks up bare names
     lines = (
         f"{target}: {article} {kind} plugin that works; make it yours",
         *(

@@ -35,7 +35,7 @@ def pull_back(name: str) -> Callable[..., Gradients]:
 
 
 def linear(dy: Array, *, x: Array, weight: Array) -> Gradients:
-    """Dx = dy weight, dweight = dy^T x; dy (..., O)."""
+    """Return dx = dy weight, dweight = dy^T x; dy (..., O)."""
     x, weight = _float64(x), _float64(weight)
     return {
         "x": dy @ weight,
@@ -44,7 +44,7 @@ def linear(dy: Array, *, x: Array, weight: Array) -> Gradients:
 
 
 def embedding(dy: Array, *, ids: Array, weight: Array) -> Gradients:
-    """Sum dy (..., C) over the places of each id."""
+    """Sum dy (..., C) over the positions of each id."""
     found = np.zeros(weight.shape)
     np.add.at(found, ids, dy)
     return {"weight": found}
@@ -63,7 +63,7 @@ def rms_norm(dy: Array, *, x: Array, weight: Array | None, eps: float) -> Gradie
 
 
 def rotate(dq: Array, dk: Array, *, q: Array, k: Array, table: Rotary) -> Gradients:
-    """Turn dq and dk back by the same angles."""
+    """Rotate dq and dk back by the same angles."""
     back = table._replace(sin=-_float64(table.sin))
     turned = reference.rotate(dq, dk, back)
     return {"q": turned[0], "k": turned[1]}
@@ -102,13 +102,13 @@ def attention(
 
 
 def logits(dy: Array, *, hidden: Array, weight: Array, form: LossForm) -> Gradients:
-    """Through the form, then through the product; dy (B, V)."""
+    """Differentiate the form, then the product; dy (B, V)."""
     found = reference.logits(hidden, weight, form)
     return _product(form.pull_back(found, dy), hidden, weight)
 
 
 def swiglu(dy: Array, *, gate: Array, up: Array) -> Gradients:
-    """silu'(g) = s + g s (1 - s), with s = sigmoid(g)."""
+    """Apply silu'(g) = s + g s (1 - s), with s = sigmoid(g)."""
     gate, up = _float64(gate), _float64(up)
     s = NumPyArrays.sigmoid(gate)
     return {"gate": dy * up * (s + gate * s * (1 - s)), "up": dy * gate * s}
@@ -123,7 +123,7 @@ def linear_cross_entropy(
     weights: Array | None = None,
     form: LossForm = PLAIN,
 ) -> Gradients:
-    """d loss / d logits = p - (1 - smoothing) onehot - smoothing / V + 2 z lse p, times its weight."""
+    """Apply d loss / d logits = p - (1 - smoothing) onehot - smoothing / V + 2 z lse p, times its weight."""
     found = reference.logits(hidden, weight, form)  # (N, V)
     lse = NumPyArrays.logsumexp(found)  # (N,)
     by = np.ones(targets.shape) if weights is None else _float64(weights)
@@ -137,14 +137,14 @@ def linear_cross_entropy(
 
 
 def gram(dy: Array, *, x: Array, alpha: float = 1.0, beta: float = 0.0) -> Gradients:
-    """Nothing: no gradient flows through the products of an update."""
+    """Return no gradients: none flows through the products of an update."""
     return {}
 
 
 def token_losses(
     dy: Array, *, hidden: Array, weight: Array, targets: Array, form: LossForm = PLAIN
 ) -> Gradients:
-    """Nothing: no gradient flows through the losses."""
+    """Return no gradients: none flows through the losses."""
     return {}
 
 

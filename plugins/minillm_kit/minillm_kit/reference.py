@@ -34,24 +34,24 @@ def reference_op(name: str) -> Callable[..., Array]:
 
 
 def linear(x: Array, weight: Array) -> Array:
-    """X weight^T."""
+    """Compute x weight^T."""
     return _float64(x) @ _float64(weight).T
 
 
 def embedding(ids: Array, weight: Array) -> Array:
-    """weight[ids]."""
+    """Look up weight[ids]."""
     return _float64(weight)[ids]
 
 
 def rms_norm(x: Array, weight: Array | None, eps: float) -> Array:
-    """X / rms(x), times the weight."""
+    """Compute x / rms(x), times the weight."""
     x = _float64(x)
     normed = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
     return normed if weight is None else normed * _float64(weight)
 
 
 def rotate(q: Array, k: Array, table: Rotary) -> tuple[Array, Array]:
-    """Turn each pair (x[i], x[i + D/2]) by its position's angle."""
+    """Rotate each pair (x[i], x[i + D/2]) by its position's angle."""
     rows = np.arange(q.shape[1]) if table.positions is None else table.positions
     cos = _float64(table.cos)[rows][..., None, :]  # (T, 1, D/2) or (B, T, 1, D/2)
     sin = _float64(table.sin)[rows][..., None, :]
@@ -80,7 +80,7 @@ def attention(
     window: float | None = None,
     documents: Array | None = None,
 ) -> Array:
-    """softmax(scale q k^T) v over the keys that each query sees."""
+    """Compute softmax(scale q k^T) v over the keys that each query sees."""
     group = q.shape[2] // k.shape[2]  # query heads that share a key-value head
     k, v = (np.repeat(_float64(x), group, axis=2) for x in (k, v))
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -91,17 +91,17 @@ def attention(
 
 
 def logits(hidden: Array, weight: Array, form: LossForm) -> Array:
-    """Return the head's logits, for the next token."""
+    """Compute the head's logits, for the next token."""
     return form.logits(NumPyArrays, linear(hidden, weight))
 
 
 def swiglu(gate: Array, up: Array) -> Array:
-    """silu(gate) * up."""
+    """Compute silu(gate) * up."""
     return NumPyArrays.silu(_float64(gate)) * _float64(up)
 
 
 def gram(x: Array, alpha: float = 1.0, beta: float = 0.0) -> Array:
-    """Alpha x x^T + beta x."""
+    """Compute alpha x x^T + beta x."""
     product = alpha * (_float64(x) @ np.swapaxes(_float64(x), -1, -2))
     return product + beta * _float64(x) if beta else product
 

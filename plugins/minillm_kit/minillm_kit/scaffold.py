@@ -40,10 +40,10 @@ OF_KIND = {
     "$package/reference.py": "reference.py",
     "tests/test_$name.py": "test.py",
 }
-"""The same, from the kind's own folder; any other module there goes beside the plugin."""
+"""Likewise, from the kind's own folder; further modules there are written beside the plugin."""
 
 _PARTS = ("about.md", "options.md")
-"""Templates of a kind that its README is made of."""
+"""Templates of a kind that are inserted into its README."""
 
 _SUFFIX = ".template"
 _WIDTH = 100
@@ -59,7 +59,7 @@ class Names:
 
     @property
     def plugin(self) -> str:
-        """The plugin's name, for ``--plugins``, and its module's: head_gate."""
+        """The plugin's name for ``--plugins``, and its module's: head_gate."""
         return self.given.replace("-", "_")
 
     @property
@@ -121,7 +121,7 @@ def write_package(name: str, kind: str, folder: Path, author: str = "The authors
     """Write the package of a new plugin into ``folder/minillm-NAME``.
 
     Args:
-        name: of the plugin; ``-`` and ``_`` both do.
+        name: of the plugin, with ``-`` or ``_``.
         kind: one of :data:`KINDS`.
         folder: parent of the package's folder; created where it is missing.
         author: the copyright holder.
@@ -176,7 +176,7 @@ def _filled(names: Names, kind: str, author: str) -> dict[str, str]:
     own = _templates(kind)
     class_name = names.class_name
     if any(re.search(rf"\b{class_name}\b", text) for text in own.values()):
-        class_name += "Plugin"  # the templates mean something else by it
+        class_name += "Plugin"  # in the templates the plain name has another meaning
     words = {
         "name": names.plugin,
         "package": names.package,
@@ -184,7 +184,7 @@ def _filled(names: Names, kind: str, author: str) -> dict[str, str]:
         "class_name": class_name,
         "core": version("minillm-core"),
         "author": author,
-        "quoted_author": json.dumps(author, ensure_ascii=False),  # as TOML spells it, too
+        "quoted_author": json.dumps(author, ensure_ascii=False),  # also a valid TOML string
         "year": str(date.today().year),
     }
     code = Template(own["plugin.py"]).substitute(words)

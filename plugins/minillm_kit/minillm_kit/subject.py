@@ -218,7 +218,7 @@ class Subject:
 
     @cached_property
     def companions(self) -> tuple[LoadedPlugin, ...]:
-        """Plugins that it builds on; they are in every plan, including the one without it."""
+        """Plugins that it requires; they are in every plan, including the one without it."""
         if self._beside is not None:
             found = (find_plugin(spec, where="beside") for spec in self._beside)
             return tuple(with_options(one, {}) for one in found)
@@ -226,7 +226,7 @@ class Subject:
         return tuple(with_options(find_plugin(name), {}) for name in names)
 
     def with_companions(self, other: Subject) -> tuple[LoadedPlugin, ...]:
-        """Return another plugin with those that it builds on, except this subject's companions."""
+        """Return another plugin with its requirements, except this subject's companions."""
         there = {self.name, *(one.name for one in self.companions)}
         below = [one for one in other.companions if one.name not in there]
         return (other.loaded, *below)

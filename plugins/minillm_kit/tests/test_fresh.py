@@ -1,4 +1,4 @@
-"""A forked process is what a Python of its own would be."""
+"""Tests that a forked process behaves like a new Python process."""
 
 from __future__ import annotations
 
@@ -87,6 +87,6 @@ def test_it_ends_as_python_does(run: Callable[..., fresh.Ended]) -> None:
 
 
 def test_what_is_imported_is_there(run: Callable[..., fresh.Ended]) -> None:
-    """As far as it is forked: otherwise the module imports what it needs."""
+    """Only where processes are forked: otherwise the module imports what it needs."""
     seen = json.loads(run("a").stdout)["seen"]
     assert seen == (["json.tool"] if sys.platform == "linux" else [])

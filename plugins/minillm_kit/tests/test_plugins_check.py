@@ -1,4 +1,4 @@
-"""`minillm plugins check`: what is refused, what fails, what is shown, and what comes in JSON."""
+"""Tests of `minillm plugins check`: refusals, failures, output, and JSON."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Quiet(Plugin, api=1, backends=("torch", "numpy")):
 
 @pytest.fixture
 def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:
-    """Writes the plugin into the current folder, with a line replaced; how it is named."""
+    """Write the plugin into the current folder, with a line replaced; return its spec."""
     monkeypatch.chdir(tmp_path)
 
     def write(old: str = "", new: str = "") -> str:
@@ -220,7 +220,7 @@ def test_a_failure_is_run_again_by_its_command(program: Program, quiet: Any) -> 
 
 
 def results() -> tuple[Result, ...]:
-    """One of each verdict, with much to say."""
+    """Build one result of each verdict, with long texts."""
     rerun = "minillm plugins check ./a/folder/of/mine/my_trick.py:MyTrick 'my_trick.x=a b' --only b"
     told = {
         "passed": Outcome("passed", "torch float32 8e-08, mlx float32 2e-08 [0, 1]"),
@@ -242,7 +242,7 @@ def test_the_table_fits_and_commands_stay_whole(width: int) -> None:
     text = re.sub(r"\x1b\[\d*m", "", file.getvalue())
     table, _, rest = text.partition("failed failed:")
     assert max(map(len, table.splitlines())) <= width
-    assert f"  again: {results()[1].rerun}\n" in rest  # whatever the width
+    assert f"  again: {results()[1].rerun}\n" in rest  # at any width
     assert "FAILED" in table
     assert "[bold] differs" in text  # text, not markup
     assert "/a/b.py:3 in f" in text

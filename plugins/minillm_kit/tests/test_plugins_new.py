@@ -1,4 +1,4 @@
-"""`minillm plugins new`: what it prints, what it asks of git, what it imports."""
+"""Tests of `minillm plugins new`: its output, its use of git, its imports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Program = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def git(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
-    """``git("A. Person")`` is what it knows; an exception is raised, None: there is no git."""
+    """Return ``git("A. Person")``, which sets git's user name; an exception is raised, None: no git."""
 
     def knows(name: Any) -> None:
         def run(command: list[str], **options: Any) -> Any:
@@ -66,7 +66,7 @@ def test_here_and_attention_are_the_defaults(
     code, out, _ = program("plugins", "new", "head_gate")
     assert code == 0
     assert out.startswith("minillm-head_gate: an attention plugin")
-    assert "  pip install -e ./minillm-head_gate\n" in out  # a bare name pip would look up
+    assert "  pip install -e ./minillm-head_gate\n" in out  # pip would look up a bare name
     assert (tmp_path / "minillm-head_gate" / "minillm_head_gate" / "head_gate.py").is_file()
 
 

@@ -1,4 +1,4 @@
-"""A plugin begun by the installed program: installed, shown, tested and trained with, offline."""
+"""Test of a plugin created by the installed program: installed, listed, tested and trained with, offline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Run = Callable[..., str]
 
 @pytest.fixture
 def run(environment: Any, tmp_path: Path) -> Run:
-    """Run a module in an environment that has the wheels of core and kit, and the libraries of this one."""
+    """Run a module in an environment with the wheels of core and kit, and the libraries of this environment."""
 
     def run_module(*arguments: str | Path, cwd: Path = tmp_path) -> str:
         return environment.run(*arguments, cwd=cwd)
@@ -31,13 +31,13 @@ def test_a_new_plugin_is_installed_tested_and_trained_with(run: Run, tmp_path: P
     folder = tmp_path / "minillm-head_gate"
     install, check, train = (line.split() for line in printed.splitlines()[-3:])
     assert install[:3] == ["pip", "install", "-e"]
-    # As a wheel: an editable install needs more than hatchling, and -e is pip's own affair.
+    # As a wheel: an editable install needs more than hatchling, and -e is pip's responsibility.
     run(*install[:2], "--no-index", "--no-deps", "--no-build-isolation", install[3])
     listed = json.loads(run("minillm_core", "plugins", "list", "--json"))
     (entry,) = [entry for entry in listed if entry["name"] == "head_gate"]
     assert (entry["state"], entry["distribution"]) == ("ok", "minillm-head_gate")
     assert "head_gate.layers" in run("minillm_core", "plugins", "info", "head_gate")
-    # The others of this template run in test_scaffold.py, and all of a plugin's in the tutorial.
+    # The other tests of this template run in test_scaffold.py, and all of a plugin's in the tutorial.
     only = ("--only", "slopes,decodes,resumes", "--json")
     report = json.loads(run("minillm_core", *check[1:], *only))
     verdicts = {one["check"]: one["verdict"] for one in report["checks"]}
@@ -46,7 +46,7 @@ def test_a_new_plugin_is_installed_tested_and_trained_with(run: Run, tmp_path: P
     assert verdicts["slopes"] == verdicts["decodes"] == verdicts["resumes"] == "passed"
     tested = run("pytest", "-q", "-k", "reference or identity", cwd=folder)
     assert " passed" in tested
-    assert ": head_gate on torch " in tested  # the kit's own plugin of pytest
+    assert ": head_gate on torch " in tested  # the kit's pytest plugin
     run("minillm_core", *train[1:], "--steps", "2", "--out", "out", "model.layers=1")
     (record,) = json.loads((tmp_path / "out" / "run.json").read_text())["plugins"]
     assert (record["distribution"], record["evidence"]["shown"]) == ("minillm-head_gate", True)

@@ -1,4 +1,4 @@
-"""What `plugins new` writes: complete, clean, and working as it is, for every kind."""
+"""Tests of `plugins new`: the package is complete, clean, and works unchanged, for every kind."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_package_is_complete(kind: str, tmp_path: Path) -> None:
     assert made == FILES | MORE.get(kind, set())
     for path in paths:
         assert not re.search(r"\$(?!\{\{)", path.read_text()), path
-        assert len(path.read_text().splitlines()) < 70  # short enough to be read whole
+        assert len(path.read_text().splitlines()) < 70  # short enough to be read in full
     points = project(folder)["entry-points"]["minillm.plugins"]
     assert points == {"my_trick": "minillm_my_trick.my_trick:MyTrick"}
     assert "A. Person" in (folder / "LICENSE").read_text()
@@ -73,7 +73,7 @@ def test_a_package_is_complete(kind: str, tmp_path: Path) -> None:
 def test_a_package_is_clean(kind: str, name: str, tmp_path: Path, repository: Path) -> None:
     folder = package(tmp_path, kind, name)
     ours = ["--config", str(repository / "pyproject.toml"), "--no-cache"]
-    # to its author the core is somebody else's
+    # its author does not own the core
     sections = ["--config", f'lint.isort.known-first-party=["minillm_{name}"]']
     for command in (["check", *ours, *sections], ["format", "--check", *ours]):
         found = subprocess.run(
@@ -96,7 +96,7 @@ def test_a_reference_is_independent(kind: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def installed(site: Any) -> Iterator[Any]:
-    """``installed(kind)``: a package of that kind that looks installed; gives its name."""
+    """Return ``installed(kind)``: fakes an installed package of that kind; returns its name."""
 
     def install(kind: str) -> str:
         name = f"pkg_{kind}"
@@ -121,14 +121,14 @@ def test_a_plugin_loads_and_plans(kind: str, installed: Any) -> None:
     plan = build_plan(config, [loaded])
     (planned,) = plan.plugins
     assert planned.name == name
-    assert planned.expected  # something will have to be seen of it
+    assert planned.expected  # some evidence is expected of it
     assert not {"torch", "mlx"} & imported_by(sys.modules[type(loaded.plugin).__module__])
     with pytest.raises(PluginError, match="is installed already, by minillm-pkg_"):
         checked(name)
 
 
 def imported_by(module: Any) -> set[str]:
-    """Top-level names that a module's own statements import."""
+    """List the top-level names imported by a module's own statements."""
     tree = ast.parse(Path(module.__file__).read_text())
     found = {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     found |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
@@ -157,7 +157,7 @@ def test_what_its_tests_import_is_public(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_package_passes_its_tests(tmp_path: Path) -> None:
-    """In one process, for which all of them are installed: its imports are most of what a test takes."""
+    """Runs in one process with all of them installed: imports take most of a test's time."""
     folders = [package(tmp_path, kind, f"my_{kind}") for kind in KINDS]
     for folder in folders:
         facts = folder / f"minillm_{folder.name.removeprefix('minillm-')}-0.1.0.dist-info"
@@ -175,7 +175,7 @@ def test_every_package_passes_its_tests(tmp_path: Path) -> None:
         text=True,
     )
     assert found.returncode == 0, found.stdout[-4000:] + found.stderr[-2000:]
-    (line,) = re.findall(r"(?m)^minillm 0.*$", found.stdout)  # pytest's, with the backends
+    (line,) = re.findall(r"(?m)^minillm 0.*$", found.stdout)  # the kit's line, with the backends
     assert all(f"my_{kind}" in line for kind in KINDS)
 
 

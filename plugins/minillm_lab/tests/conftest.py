@@ -1,4 +1,4 @@
-"""The program, and a study that trains nothing: its losses and its speed are formulas of plan and seed."""
+"""Fixtures: the program, and a fake study whose losses and speeds are formulas of plan and seed."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Scale(Plugin, api=1):
 
 
 class Watcher(Plugin, api=1):
-    """Is told of events, and changes nothing."""
+    """Is called with events, and changes nothing."""
 
     def on_event(self, event: Any) -> None:
         pass
 
 
 class FakeStudy:
-    """Each plugin takes ``gain`` off the loss and makes a step ``cost`` times as long."""
+    """A fake study: each plugin lowers the loss by ``gain`` and multiplies the step time by ``cost``."""
 
     def __init__(self, gain: dict[str, float], cost: dict[str, float] | None = None) -> None:
         self.gain, self.cost = gain, cost or {}
@@ -91,7 +91,7 @@ PLUGINS = {"rule": Rule, "extension": Extension, "scale": Scale, "watcher": Watc
 
 @pytest.fixture
 def program(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Run the program here: exit code, stdout, stderr."""
+    """Return a function that runs the program in this process: exit code, stdout, stderr."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         code = main(arguments)

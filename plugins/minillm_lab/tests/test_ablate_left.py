@@ -1,4 +1,4 @@
-"""What an ablation says of the time that is left: right to the second where runs are alike."""
+"""Tests of an ablation's remaining-time estimate: exact to the second where runs are equal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minillm_lab.cli.ablate import KNOWN, Left
 
 
 class Clock:
-    """Goes on when it is told to."""
+    """A clock that is advanced by hand."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -32,7 +32,7 @@ def told(
     same: float,
     other: float,
 ) -> Iterator[RunProgress]:
-    """Runs whose steps take ``pace`` each; between two of them ``same`` or ``other``."""
+    """Simulate runs with ``pace`` seconds per step and ``same`` or ``other`` seconds between two runs."""
     before = ""
     for run in course:
         if run in done:
@@ -69,7 +69,7 @@ def test_it_is_right_where_all_runs_are_alike(
     assert said[-1][2].number == said[-1][2].runs == len(course)
     assert left.seconds == pytest.approx(0, abs=1e-9)
     for now, seconds, going in said:
-        if going.number > 2:  # what is between two runs of a kind has been seen by then
+        if going.number > 2:  # the time between two runs of a variant is measured by then
             assert seconds == pytest.approx(clock.now - now, rel=1e-6, abs=1e-6 * clock.now)
 
 

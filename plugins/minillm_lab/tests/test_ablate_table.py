@@ -1,4 +1,4 @@
-"""The table of an ablation: every interval whole, in any terminal, for few plugins and for many."""
+"""Tests of the table of an ablation: intervals never wrap, at any terminal width, for few or many plugins."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minillm_lab.cli.ablate_table import show_findings
 from minillm_lab.worth import effect_of
 
 NARROWEST = 50
-"""Columns from which on nothing is wider than the terminal, with the names and figures of these tests."""
+"""Terminal width from which on nothing overflows, with the names and figures of these tests."""
 
 differences = st.lists(st.floats(-9, 9), min_size=1, max_size=5)
 names = st.text("abcdefghijklmnopqrstuvwxyz_", min_size=1, max_size=24)
@@ -30,7 +30,7 @@ def finding(differences: list[float], **more: Any) -> dict[str, Any]:
 
 
 def judged(effect: float, low: float, high: float, needed: int | None = None) -> dict[str, Any]:
-    """As many times; told from 1 where nothing is needed for it."""
+    """Build a ratio's result; it is distinguishable from 1 where ``needed`` is None."""
     found = {"effect": effect, "low": low, "high": high, "pairs_needed": needed}
     return {**found, "distinguishable": needed is None}
 
@@ -113,7 +113,7 @@ def test_one_pair_and_none_have_no_interval() -> None:
     for said in ("+0.5000", "one pair: no interval", "no pair finished", "0.900 x", "unknown"):
         assert said in text
     assert "5 pairs failed" in text
-    assert text.count("gone") == 1  # it has no line among the costs
+    assert text.count("gone") == 1  # it has no row in the table of costs
 
 
 def test_what_is_not_judged_is_said_below() -> None:

@@ -1,4 +1,4 @@
-"""What is compared, which runs are made, that none is made twice, and what is said of them."""
+"""Tests of the design of an ablation: comparisons, runs, their reuse, and the reported results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_each_alone_against_none(ablation: Any, rigged: Any) -> None:
     found = ablation(rig, ("scale", "rule")).run()
     assert list(found["plugins"]) == ["scale", "rule"]
     made = [names for names, _, _ in rig.made]
-    assert made == [()] * 3 + [("scale",)] * 3 + [("rule",)] * 3  # a variant's seeds together
+    assert made == [()] * 3 + [("scale",)] * 3 + [("rule",)] * 3  # a variant's seeds consecutively
     rule = found["plugins"]["rule"]
     assert rule["effect"] == pytest.approx(-0.201, abs=1e-3)
     assert rule["low"] < rule["effect"] < rule["high"] < 0
@@ -55,7 +55,7 @@ def test_the_first_is_run_again_for_the_time_of_a_slower_one(ablation: Any, rigg
     assert [steps for names, _, steps in rig.made if not names] == [100] * 3 + [150] * 3
     rule = found["plugins"]["rule"]
     assert rule["equal_seconds"]["effect"] == pytest.approx(rule["effect"] + 0.01 * 50)
-    assert rule["equal_seconds"]["between"] == [150, 150]  # measured, not read between two
+    assert rule["equal_seconds"]["between"] == [150, 150]  # measured, not interpolated between two
     assert rule["speed"]["effect"] == pytest.approx(1 / 1.5)
     assert found["variants"]["+rule"]["steps_at_equal_seconds"] == 150
 
@@ -67,7 +67,7 @@ def test_a_loss_is_read_between_lengths_that_lie_close(ablation: Any, rigged: An
     assert found["rule"]["equal_seconds"]["between"] == [120, 120]
     told = found["scale"]["equal_seconds"]
     assert (told["steps"], told["between"], told["pairs"]) == (110, [100, 120], 3)
-    # The rig's loss is a line in the steps, 0.01 each, and so is a little off one in their logarithm.
+    # The fake study's loss is linear in the steps, 0.01 each; interpolation in their logarithm is slightly off.
     assert told["effect"] == pytest.approx(found["scale"]["effect"] + 0.01 * 10, abs=6e-3)
 
 
@@ -97,7 +97,7 @@ def test_variants_may_be_made_apart(ablation: Any, rigged: Any) -> None:
     whole = ablation(rigged({"rule": 0.2}, {"rule": 1.5}), ("rule",))
     first, second = (
         ablation(rigged({"rule": 0.2}, {"rule": 1.5}), ("rule",)) for _ in range(2)
-    )  # as in two processes
+    )  # as with two processes
     second.make(second.design.variants[1])
     first.make(first.reference)
     assert first.climb()["plugins"]["rule"]["equal_seconds"]["between"] == [150, 150]
@@ -158,7 +158,7 @@ def test_who_watches_is_told_what_is_ahead(ablation: Any, rigged: Any) -> None:
     ablation(again, ("rule",), watch=watch).run()
     assert told == [
         *[(1, 6, 5), (2, 6, 4)],
-        *[(3, 6, 3), (4, 6, 2), (5, 6, 1), (6, 6, 0)],  # goes on
+        *[(3, 6, 3), (4, 6, 2), (5, 6, 1), (6, 6, 0)],  # resumed
         *[(7, 9, 2), (8, 9, 1), (9, 9, 0)],  # at equal seconds, once the speeds are known
     ]
 
@@ -250,7 +250,7 @@ def test_minutes_become_steps_once(ablation: Any, rigged: Any) -> None:
     found = ablation(rigged({}), ("rule",), steps=None, minutes=0.1).run()
     assert found["steps"] == 60  # 6 seconds of 0.1 each
     slower = rigged({})
-    slower.step_seconds = lambda *_: 0.5  # another day
+    slower.step_seconds = lambda *_: 0.5  # the speed of another day
     assert ablation(slower, ("rule",), steps=None, minutes=0.1).run()["steps"] == 60
     assert not slower.made
     assert ablation(slower, ("rule",), steps=None, minutes=0.2).run()["steps"] == 24

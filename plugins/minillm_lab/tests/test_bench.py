@@ -1,4 +1,4 @@
-"""Sets of plugins take turns, each with its own figures; a stand-in trains nothing."""
+"""Tests of plugin sets timed in turns, each with its own figures; a stand-in trains nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DETECTED = Detected("torch", "cpu", "the test says so")
 
 
 class Machine:
-    """One device that two trainers share: what is held, what is asked, in order."""
+    """A device shared by two trainers: its allocated memory, and the log of calls in order."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Machine:
         process: int | None = None,
     ) -> None:
         self.compiled, self.counts, self.blind = compiled, counts, blind
-        self.process = process  # the peak of all of it, where the sets' own are not counted
+        self.process = process  # the process's peak, where the device does not count
         self.log: list[str] = []
         self.held: dict[str, int] = {}
         self.fails = ""
@@ -117,7 +117,7 @@ class FakeProfiler:
 
 @pytest.fixture
 def timed(asked: Callable, tmp_path: Path) -> Callable[..., tuple[dict[str, Any], list[str]]]:
-    """``timed(machine, request, ("scale",), ())``: the result, and the lines that were said."""
+    """Return ``timed(machine, request, ("scale",), ())``: the result, and the printed lines."""
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"the {n} little cats sat on mat {n * n}" for n in range(200)))
 
@@ -149,7 +149,7 @@ def timed(asked: Callable, tmp_path: Path) -> Callable[..., tuple[dict[str, Any]
 
 
 def shown(result: dict[str, Any]) -> str:
-    """The tables."""
+    """Render the tables."""
     console = Console(file=StringIO(), width=200)
     for table in render(result):
         console.print(table)

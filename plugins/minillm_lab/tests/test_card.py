@@ -1,4 +1,4 @@
-"""Technique cards: what was measured is read back, and nothing else is taken for it."""
+"""Tests of technique cards: results survive a round trip, and invalid files are rejected."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def cards(draw: Callable[..., Any]) -> Card:
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, card: Card) -> None:
     folder = tmp_path_factory.mktemp("cards") / "new"
     assert write_card(folder, card).name == "muon.json"
-    assert write_card(folder, card).parent == folder  # in the place of the first
+    assert write_card(folder, card).parent == folder  # replaces the first
     assert read_cards("muon", [folder / "absent", folder]) == [card]
     assert [path.name for path in folder.iterdir()] == ["muon.json"]
 
@@ -155,7 +155,7 @@ def test_too_few_pairs_make_no_card(tmp_path: Path) -> None:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's own folder of cards."""
+    """Create the user's own card folder."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     return tmp_path / "minillm" / "cards"
 

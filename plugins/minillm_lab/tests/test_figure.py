@@ -1,4 +1,4 @@
-"""Figures: nothing lies outside of its box, ticks are round, and text stays text."""
+"""Tests of figures: everything stays inside its box, ticks are round, and text stays text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def drawn(svg: str) -> ElementTree.Element:
 
 
 def places(svg: str) -> list[tuple[float, float]]:
-    """Every point of lines, dots and whiskers."""
+    """List every point of lines, dots and whiskers."""
     found = []
     for one in drawn(svg).iter():
         pairs = [pair.split(",") for pair in one.get("points", "").split()]

@@ -1,4 +1,4 @@
-"""What two plans must agree in to share a compiled step."""
+"""Tests of the settings that two plans must share to use one compiled step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lengths of training: few, and none that a loss is read between lies far from the next."""
+"""Tests of the extra training lengths: few, and dense enough to interpolate losses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_one_length_is_trained_itself(steps: int, wanted: int) -> None:
 
 def test_no_more_are_trained_than_that_takes() -> None:
     assert extra_lengths(100, [101, 105, 110, 120, 99, 97]) == [97, 120]
-    assert extra_lengths(100, [120, 99]) == [120]  # 99 is on the same line, a hair before it begins
+    assert extra_lengths(100, [120, 99]) == [120]  # 99 is on the same line, just before it begins
     assert extra_lengths(100, [99]) == [99]
     assert extra_lengths(100, [101, 120, 130, 145]) == [120, 145]
     assert extra_lengths(100, [200]) == [200]

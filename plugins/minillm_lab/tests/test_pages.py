@@ -1,4 +1,4 @@
-"""Pages say what an ablation found and what a run did, and let nothing in from outside."""
+"""Tests of pages: they show the results of ablations and runs, and load nothing external."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOSTILE = "</script><script>alert('1')</script><img src=//evil.example onerror=x
 
 
 class Elements(HTMLParser):
-    """The elements of a page, their attributes, and its text."""
+    """A parser of a page: its elements, their attributes, and its text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Elements(HTMLParser):
 
 
 def harmless(page: str) -> str:
-    """A page's text, once it is clear that the page loads and runs nothing."""
+    """Return a page's text, after checking that it loads and runs nothing."""
     found = Elements(page)
     names = {name for name, _ in found.tags}
     assert not names & {"script", "img", "link", "iframe", "a", "object", "image", "use", "form"}

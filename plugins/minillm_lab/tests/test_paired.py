@@ -1,4 +1,4 @@
-"""Paired intervals, against SciPy's where it is at hand and against their own definition."""
+"""Tests of paired intervals, against SciPy where installed and against their definition."""
 
 from __future__ import annotations
 

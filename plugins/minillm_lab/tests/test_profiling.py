@@ -1,4 +1,4 @@
-"""Profilers see a step's parts and layers, and leave the trainer as it was."""
+"""Tests of profilers: they time a step's parts and layers, and leave the trainer unchanged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Made = Callable[..., tuple[Any, Any, tuple[Any, ...]]]
 
 @pytest.fixture
 def made() -> Made:
-    """``made("torch", train_compile="on")``: trainer, profiler, and a step's arguments."""
+    """Return ``made("torch", train_compile="on")``: trainer, profiler, and a step's arguments."""
 
     def make(backend: str, micro: int = 1, **changed: Any) -> Any:
         pytest.importorskip(backend)
@@ -45,7 +45,7 @@ def test_torch_tells_forward_backward_and_optimizer(made: Made, compiled: str, m
 
 
 def test_a_profiled_step_is_a_step_like_any_other(made: Made, tmp_path: Path) -> None:
-    """Marks, hooks and torch's profiler change no bit of it."""
+    """Check that timestamps, hooks and torch's profiler change no bit of the result."""
     (one, profiler, step), (other, _, _) = made("torch"), made("torch")
     profiler.parts(*step)
     profiler.layers(*step)
@@ -88,7 +88,7 @@ def test_a_trace_has_a_range_for_every_module_of_an_eager_step(
     assert {"forward", "backward", "optimizer"} <= names
     eager = {"layers.0", "layers.1.mlp", "layers.1.attention", "norm"}
     assert eager & names == (eager if compiled == "off" else set())
-    assert counters["stats"]["unique_graphs"] == graphs  # nothing was compiled again
+    assert counters["stats"]["unique_graphs"] == graphs  # nothing was recompiled
 
 
 def test_a_cpu_counts_no_arrays_on_torch(made: Made) -> None:
@@ -129,7 +129,7 @@ def test_mlx_says_what_it_cannot_tell(made: Made, tmp_path: Path) -> None:
 
 
 class Event:
-    """A moment on a device that counts events; as torch.cuda.Event."""
+    """An event of a fake device that counts events, in place of torch.cuda.Event."""
 
     made: ClassVar[list[Event]] = []
 
@@ -170,11 +170,11 @@ def test_on_cuda_events_of_the_trainers_own_device_are_what_is_timed(
     assert waited == [device]
 
 
-@pytest.mark.filterwarnings("ignore:.*CUDA")  # it is not here
+@pytest.mark.filterwarnings("ignore:.*CUDA")  # CUDA is missing here
 def test_on_cuda_every_node_has_a_range_of_nvtx_within_its_part(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One inside the other, and all of them closed, recomputed blocks too."""
+    """Check nesting and closing of ranges, also for recomputed blocks."""
     trainer, _, step = made("torch", 2, train_checkpointing=True)
     import torch
 
@@ -194,5 +194,5 @@ def test_on_cuda_every_node_has_a_range_of_nvtx_within_its_part(
     profiler.trace(tmp_path / "t.json", lambda: trainer.read(trainer.step(*step)))
     assert opened == []
     assert "forward > layers.0 > layers.0.attention > layers.0.attention.q" in paths
-    assert any(path.startswith("backward > layers.1") for path in paths)  # computed again
+    assert any(path.startswith("backward > layers.1") for path in paths)  # recomputed
     assert "optimizer" in paths

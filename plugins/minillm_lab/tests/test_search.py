@@ -1,4 +1,4 @@
-"""What a search tries, what it takes and leaves out, and that a killed one ends as another would."""
+"""Tests of a search: its candidates, its decisions, and equality of a killed and an uninterrupted search."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ABOUT = {"data": "text", "device": "a CPU", "dtype": "float32", "versions": {"mi
 
 
 def space(*plugins: str, **values: tuple[Any, ...]) -> Space:
-    """Make a space of plugins, and of values with ``__`` in the place of the dot."""
+    """Build a space of plugins, and of values with ``__`` for the dot."""
     named = {key.replace("__", "."): some for key, some in values.items()}
     return Space(plugins, named, 10**9, shapes=False, options=False)
 
@@ -78,7 +78,7 @@ def test_a_planted_winner_is_found_and_what_hurts_is_not(race: Any, rigged: Any)
     assert step["effect"] == pytest.approx(-0.301, abs=2e-3)
     assert step["low"] < step["effect"] < step["high"] < 0
     gain, parts = found.last["gain"], {one["name"]: one for one in found.last["parts"]}
-    assert found.last["seeds"] == [FRESH, FRESH + 1, FRESH + 2]  # they chose nothing
+    assert found.last["seeds"] == [FRESH, FRESH + 1, FRESH + 2]  # not used for selection
     assert gain["effect"] == pytest.approx(-0.402, abs=3e-3)
     assert gain["distinguishable"]
     assert parts["+extension"]["effect"] == pytest.approx(-0.101, abs=2e-3)
@@ -95,14 +95,14 @@ def test_what_helps_early_and_hurts_late_is_told_by_its_trend(race: Any, rigged:
     found = race(rig, space("scale"))
     found.run()
     assert verdicts(found) == {"+scale": "helps early, not late"}
-    assert max(steps for _, _, steps in rig.made) == 33  # it never ran for the whole length
+    assert max(steps for _, _, steps in rig.made) == 33  # it was never run at full length
     assert found.incumbent == found.base
     assert not found.last
 
 
 def test_helping_changes_are_put_together_and_idle_ones_left_out(race: Any, rigged: Any) -> None:
     class Early(rigged):  # type: ignore[misc, valid-type]
-        """At the whole length ``scale`` is noise around 0."""
+        """A study in which ``scale`` is noise around 0 at full length."""
 
         def train(self, plan: Any, seed: int, **more: Any) -> Trained:
             late = plan.config.train.steps == 100
@@ -135,7 +135,7 @@ def test_a_machine_that_gets_quicker_saves_no_time_of_plans_in_turns(
     race: Any, rigged: Any, turns: bool
 ) -> None:
     class Quicker(rigged):  # type: ignore[misc, valid-type]
-        """Each run is 5 % quicker than the one before, and ``scale`` changes nothing that shows."""
+        """A study in which each run is 5 % faster than the previous one, and ``scale`` has no visible effect."""
 
         runs = 0
 
@@ -152,7 +152,7 @@ def test_a_machine_that_gets_quicker_saves_no_time_of_plans_in_turns(
 
 def test_a_setting_moves_to_its_neighbours_only_and_never_back(race: Any, rigged: Any) -> None:
     class Rated(rigged):  # type: ignore[misc, valid-type]
-        """The best rate is 0.012; that of tiny is 0.003."""
+        """A study whose best learning rate is 0.012; that of tiny is 0.003."""
 
         def train(self, plan: Any, seed: int, **more: Any) -> Trained:
             found = super().train(plan, seed, **more)
@@ -196,7 +196,7 @@ def test_a_stopped_search_ends_as_one_that_was_not(race: Any, rigged: Any, after
     found = race(rig, searched)
     found.run()
     assert (found.steps, found.last, found.rounds) == (whole.steps, whole.last, whole.rounds)
-    assert len(rig.made) == len(set(rig.made))  # none was made twice
+    assert len(rig.made) == len(set(rig.made))  # no run was repeated
     assert rig.made[:after] == made
 
 
@@ -206,17 +206,17 @@ def test_a_small_budget_races_fewer_and_says_which_were_not_tried(race: Any, rig
         rigged({}),
         space("rule", "scale", train__betas=((0.8, 0.9), (0.7, 0.9)), train__lr=rates),
         budget=40.0,
-        speed=1e5,  # by which time is estimated; the runs take none, and a busy machine's pauses do not count
+        speed=1e5,  # used for time estimates; runs take no time, and pauses of a busy machine must not count
     )
     assert found.least_cost() == pytest.approx(
         12 * (1.2 * 2.048 + 1.0)
-    )  # a second lies around each
+    )  # plus a second of overhead per run
     offered = {one.move.name for one in found.candidates()}
     found.run()
     raced = [
         {one["name"] for one in each["candidates"] if not one["parts"]} for each in found.rounds
     ]
-    assert raced  # how many rounds there are depends on the clock of this machine
+    assert raced  # the number of rounds depends on the clock of this machine
     assert len(raced[0]) < len(offered)
     assert offered - set().union(*raced) == {*found.untried}
 

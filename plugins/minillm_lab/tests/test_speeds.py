@@ -1,4 +1,4 @@
-"""Speeds that were measured here, and what they let a plan expect."""
+"""Tests of measured speeds, and of a plan's time estimate from them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def planned(*settings: str, plugin: Plugin | None = None) -> Plan:
 
 
 def job(plan: Plan, device: str = "cpu", tokens: int = 1234) -> tuple[Plan, Binding, int]:
-    """A run, as far as it is looked at."""
+    """Build the attributes of a run that are read here."""
     return plan, Binding("torch", device, "A CPU", "", "float32", False, False, False), tokens
 
 
@@ -133,7 +133,7 @@ def test_a_few_steps_tell_nothing_and_what_is_kept_is_bounded(
 )
 def test_a_file_of_something_else_is_no_cache(tmp_path: Path, content: bytes | None) -> None:
     if content is None:
-        (tmp_path / FILE).mkdir()  # it cannot be written either
+        (tmp_path / FILE).mkdir()  # nor can it be written
     else:
         (tmp_path / FILE).write_bytes(content)
     assert ask(tmp_path, planned()) is None

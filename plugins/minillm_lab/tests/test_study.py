@@ -1,4 +1,4 @@
-"""Runs that share a text and a compiled step give the figures that each gives alone."""
+"""Tests of runs that share a corpus and a compiled step: each gives the results of a run alone."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SMALL = {
 
 @pytest.fixture
 def planned(tmp_path: Path) -> Callable[..., Plan]:
-    """``planned("muon", **{"train.lr": 0.1})`` on a text of its own."""
+    """Return ``planned("muon", **{"train.lr": 0.1})``, on a separate text."""
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"the {n} little cats sat on mat {n * n}" for n in range(200)))
 
@@ -52,7 +52,7 @@ def planned(tmp_path: Path) -> Callable[..., Plan]:
 
 @pytest.fixture
 def study(tmp_path: Path, planned: Callable[..., Plan]) -> Any:
-    """A study, and the plans that it made trainers for."""
+    """Build a study, and the list of plans for which it built trainers."""
     pytest.importorskip("torch")
     made: list[Plan] = []
 
@@ -89,7 +89,7 @@ def test_plans_of_one_graph_share_a_trainer_and_learn_as_alone(
     assert losses(first) == losses(again) != losses(other)
     one.train(planned(**{"train.rows": 3}), 0)
     assert len(made) == 2
-    assert losses(one.train(plans[1], 0)) == losses(other)  # a trainer that was made anew
+    assert losses(one.train(plans[1], 0)) == losses(other)  # a newly built trainer
 
 
 def test_a_run_that_fails_takes_its_trainer_with_it(

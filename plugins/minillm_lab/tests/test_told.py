@@ -1,4 +1,4 @@
-"""A small effect is not written as none, and every figure stays short."""
+"""Tests of formatted effects: a small effect never reads as zero, and every figure stays short."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Candidates of a step are tried from the largest one, by a stand-in whose speed is a formula."""
+"""Tests of a tuning: candidates from the largest on, with a stand-in whose speed is a formula."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ MIB = 2**20
 
 
 class Machine:
-    """A device whose step takes ``seconds(train, kernels)``, and which has some memory."""
+    """A device whose step takes ``seconds(train, kernels)``, with limited memory."""
 
     def __init__(self, seconds: Callable[[Any, str], float], memory: int = 2**40) -> None:
         self.seconds, self.memory = seconds, memory
-        self.full: set[int] = set()  # rows at which memory runs out, whatever was estimated
+        self.full: set[int] = set()  # rows at which memory runs out despite the estimate
         self.built: list[tuple[int, bool, str]] = []
 
     def create(self, detected: Detected, plan: Plan) -> Any:
@@ -46,7 +46,7 @@ class Machine:
 
 
 class FakeTrainer:
-    """A trainer whose clock is its own: less time compiling is more time in steps."""
+    """A trainer with simulated step times: each step subtracts its duration from the compile time."""
 
     def __init__(self, machine: Machine, train: Any, kernels: str) -> None:
         self.machine, self.train, self.kernels = machine, train, kernels
@@ -74,7 +74,7 @@ class FakeTrainer:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a text, and the tokens of it once they are made."""
+    """Create a folder with a text, and its token cache after the first use."""
     found = tmp_path_factory.mktemp("tune")
     lines = (f"the {n} little cats sat on mat {n * n}" for n in range(300))
     (found / "text.txt").write_text("\n\n".join(lines))
@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tuned(asked: Callable, folder: Path) -> Callable[..., dict[str, Any]]:
-    """``tuned(machine, rows=, memory=)``: the result for ``rows`` in one micro-batch."""
+    """Return ``tuned(machine, rows=, memory=)``: the result for ``rows`` in one micro-batch."""
     text = folder / "text.txt"
 
     def run(machine: Machine, *, rows: int = 8, memory: float | None = None, **train: Any) -> Any:
@@ -117,7 +117,7 @@ def rows_tried(result: Mapping[str, Any]) -> list[int]:
 
 
 def test_the_fastest_division_is_found_and_the_rest_is_not_tried(tuned) -> None:
-    """Four rows are the best; one is not looked at, since two are clearly slower."""
+    """Four rows are the best; one row is not tried, since two are clearly slower."""
     machine = Machine(lambda train, kernels: {8: 2.0, 4: 1.0, 2: 3.0}[train.rows])
     result = tuned(machine)
     assert rows_tried(result) == [8, 4, 2]
@@ -164,7 +164,7 @@ def test_what_does_not_fit_is_listed_and_not_run(tuned) -> None:
 
 
 def test_recomputation_is_tried_where_it_allows_more_rows(tuned) -> None:
-    """Recomputed, eight rows fit where four do otherwise, and are the fastest."""
+    """With recomputation eight rows fit instead of four, and are the fastest."""
     long = {"seq_len": 256}
     needs = tuned(Machine(lambda train, kernels: 1.0), **long)["candidates"]
     most = max(one["predicted_bytes"] for one in needs)

@@ -1,4 +1,4 @@
-"""What is said of a plugin at equal seconds, where the machine is not equally fast all the time."""
+"""Tests of effects at equal seconds, on a machine whose speed varies."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def test_a_steady_machine_adds_nothing_to_the_interval() -> None:
 
 
 def test_a_plugin_is_not_told_from_none_by_what_the_machine_does_beside() -> None:
-    """The same runs, one of the sets while somebody else used the machine now and then."""
+    """The runs are equal; one set ran while the machine was busy at times."""
     usual, busy = runs([10.0, 10.2, 9.9, 10.0, 10.1]), runs([10.0, 19.0, 9.9, 14.0, 13.0])
     told = timed(usual, busy, runs([8.0] * 5, 4.4, 77))
     assert told["steps"] == 77
-    assert told["effect"] == pytest.approx(-0.4)  # of the usual pair
+    assert told["effect"] == pytest.approx(-0.4)  # as for the usual pair
     assert told["low"] < 0 < told["high"]
     assert not told["distinguishable"]
     assert told["pairs_needed"] is not None

@@ -1,1 +1,1 @@
-"""Liger's kernels as candidates for minillm's ops. The entry point names the module that has them."""
+"""Liger's kernels as candidates for minillm's ops; the entry point names the plugin's module."""

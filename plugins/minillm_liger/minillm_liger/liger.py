@@ -1,8 +1,8 @@
 """Liger's Triton kernels (Hsu et al., arXiv:2410.10989) as candidates for minillm's ops.
 
-The loss makes no logits: head, softmax and both gradients chunk by chunk, 0.1 GiB where 65,536
-positions of 50,304 logits take 6. The other three save launches and memory in eager mode; a
-compiled step fuses those ops into their neighbours by itself, and they say so.
+The loss does not materialise the logits: it computes head, softmax and both gradients chunk by chunk,
+0.1 GiB where 65,536 positions of 50,304 logits take 6. The other three save launches and memory in eager mode;
+a compiled step fuses those ops itself, and the kernels' verdicts state this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from minillm_liger import requests
 
 __all__ = ["Liger"]
 
-LIGER = "liger-kernel>=0.8.5,<0.9"  # its functions' arguments change
+LIGER = "liger-kernel>=0.8.5,<0.9"  # the signatures of its functions change
 Wanted = Literal["auto"] | bool
 
 

@@ -1,4 +1,4 @@
-"""Which requests Liger's kernels serve, and why not the others. Imports neither torch nor Liger."""
+"""Requests that Liger's kernels support, and the reasons for others. Imports neither torch nor Liger."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["eager", "eager_rank", "first", "loss"]
 
 
 def loss(request: Request) -> str | None:
-    """Accept one target; logits as they are or under a tanh."""
+    """Accept one target, and logits without a cap or with tanh."""
     form: LossForm = request.facts.get("form", LossForm())
     targets = request.facts.get("targets", 1)
     if targets != 1:
@@ -21,17 +21,17 @@ def loss(request: Request) -> str | None:
 
 
 def eager(request: Request) -> str | None:
-    """Rank the kernel first where nothing else fuses the op."""
+    """Accept every request; the rank depends on compilation."""
     if request.compiled:
         return "the compiled step fuses this op into its neighbours; a kernel apart would not"
     return None
 
 
 def first(request: Request) -> int:
-    """Before the core's kernels."""
+    """Rank before the core's kernels."""
     return 0
 
 
 def eager_rank(request: Request) -> int:
-    """First in eager mode. A compiled step prefers its own: strict does not ask for these there."""
+    """Rank first in eager mode. A compiled step prefers its own: strict does not require these kernels there."""
     return 1 if request.compiled else 0

@@ -1,6 +1,6 @@
-"""Liger's functions by their signatures of 0.8.5, computed by torch: for machines without Triton.
+"""Liger's functions with their signatures of 0.8.5, computed by torch: for machines without Triton.
 
-They keep Liger's habits too: RoPE's and SwiGLU's write over what they are given.
+Like Liger's, those of RoPE and SwiGLU overwrite their arguments.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class LigerRMSNormFunction(torch.autograd.Function):
 
 def rope_forward(q, k, cos, sin, position_ids=None, unsqueeze_dim=1, rotary_dim=None, sign=1.0):
     assert rotary_dim == q.shape[-1] == 2 * cos.shape[-1]
-    q, k = q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()  # mostly no copies
+    q, k = q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()  # usually no copies
     cos, sin = cos[..., None, :], sign * sin[..., None, :]
     for x in (q, k):
         a, b = (half.clone() for half in x.chunk(2, -1))
@@ -115,7 +115,7 @@ FAKE = {
 
 @pytest.fixture(scope="session")
 def kernels() -> Iterator[Any]:
-    """The module of an op's kernel, by name, over the functions above."""
+    """Return a function that imports an op's kernel module, on top of the functions above."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("liger_kernel", "liger_kernel.ops"):
             patch.setitem(sys.modules, name, ModuleType(name))

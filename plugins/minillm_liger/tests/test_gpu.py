@@ -1,4 +1,4 @@
-"""Liger itself against minillm's reference, on a GPU."""
+"""Tests of Liger itself against minillm's reference, on a GPU."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    pytest.mark.filterwarnings("default"),  # inductor has advice on TF32
+    pytest.mark.filterwarnings("default"),  # inductor recommends TF32
 ]
 
 
 def check(op: str, kernel: Any, arrays: list[Any], rest: tuple[Any, ...], dtype: str) -> None:
-    """Outputs and gradients against the plain kernel in float64, by the op's contract."""
+    """Compare outputs and gradients with the plain kernel in float64, by the op's contract."""
     from minillm_core.backends.candidates import TORCH
 
     (plain,) = (c.load() for c in TORCH if c.op == op and c.plain)

@@ -1,4 +1,4 @@
-"""What is handed to Liger's functions, and what is made of their answers, by minillm's contracts."""
+"""Tests of the calls of Liger's functions and of the use of their results, by minillm's contracts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FORMS = st.builds(
 
 
 def gradients(outputs: Any, arrays: list[Any], upstream: list[Any]) -> list[Any]:
-    """Outputs and gradients, NumPy arrays in float64."""
+    """Compute outputs and gradients, NumPy arrays in float64."""
     made = torch.autograd.grad(outputs, arrays, upstream)
     return [x.detach().double().numpy() for x in (*outputs, *made)]
 
@@ -46,7 +46,7 @@ def normal(seed: int, *shapes: tuple[int, ...], dtype: Any = None) -> list[Any]:
 
 @st.composite
 def losses(draw: Any) -> tuple[list[Any], Any, Any, LossForm]:
-    """([hidden, weight], targets, weights, form)."""
+    """Draw ([hidden, weight], targets, weights, form)."""
     N, C, V = (draw(st.integers(1, 9)) for _ in range(3))
     seed = draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
@@ -102,7 +102,7 @@ def test_nothing_is_computed_for_gradients_that_nobody_asks_for(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
 def test_a_compiled_step_takes_the_loss_as_one_operation(kernels: Any) -> None:
-    """Without a break in its graph, whatever waits inside."""
+    """Check that there is no graph break, although the op synchronises."""
     arrays, form = normal(0, (6, 4), (5, 4)), LossForm(cap=TanhCap(15.0))
     targets = torch.tensor([[0, 1, -1, 4, 2, 2]], dtype=torch.int32)
     weights, kernel = torch.rand(1, 6), kernels("loss").linear_cross_entropy

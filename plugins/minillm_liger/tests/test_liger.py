@@ -1,4 +1,4 @@
-"""Which requests Liger serves, what it says of the others, and what is refused before a run."""
+"""Tests of supported requests, of the reasons for others, and of errors before a run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ INSTALLED = {"liger-kernel": "0.8.5"}
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the newest liger-kernel that is known were there."""
+    """Fake an installation of the newest supported liger-kernel."""
     real = install.installed_version
     monkeypatch.setattr(
         install, "installed_version", lambda name: INSTALLED.get(name) or real(name)
@@ -113,7 +113,7 @@ class Asymmetric(Plugin, api=1):
 
 
 class Ahead(Plugin, api=1):
-    """A second target."""
+    """Adds a second target."""
 
     def compute_loss(self, loss: Any) -> None:
         loss.target(0.5, offset=2)
@@ -141,7 +141,7 @@ def test_a_loss_that_it_cannot_serve_is_refused_while_planning(plugin: Plugin) -
             refuse(planned(plugin, compile="off"))
         assert "liger.loss=false leaves the op to 'chunked'" in (refused.value.fix or "")
         with pytest.raises(BackendError, match="'liger' is there for linear_cross") as refused:
-            refuse(planned(plugin))  # where none of its others would serve: no way out by an option
+            refuse(planned(plugin))  # no option makes its other kernels serve
         assert (refused.value.fix or "").startswith("leave the plugin out: 'chunked' serves then")
     kernel_preflight(planned(plugin, loss=False, compile="off"), CUDA)
     plan = planned(plugin, loss="auto", compile="off")
@@ -187,7 +187,7 @@ def test_the_command_line_has_the_last_word() -> None:
 
 @pytest.mark.parametrize("compile", ["on", "off"])
 def test_strict_asks_of_a_step_what_is_best_for_it(compile: str) -> None:
-    """All four in eager mode; compiled the loss alone, the others being faster there fused."""
+    """All four in eager mode; compiled only the loss, as the others are faster when fused."""
     binding, _ = bind(CUDA, planned(kernels="strict", compile=compile))
     served = {choice.op for choice in binding.kernels if choice.kernel == "liger"}
     everything = {"linear_cross_entropy", "rms_norm", "rotate", "swiglu"}

@@ -1,1 +1,1 @@
-"""Metal kernels for MLX, as candidates for the ops of minillm; and the emulator that proves them."""
+"""Metal kernels for MLX, as candidates for minillm's ops; and the emulator that tests them."""

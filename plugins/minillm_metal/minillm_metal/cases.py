@@ -1,4 +1,4 @@
-"""Every kernel once or more, with what it must give in float64: for cards and Macs, not for Linux alone."""
+"""Calls of every kernel with their expected results in float64: for GPUs and Macs, and the emulator on Linux."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 
 @dataclass(frozen=True)
 class Case:
-    """A call of a kernel's function; its launches give ``wanted``, one after the other.
+    """A call of a kernel's function; its launches return ``wanted``, one after the other.
 
     Attributes:
         name: for reports.
-        op: whose contract's tolerance holds.
-        dtype: of the tolerance.
-        compute: calls the kernels; returns their results, as ``wanted`` has them.
+        op: the op whose tolerance applies.
+        dtype: the dtype of the tolerance.
+        compute: calls the kernels; returns their results, in the form of ``wanted``.
         wanted: float64.
     """
 
@@ -40,7 +40,7 @@ class Case:
 
 
 def cases(seed: int = 0) -> Iterator[Case]:
-    """Make all cases: each kernel, each dtype that it serves, edges of tiles and rows."""
+    """Build all cases: each kernel, each dtype that it supports, edges of tiles and rows."""
     rng = np.random.default_rng(seed)
     for dtype in DTYPES:
         for name, form, targets, n, vocab in (

@@ -1,4 +1,4 @@
-"""The kernels' results and gradients in NumPy float64, and how far from them a kernel may be."""
+"""The kernels' results and gradients in NumPy float64, and the comparison of a kernel with them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ NAMES = {mx.float32: "float32", mx.bfloat16: "bfloat16", mx.float16: "float16"}
 
 
 def rounded(rng: np.random.Generator, dtype: mx.Dtype, *shape: int) -> tuple[mx.array, Array]:
-    """Normal numbers in a dtype, and the same in float64."""
+    """Draw normal numbers in a dtype, and return the same in float64."""
     x = mx.array(rng.standard_normal(shape, np.float32)).astype(dtype)
     return x, wide(x)
 
 
 def wide(x: mx.array) -> Array:
-    """Return an array's numbers in float64."""
+    """Convert an array to float64."""
     return np.array(x.astype(mx.float32), np.float64)
 
 
 def close(op: str, dtype: mx.Dtype, got: mx.array, want: Array) -> None:
-    """As the op's contract measures it."""
+    """Assert that results are within the tolerance of the op's contract."""
     limit = CONTRACTS[op].tolerance[NAMES[dtype]]
     assert got.shape == want.shape
     error = np.linalg.norm(wide(got) - want) / max(np.linalg.norm(want), want.size**0.5, 1.0)
@@ -34,7 +34,7 @@ def close(op: str, dtype: mx.Dtype, got: mx.array, want: Array) -> None:
 
 
 def cap_and_slope(form: LossForm, x: Array) -> tuple[Array, Array]:
-    """Return the logits of a product, and their derivative in it."""
+    """Return the logits of a product, and their derivative with respect to it."""
     x = x * form.scale
     match form.cap:
         case TanhCap(cap):
@@ -48,7 +48,7 @@ def cap_and_slope(form: LossForm, x: Array) -> tuple[Array, Array]:
 def loss_rows(
     product: Array, targets: Array, weights: Array, form: LossForm
 ) -> tuple[Array, Array]:
-    """Losses (K, n), and their weighted sum's gradient (n, V)."""
+    """Compute losses (K, n), and their weighted sum's gradient (n, V)."""
     z, slope = cap_and_slope(form, product)
     top = z.max(1, keepdims=True)
     lse = top[:, 0] + np.log(np.exp(z - top).sum(1))
@@ -67,7 +67,7 @@ def loss_rows(
 def attention(
     q: Array, k: Array, v: Array, dy: Array, window: int | None, documents: Array | None
 ) -> tuple[Array, Array, Array, Array]:
-    """y, dq, dk and dv."""
+    """Compute y, dq, dk and dv."""
     (_, T, H, D), (S, K) = q.shape, k.shape[1:3]
     k, v = (np.repeat(x, H // K, axis=2) for x in (k, v))
     behind = np.arange(S - T, S)[:, None] - np.arange(S)
@@ -91,7 +91,7 @@ def attention(
 
 
 def rotate(x: Array, table: Rotary) -> Array:
-    """x (B, T, H, D), turned."""
+    """Rotate x (B, T, H, D)."""
     rows = np.arange(x.shape[1]) if table.positions is None else np.array(table.positions)
     cos, sin = (np.array(y, np.float64)[rows][..., None, :] for y in (table.cos, table.sin))
     a, b = np.split(x, 2, -1)
@@ -101,7 +101,7 @@ def rotate(x: Array, table: Rotary) -> Array:
 def pulled(
     function: Any, arrays: list[mx.array], upstream: mx.array
 ) -> tuple[mx.array, list[mx.array]]:
-    """A function's result, and its gradients in all arrays, with an upstream gradient."""
+    """Return a function's result, and its gradients for all arrays, for an upstream gradient."""
     outputs, gradients = mx.vjp(lambda *xs: function(*xs), arrays, [upstream])
     mx.eval(outputs, gradients)
     return outputs[0], gradients

@@ -1,6 +1,6 @@
-"""A kernel of this distribution: the body of a Metal function in source/, launched by MLX.
+"""Kernels of this distribution: the body of a Metal function in source/, launched by MLX.
 
-On a Mac ``mx.fast.metal_kernel`` launches it. Elsewhere a test chooses the launcher:
+On a Mac ``mx.fast.metal_kernel`` launches it. Elsewhere a test sets the launcher:
 :data:`launcher` is set by :func:`minillm_metal.emulator.emulated`.
 """
 
@@ -25,7 +25,7 @@ Template = Sequence[tuple[str, Any]]
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel, by the name of its file in source/.
+    """A kernel, named after its file in source/.
 
     Args:
         name: source/NAME.metal is the body.
@@ -41,7 +41,7 @@ class Kernel:
 
     @cached_property
     def on_metal(self) -> Any:
-        """Make MLX's kernel of it; Metal compiles it at its first launch."""
+        """Build MLX's kernel of it; Metal compiles it at its first launch."""
         return mx.fast.metal_kernel(
             name=self.name,
             input_names=list(self.inputs),
@@ -59,14 +59,14 @@ class Kernel:
         threadgroups: tuple[int, int, int],
         threads: int,
     ) -> list[mx.array]:
-        """Launch it.
+        """Launch the kernel.
 
         Args:
-            inputs: made contiguous where they are not.
+            inputs: copied to contiguous memory where necessary.
             outputs: shape and dtype of each.
             template: names and values of its template parameters.
-            threadgroups: how many, along each axis.
-            threads: in a threadgroup, a multiple of 32.
+            threadgroups: number along each axis.
+            threads: per threadgroup, a multiple of 32.
         """
         return launcher.get()(self, inputs, outputs, template, threadgroups, threads)
 
@@ -97,4 +97,4 @@ def by_metal(
 
 Launcher = Callable[..., list[mx.array]]
 launcher: ContextVar[Launcher] = ContextVar("launcher", default=by_metal)
-"""What launches kernels."""
+"""The function that launches kernels."""

@@ -1,8 +1,8 @@
-"""Metal kernels for what MLX has none for, as candidates for minillm's ops.
+"""Metal kernels that MLX lacks, as candidates for minillm's ops.
 
-Linear cross-entropy in chunks whose losses and gradients one kernel makes; attention with a window or
-documents that holds no (T, T) scores; rotation at given positions; Muon's symmetric products by halves.
-Where MLX's own kernels move as few bytes they stay the choice.
+Linear cross-entropy in chunks whose losses and gradients one kernel computes; attention with a window or
+documents without (T, T) scores; rotation at given positions; Muon's symmetric products by half.
+Where MLX's own kernels move as few bytes, they are preferred.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from minillm_metal import requests
 
 __all__ = ["Metal"]
 
-MLX = "mlx>=0.32"  # mx.depends and metal_kernel as they are used here
+MLX = "mlx>=0.32"  # mx.depends and metal_kernel in the form used here
 Wanted = Literal["auto"] | bool
 
 

@@ -1,4 +1,4 @@
-"""Which requests the kernels serve, and why not the others. Does not import MLX."""
+"""Requests that the kernels support, and the reasons for others. Does not import MLX."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = [
 
 FEATURES, LARGEST_HEAD = 8, 128
 MOST_TARGETS = 8
-SPAN = 2**31  # rows and vocabulary are 32-bit numbers in the kernels; offsets are not
-LARGE = 2**31  # bytes of logits from which the core chunks them, too
+SPAN = 2**31  # rows and vocabulary are 32-bit numbers in the kernels; offsets are 64-bit
+LARGE = 2**31  # bytes of logits from which on the core also uses chunks
 LONG = 1_024  # two blocks of queries
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def loss(request: Request) -> str | None:
-    """Accept every form; up to eight targets, which a lane keeps in registers."""
+    """Accept every form, and up to eight targets, which a lane keeps in registers."""
     targets = request.facts.get("targets", 1)
     if targets > MOST_TARGETS:
         return f"keeps up to {MOST_TARGETS} targets of a position in registers, not {targets}"
@@ -36,10 +36,10 @@ def loss(request: Request) -> str | None:
 
 
 def loss_rank(request: Request) -> int:
-    """Before the core's chunks and its float32 logits; after MLX's own cross-entropy.
+    """Rank before the core's chunks and its float32 logits; after MLX's own cross-entropy.
 
-    For one plain target of few logits ``mx.fast.cross_entropy`` moves as many bytes as the kernel
-    (writes them once, reads them twice, writes their gradient once, and the products read it).
+    For one plain target and few logits ``mx.fast.cross_entropy`` moves as many bytes as the kernel
+    (one write and two reads of the logits, one write of their gradient, and a read by the products).
     """
     facts = request.facts
     large = facts.get("rows", 0) * facts.get("vocab", 0) * ITEMSIZE[request.dtype] > LARGE
@@ -58,9 +58,9 @@ def attention(request: Request) -> str | None:
 
 
 def attention_rank(request: Request) -> int:
-    """First with a window or documents, where MLX holds all scores going back; else last.
+    """Rank first with a window or documents, where MLX holds all scores in the backward pass; else last.
 
-    Plainly causal attention of MLX is fused forward and backward, and moves as many bytes.
+    MLX's plain causal attention is fused forward and backward, and moves as many bytes.
     """
     return -1 if request.facts.get("window") or request.facts.get("documents") else 2
 
@@ -71,15 +71,15 @@ def rope(request: Request) -> str | None:
 
 
 def rope_rank(request: Request) -> int:
-    """Before the table's composed form, which MLX does not fuse; after ``mx.fast.rope``.
+    """Rank before the table's composed form, which MLX does not fuse; after ``mx.fast.rope``.
 
-    That one serves positions 0 .. T-1 in half dtypes, and moves as many bytes.
+    The latter serves positions 0 .. T-1 in half dtypes, and moves as many bytes.
     """
     return 1 if request.facts.get("positions") is None and request.dtype != "float32" else -1
 
 
 def blocks(request: Request) -> str | None:
-    """Accept attention of more queries than a block has, where there is something to mask."""
+    """Accept masked attention of more queries than one block has."""
     if not (request.facts.get("window") or request.facts.get("documents")):
         return "plainly causal: MLX's own is fused forward and backward"
     if request.facts.get("length", LONG) < LONG:
@@ -88,17 +88,17 @@ def blocks(request: Request) -> str | None:
 
 
 def blocks_rank(request: Request) -> int:
-    """After the Metal kernel, before MLX's own, which holds all scores going back."""
+    """Rank after the Metal kernel, before MLX's own, which holds all scores in the backward pass."""
     return 0
 
 
 def gram(request: Request) -> str | None:
-    """Accept any matrices, where a rule of the optimizer has some."""
+    """Accept any matrices, where an update rule multiplies some."""
     if not request.facts.get("matrices", True):
         return "no rule of the optimizer takes whole matrices, as muon does"
     return None
 
 
 def gram_rank(request: Request) -> int:
-    """Before MLX's own product, which computes both triangles."""
+    """Rank before MLX's own product, which computes both triangles."""
     return -1

@@ -1,4 +1,4 @@
-"""What needs the emulator is skipped, with its reason, where there is no compiler for it."""
+"""Fixtures: tests that need the emulator are skipped without a compiler, with the reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def emulator() -> None:
-    """Skip where kernels cannot be emulated. MLX is imported here at the earliest, behind its BLAS."""
+    """Skip where kernels cannot be emulated. Imports MLX, after its BLAS is chosen."""
     from minillm_metal.emulator import compiler_reason
 
     if reason := compiler_reason():

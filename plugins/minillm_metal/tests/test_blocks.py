@@ -1,4 +1,4 @@
-"""Attention in blocks of MLX's own products: float64's results, and the memory that it promises."""
+"""Tests of attention in blocks with MLX's own products: results against float64, and memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_it_is_float64s(
 
 
 def test_it_keeps_its_memory_promise() -> None:
-    """A quarter of the scores of MLX's own, forward and backward, and more of it in longer rows."""
+    """A quarter of the scores of MLX's own, forward and backward; the saving grows with the row length."""
     rng, T = np.random.default_rng(0), 1024
     arrays = [exact.rounded(rng, mx.float32, 1, T, 4, 16)[0] for _ in range(4)]
     scores = 4 * T * T * 4  # bytes

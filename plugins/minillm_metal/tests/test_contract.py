@@ -1,4 +1,4 @@
-"""The plugins of this distribution under the contract kit; what needs Metal is skipped without it."""
+"""Conformance tests of this distribution's plugins; tests that need Metal are skipped without it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What MLX makes of the composed ops and of AdamW: the graphs behind the README's counts of bytes."""
+"""Tests of MLX's graphs of the composed ops and of AdamW, which the README's byte counts assume."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from minillm_core.backends.mlx import loss, ops
 from minillm_core.optim.adamw import adam, decay, write
 
 SMALL = ("Reshape", "Transpose", "Squeeze", "ExpandDims", "Broadcast", "Full", "Arange", "Gather")
-"""Of views, rows or single numbers: no logit, feature or parameter is read or written."""
+"""Kernels of views, rows or scalars: they read or write no logit, feature or parameter."""
 
 
 def kernels(folder: Path, function: Any, *given: mx.array) -> list[str]:
-    """What a compiled function launches, in order; without what moves next to nothing."""
+    """List the kernels that a compiled function launches, in order; without those that move almost nothing."""
     mx.eval(given)
     path = folder / "graph.dot"
     mx.export_to_dot(str(path), *mx.compile(function)(*given))
@@ -29,7 +29,7 @@ def kernels(folder: Path, function: Any, *given: mx.array) -> list[str]:
 
 
 def test_adamw_is_one_kernel_of_mlx(tmp_path: Path) -> None:
-    """It reads update, weight and moments, and writes weight, moments and copy: none saves more."""
+    """It reads update, weight and moments, and writes weight, moments and copy: nothing can be saved."""
 
     def step(p: mx.array, u: mx.array, m: mx.array, v: mx.array, lr: mx.array, n: mx.array) -> Any:
         o = ops.MLXOps()
@@ -44,11 +44,11 @@ def test_adamw_is_one_kernel_of_mlx(tmp_path: Path) -> None:
     ]
     assert fused.startswith("Compiled")
     assert fused.endswith("AsType")
-    assert set(numbers) <= {"Multiply"}  # of two numbers
+    assert set(numbers) <= {"Multiply"}  # of two scalars
 
 
 def test_the_losss_chunks_are_five_passes(tmp_path: Path) -> None:
-    """cap (or cast), log-sum-exp, its subtraction, and the gradient: 18 to 22 bytes a logit of theirs."""
+    """Cap (or cast), log-sum-exp, its subtraction, and the gradient: 18 to 22 bytes per logit."""
     h, w = mx.zeros((64, 16), mx.bfloat16), mx.zeros((512, 16), mx.bfloat16)
     ids, scale = mx.zeros((1, 64), mx.int32), mx.ones((1, 64))
     for form, first in ((LossForm(), "AsType"), (LossForm(TanhCap(15.0)), "CompiledAsType")):

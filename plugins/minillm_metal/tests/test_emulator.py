@@ -1,4 +1,4 @@
-"""The emulator itself: Apple's own kernels, from MLX's wheel, compute in it what they should."""
+"""Tests of the emulator itself: Apple's own kernels, from MLX's wheel, compute the right results in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from minillm_metal.emulator import KernelFault, Launch, build, captured, run, tr
 
 needs_compiler = pytest.mark.usefixtures("emulator")
 
-# What MLX's utils.h has of limits; it needs more of Metal than the emulator knows.
+# The limits of MLX's utils.h, which uses more of Metal than the emulator supports.
 LIMITS = """
 template <class T> struct Limits;
 template <> struct Limits<float> {
@@ -34,7 +34,7 @@ DTYPES = {"float": np.float32, "half": np.float16}
 
 
 def apples(header: str, kernel: str, dtype: str, reads: int, lanes: int, rows: int) -> Launch:
-    """A launch of a kernel of the wheel: its own text, alone."""
+    """Build a launch of a kernel of the wheel, from its own source only."""
     root = Path(importlib.util.find_spec("mlx").submodule_search_locations[0])  # type: ignore
     path = root / "include/mlx/backend/metal/kernels" / f"{header}.h"
     if not path.exists():
@@ -89,7 +89,7 @@ def test_apples_softmax(dtype: str) -> None:
 
 
 def in_order(launch: Launch, output: int) -> Launch:
-    """The same kernel with its output last, where run() has outputs: it is renumbered, not moved."""
+    """Return the kernel with its output last, as run() expects: renumbered, not moved."""
     start = launch.source.index("(", launch.source.index("[[kernel]]")) + 1
     end = launch.source.index("{", start)
     listed = re.findall(r"[^,]+?\w+ \[\[\w+\]\]|[^,]+", launch.source[start : end - 2])

@@ -1,6 +1,6 @@
-"""Wrong kernels, and how each is caught: by the emulator, or by what it computes.
+"""Faulty kernels, and the check that finds each: the emulator, or a comparison of values.
 
-docs/kernels.md lists them. A fault is one change of the source that is launched; all else is right.
+docs/kernels.md lists them. A fault is one change of the launched source; everything else is correct.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BARRIER = "threadgroup_barrier(mem_flags::mem_threadgroup);"
 
 @dataclass(frozen=True)
 class Fault:
-    """A change of a kernel, and what is said of it: words of the emulator, or "above" for a value."""
+    """A change of a kernel, and the expected words of the emulator's error, or "above" for a value."""
 
     name: str
     kernel: str
@@ -82,7 +82,7 @@ FAULTS = (
 )  # fmt: skip
 
 UNSEEN = ("sum rounded to bfloat16",)
-"""Within the tolerance of their dtype: what no check of values can tell."""
+"""Faults within the tolerance of their dtype, which no comparison of values can find."""
 
 
 def loss(change: Callable[[Launch], Launch]) -> None:
@@ -111,7 +111,7 @@ def attention(change: Callable[[Launch], Launch]) -> None:
 
 
 def far(change: Callable[[Launch], Launch]) -> None:
-    """The last row of logits that lie behind 2^32; memory is taken where it is touched."""
+    """Compute the last row of logits at offsets beyond 2^32; memory is allocated where touched."""
     n, V = 70_000, 65_536
     shapes = ((n, V), (1, n), (1, n))
     dtypes = ((mx.float32, np.float32), (mx.int32, np.int32), (mx.float32, np.float32))

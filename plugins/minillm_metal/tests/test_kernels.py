@@ -1,4 +1,4 @@
-"""Every kernel in the emulator against NumPy float64, with its gradients, by the ops' contracts."""
+"""Tests of every kernel in the emulator against NumPy float64, with its gradients, by the ops' contracts."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_loss_is_float64s(dtype: mx.Dtype, form: LossForm, targets: int, voc
     ids[:, 4] = -1  # a position without a target
     amounts = rng.uniform(0, 2, (targets, N)).astype(np.float32)
     given = (mx.array(ids), mx.array(amounts), form)
-    product = exact.wide(hidden @ weight.T)  # rounded to the dtype, as the kernel reads it
+    product = exact.wide(hidden @ weight.T)  # rounded to the dtype, as read by the kernel
     losses, d = exact.loss_rows(product, ids, amounts, form)
     up = 0.375
     with emulated() as launches:
@@ -58,7 +58,7 @@ def test_the_loss_is_float64s(dtype: mx.Dtype, form: LossForm, targets: int, voc
         )
         _, sums, count = loss_kernels.linear_cross_entropy(hidden, weight, *given, rows=5)
         mx.eval(sums, count)
-    assert len(launches) == 6  # two calls of three chunks
+    assert len(launches) == 6  # two calls with three chunks each
     for got, want in (
         (total, (losses * amounts).sum()),
         (sums, losses.sum(1)),
@@ -122,7 +122,7 @@ def test_attention_is_float64s(shape: str, dtype: mx.Dtype) -> None:
 @settings(max_examples=12)
 @given(st.data())
 def test_attention_of_any_shape_is_float64s(data: st.DataObject) -> None:
-    """Sizes are arguments of the kernels: nothing is compiled for another shape."""
+    """Sizes are arguments of the kernels: other shapes need no recompilation."""
     S, K, group, B = (data.draw(st.integers(1, most)) for most in (70, 2, 2, 2))
     T = data.draw(st.integers(1, S))
     window = data.draw(st.integers(1, S + 3))
@@ -145,7 +145,7 @@ def test_attention_of_any_shape_is_float64s(data: st.DataObject) -> None:
 
 
 def test_the_window_may_be_an_array_and_documents_of_any_numbers() -> None:
-    """One specialisation serves every window: a staged or scheduled one compiles nothing more."""
+    """One specialisation serves every window: staged or scheduled windows need no recompilation."""
     B, T, S, H, K, D, _, _ = SHAPES["grouped"]
     rng = np.random.default_rng(5)
     (q, q64), (k, k64), (v, v64) = (
@@ -202,7 +202,7 @@ def test_rotation_is_float64s(dtype: mx.Dtype, shape: tuple[int, ...] | None) ->
 @slow
 @pytest.mark.parametrize("shape", [(2, 45, 70), (1, 64, 33)])
 def test_muons_orthogonalisation_is_that_of_muon(shape: tuple[int, ...]) -> None:
-    """Product for product, also of tall matrices; and what is symmetric is so to the last bit."""
+    """Compare product by product, also for tall matrices; symmetric results are exactly symmetric."""
     pytest.importorskip("minillm_muon")
     from minillm_core.backends.mlx.ops import MLXOps
     from minillm_muon.muon import newton_schulz

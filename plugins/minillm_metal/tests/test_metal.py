@@ -1,4 +1,4 @@
-"""Which requests the kernels serve, where MLX's own stay, and what is said elsewhere than on a Mac."""
+"""Tests of supported requests, of MLX's preferred kernels, and of errors elsewhere than on a Mac."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels on Metal itself, against float64, alone and in a compiled step. Needs a Mac."""
+"""Tests of the kernels on Metal itself, against float64, alone and in a compiled step. Needs a Mac."""
 
 from __future__ import annotations
 

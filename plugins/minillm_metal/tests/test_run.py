@@ -1,4 +1,4 @@
-"""A whole run whose attention, loss, rotation and orthogonalisation are the Metal kernels, emulated."""
+"""Test of a run whose attention, loss, rotation and orthogonalisation use the emulated Metal kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minillm_metal.emulator import emulated
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulator")]
 
-# The plugins of this distribution, where they are refused: on a CPU.
+# The plugins of this distribution, refused on a CPU.
 HERE = """
 from dataclasses import replace
 from types import SimpleNamespace

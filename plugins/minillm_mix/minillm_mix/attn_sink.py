@@ -1,10 +1,10 @@
-"""Attention sinks: a head may attend to nothing, by a learned logit in the softmax's denominator.
+"""Attention sinks: a head can attend to nothing, by a learned logit in the softmax's denominator.
 
-    p_ij = exp(s_ij) / (exp(b_h) + sum_j exp(s_ij))         b_h learned, one a head
+    p_ij = exp(s_ij) / (exp(b_h) + sum_j exp(s_ij))         b_h learned, one per head
 
-The weights of a query add up to less than 1. Without it a head that has nothing to say puts its
-weight on the first token, whose value shrinks for it (StreamingLLM, arXiv:2309.17453, which also
-names ``b = 0`` fixed the "softmax-off-by-one", ``learned=false`` here; in gpt-oss b is learned,
+The weights of a query sum to less than 1. Without a sink, a head with no relevant key puts its
+weight on the first token, whose value becomes small (StreamingLLM, arXiv:2309.17453, which also
+names fixed ``b = 0`` the "softmax-off-by-one", ``learned=false`` here; in gpt-oss b is learned,
 arXiv:2508.10925). Equal to softmax attention times sigmoid(logsumexp_j s_ij - b_h).
 """
 
@@ -32,7 +32,7 @@ class AttnSink(Plugin, api=1):
 
 
 class Sinks(Module):
-    """Softmax with a sink a head."""
+    """Softmax attention with a sink per head."""
 
     def __init__(self, geometry: Any, start: float, learned: bool, lr_mul: float) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Sinks(Module):
             )
 
     def forward(self, q: Any, k: Any, v: Any, mask: Any, scale: float) -> Any:
-        """q (B, T, H, D), k and v (B, S, K, D) -> (B, T, H, D)."""
+        """Attend: q (B, T, H, D), k and v (B, S, K, D) -> (B, T, H, D)."""
         ops: Any = self.ops
         seen = ops.where(mask, scores(ops, q, k, scale), HIDDEN)  # float32 (B, H, T, S)
         total = ops.logsumexp(seen, -1, keepdims=True)

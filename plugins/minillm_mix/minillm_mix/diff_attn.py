@@ -1,16 +1,16 @@
-"""Differential attention: two softmaxes a head, one taken from the other (arXiv:2410.05258).
+"""Differential attention: the difference of two softmax maps per head (arXiv:2410.05258).
 
     y_p = (softmax(q1 k1^T) - lambda softmax(q2 k2^T)) [v1, v2]
     lambda = exp(lq1 . lk1) - exp(lq2 . lk2) + lambda_init,   lambda_init = 0.8 - 0.6 exp(-0.3 layer)
     out_p = (1 - lambda_init) RMSNorm(y_p) * weight
 
-Noise that both maps have in common cancels, as in a differential amplifier. Head p is made of the
-model's heads 2p and 2p + 1: their queries and keys are the two maps', their values are one of twice
-the size, and so is the norm; parameters are the plain model's but for four vectors and a norm a
-layer. lambda is one number a layer, its vectors drawn with std 0.1. Layers are counted from 0.
+Noise common to both maps cancels, as in a differential amplifier. Head p consists of the
+model's heads 2p and 2p + 1: their queries and keys form the two maps, their values are concatenated to twice
+the size, over which the norm is taken; parameters are the plain model's plus four vectors and a norm per
+layer. lambda is one number per layer, its vectors drawn with std 0.1. Layers are counted from 0.
 
-The maps' products with each half of the values are four heads of the plain size, which the kernel
-of the op ``attention`` computes: no (T, T) array is kept, at twice the products of plain attention.
+The maps' products with each half of the values are four heads of the plain size, computed by the kernel
+of the op ``attention``: no (T, T) array is stored, at twice the products of plain attention.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DiffAttn(Plugin, api=1):
 
 
 def check_pairs(heads: int, kv_heads: int, layer: int) -> None:
-    """Refuse heads that make no pairs."""
+    """Refuse heads that do not form pairs."""
     for key, count in (("heads", heads), ("kv_heads", kv_heads)):
         if count % 2:
             raise PlanError(
@@ -56,13 +56,13 @@ def start_of(layer: int) -> float:
 
 
 class Difference(Module):
-    """softmax(q1 k1^T) - lambda softmax(q2 k2^T), on heads 2p and 2p + 1, normed."""
+    """softmax(q1 k1^T) - lambda softmax(q2 k2^T), on heads 2p and 2p + 1, normalised."""
 
     calls = ("attention",)
 
     def __init__(self, geometry: Any, start: float) -> None:
         super().__init__()
-        check_pairs(geometry.heads, geometry.kv_heads, geometry.layer)  # those of a layout
+        check_pairs(geometry.heads, geometry.kv_heads, geometry.layer)  # the heads of a layout
         self.start, self.eps = start, geometry.norm_eps
         self.pairs = geometry.kv_heads // 2, geometry.heads // geometry.kv_heads
         self.width = geometry.heads * geometry.head_dim
@@ -73,7 +73,7 @@ class Difference(Module):
         self.norm = Param((2 * geometry.head_dim,), init=ones, role="norm", wd_mul=0.0)
 
     def flops(self, keys: float) -> float:
-        """Count a token's, forward and backward: twice the heads of plain attention."""
+        """Count a token's FLOPs, forward and backward: twice the heads of plain attention."""
         return 24 * self.width * keys
 
     def factor(self) -> Any:
@@ -86,7 +86,7 @@ class Difference(Module):
         return first - second + self.start
 
     def forward(self, q: Any, k: Any, v: Any, window: Any, documents: Any, scale: float) -> Any:
-        """q (B, T, H, D), k and v (B, S, K, D) -> (B, T, H, D)."""
+        """Attend: q (B, T, H, D), k and v (B, S, K, D) -> (B, T, H, D)."""
         ops: Any = self.ops
         (B, T, H, D), S, (P, G) = q.shape, k.shape[1], self.pairs
         # heads (pair of key-value heads, map, half of the values, query pair): 2 H of D

@@ -1,12 +1,12 @@
-"""Forgetting attention, FoX: scores fade by learned gates between key and query (arXiv:2503.02130).
+"""Forgetting attention, FoX: scores decay by learned gates between key and query (arXiv:2503.02130).
 
-    f_t = sigmoid(w_h . x_t + b_h)                          a gate a token and head
+    f_t = sigmoid(w_h . x_t + b_h)                          a gate per token and head
     p_ij ~ exp(s_ij + sum_{l = j+1}^{i} log f_l)
 
-The forget gate of recurrent models in softmax attention: what lies behind a token that closes the
-gate is forgotten, by each head on its own terms. Positions are in it, so that the paper's model does
-without RoPE; ``rope=true`` keeps it. The sum is c_i - c_j of the cumulative c_t = log f_1 + ... +
-log f_t, in float32: decoding keeps one c a token and head beside keys and values.
+The forget gate of recurrent models in softmax attention: tokens before a closed gate are forgotten,
+separately for each head. The decay encodes positions, so that the paper's model has
+no RoPE; ``rope=true`` keeps it. The sum is c_i - c_j of the cumulative c_t = log f_1 + ... +
+log f_t, in float32: the KV cache has one more number c per token and head.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class ForgettingAttn(Plugin, api=1):
             attn.rope.frequencies(at_rest)
             attn.rope.scaling(
                 as_they_are
-            )  # so that no plugin rescales frequencies that are not used
+            )  # prevents other plugins from rescaling unused frequencies
 
 
 def at_rest(head_dim: int) -> np.ndarray:
-    """float64 (D/2,): no pair of features turns."""
+    """Return zero frequencies float64 (D/2,): nothing is rotated."""
     return np.zeros(head_dim // 2)
 
 
 def as_they_are(frequencies: np.ndarray) -> np.ndarray:
-    """float64 (D/2,) -> the same."""
+    """Return the frequencies float64 (D/2,) unchanged."""
     return frequencies
 
 
 class Forgetting(Module):
-    """Softmax of scores that fade by the gates between key and query."""
+    """Softmax attention with scores that decay by the gates between key and query."""
 
     keeps = ("faded",)
 
@@ -70,7 +70,7 @@ class Forgetting(Module):
     def forward(
         self, q: Any, k: Any, v: Any, x: Any, mask: Any, scale: float, faded: Any
     ) -> tuple[Any, Any]:
-        """q (B, T, H, D), k and v (B, S, K, D), faded (B, S - T, H) or None -> y, c (B, T, H)."""
+        """Attend: q (B, T, H, D), k, v (B, S, K, D), faded (B, S - T, H) or None -> y, c (B, T, H)."""
         ops: Any = self.ops
         opened = ops.astype(self.gate(x), "float32") + ops.astype(self.bias, "float32")
         new = cumulative(ops, log_sigmoid(ops, opened))  # (B, T, H)
@@ -86,13 +86,13 @@ class Forgetting(Module):
 
 
 def log_sigmoid(ops: Any, x: Any) -> Any:
-    """log sigmoid(x), exact for large negative x too."""
+    """Compute log sigmoid(x), exact also for large negative x."""
     least = ops.minimum(x, 0.0)
     return least - ops.log(1.0 + ops.exp(least - ops.maximum(x, 0.0)))  # exp(-|x|)
 
 
 def cumulative(ops: Any, x: Any) -> Any:
-    """Sum x (B, T, ...) up to each column, in log2 T additions."""
+    """Compute the cumulative sum of x (B, T, ...) along T, in log2 T additions."""
     step = 1
     while step < x.shape[1]:
         x = x + ops.concat([ops.zeros_like(x[:, :step]), x[:, :-step]], 1)

@@ -1,27 +1,27 @@
-"""Gated DeltaNet: a memory of fixed size that forgets, and is corrected (arXiv:2412.06464).
+"""Gated DeltaNet: a fixed-size recurrent memory with a forget gate and the delta rule (arXiv:2412.06464).
 
     S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T          a head's memory, (D, D)
-    y_t = S_t q_t                                                  q and k of length one
+    y_t = S_t q_t                                                  q and k have norm one
     a_t = exp(-exp(A) softplus(w_a x_t + c)), b_t = sigmoid(w_b x_t)
 
-q, k and v pass a causal convolution over four tokens and silu before; y is normed by head and gated by
-silu(Wg x), as published. Cost and memory grow with the text, not with its square: training computes it in
+q, k and v first pass a causal convolution over four tokens and silu; y is normalised per head and gated by
+silu(Wg x), as published. Cost and memory grow linearly with the text: training computes it in
 chunks of C tokens (the paper's WY form). With u_t = b_t (v_t - a_t S_(t-1) k_t) and g_t the product of a
-up to t within a chunk that begins with the memory S,
+up to t within a chunk that starts with the memory S,
 
     (I + L) U = b (V - g K S^T),   L_ti = b_t (g_t / g_i) (k_t k_i)  for i < t
     Y = g Q S^T + M U,             M_ti = (g_t / g_i) (q_t k_i)      for i <= t
 
-where L is nilpotent, so that (I + L)^-1 = (I - L)(I + L^2)(I + L^4) ... exactly. Decoding keeps S and the
-last three columns of the convolution: D^2 + 9 D numbers a head and layer, however long the text.
+where L is nilpotent, so that (I + L)^-1 = (I - L)(I + L^2)(I + L^4) ... exactly. Decoding stores S and the
+last three columns of the convolution: D^2 + 9 D numbers per head and layer, independent of the text's length.
 
-It replaces the whole attention of its layers, all heads with keys of their own; it has no positions and no
-windows. Where attention sees a token's own document alone (windows.documents), the memory is empty and the
-convolution sees nothing earlier where a document begins: g_t and g_t / g_i are 0 across a beginning.
+It replaces the whole attention of its layers, and all heads have keys of their own; it has no positions and no
+windows. Where attention is restricted to a token's document (windows.documents), memory and
+convolution are empty at a document's start: g_t and g_t / g_i are 0 across a start.
 
-A head's y is a difference of products and may be next to nothing, so that its norm magnifies rounding: in
-float32 gradients are 1.5e-6 of their norm from float64's, as many as that on torch and on MLX, in chunks and
-token by token; with eps = 0.1 they are as near as those of softmax attention, 6e-7.
+A head's y is a difference of products and may be close to 0, so that its norm magnifies rounding: in
+float32 gradients differ by 1.5e-6 of their norm from float64's, equally on torch and on MLX, in chunks and
+token by token; with eps = 0.1 the difference is that of softmax attention, 6e-7.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from minillm_core import (
 __all__ = ["GatedDelta", "Memory"]
 
 TAPS = 4
-"""Tokens that the convolution sees."""
+"""Number of tokens in the convolution."""
 
 
 class GatedDelta(Plugin, api=1):
@@ -79,7 +79,7 @@ class Memory(Module):
         self.decay = Linear(g.dim, g.heads, role="gate", axes=("heads", "dim"))
         self.write = Linear(g.dim, g.heads, role="gate", axes=("heads", "dim"))
         self.rate = Param((g.heads,), init=zeros, role="scalar", wd_mul=0.0)  # A
-        # softplus(-4.6) = 0.01: a memory of a hundred tokens at the start
+        # softplus(-4.6) = 0.01: an initial memory of a hundred tokens
         self.bias = Param((g.heads,), init=Constant(-4.6), role="scalar", wd_mul=0.0)
         self.taps = Param((TAPS, 3 * width), init=Normal(0.5), role="scalar", wd_mul=0.0)
         self.norm = Param((g.head_dim,), init=ones, role="norm", wd_mul=0.0)
@@ -92,11 +92,11 @@ class Memory(Module):
         )
 
     def flops(self, keys: float) -> float:
-        """Count a token's, forward and backward: products in a chunk, and with the memory."""
+        """Count a token's FLOPs, forward and backward: products in a chunk, and with the memory."""
         return 6 * self.heads * self.size * (3 * self.chunk + 4 * self.size)
 
     def forward(self, x: Any, documents: Any, memory: Any, tail: Any) -> tuple[Any, Any, Any]:
-        """x (B, T, C), documents (B, S), memory (B, H, D, D), tail (B, 3, 3 H D) -> y, memory and tail after it."""
+        """x (B, T, C), documents (B, S), memory (B, H, D, D), tail (B, 3, 3 H D) -> y, new memory and tail."""
         ops: Any = self.ops
         (B, T, _), H, D = x.shape, self.heads, self.size
         flat = ops.concat([self.q(x), self.k(x), self.v(x)], -1)  # (B, T, 3 H D)
@@ -139,7 +139,7 @@ class Memory(Module):
     def chunks(
         self, q: Any, k: Any, v: Any, log_a: Any, b: Any, memory: Any, of: Any
     ) -> tuple[Any, Any]:
-        """q, k, v float32 (B, H, T, D), of int32 (B, 3 + T) or None -> y, and the memory after the last token."""
+        """q, k, v float32 (B, H, T, D), of int32 (B, 3 + T) or None -> y, the memory after the last token."""
         ops: Any = self.ops
         T = q.shape[2]
         if memory is None:
@@ -159,15 +159,15 @@ class Memory(Module):
     def one_chunk(
         self, q: Any, k: Any, v: Any, log_a: Any, b: Any, memory: Any, masks: Any
     ) -> tuple[Any, Any]:
-        """Compute C tokens together: y (B, H, C, D), and the memory after them.
+        """Process C tokens together: y (B, H, C, D), and the memory after them.
 
         ``masks``: 1 where two tokens, (B, 1, C, C), and where a token and the one before the chunk,
-        (B, 1, C, 1), are of one document; None: all are.
+        (B, 1, C, 1), belong to one document; None: all do.
         """
         ops: Any = self.ops
         size, turned = q.shape[2], ops.matrix_transpose
         log_g = ops.cumsum(log_a, 2)  # (B, H, C, 1)
-        # never above 0 where i <= t, and what is above the diagonal is cut off
+        # at most 0 where i <= t; values above the diagonal are clipped
         ratio = ops.exp(ops.minimum(log_g - turned(log_g), 0.0))  # (B, H, C, C): g_t / g_i
         g, past = ops.exp(log_g), turned(memory)
         if masks is not None:
@@ -188,15 +188,15 @@ class Memory(Module):
 def numbered(ops: Any, documents: Any, count: int) -> Any:
     """Number the documents of the last columns, and of the three before them: (B, S) -> int32 (B, 3 + count).
 
-    Columns before the first are of its document: there is nothing in them.
+    Columns before the first count as its document: they are empty.
     """
     first = ops.zeros_like(documents[:, :1])
     begins = ops.astype_like(documents[:, 1:] != documents[:, :-1], documents)
-    before = [first] * TAPS  # of three columns, and of the first itself
+    before = [first] * TAPS  # for three columns, and the first itself
     return ops.cumsum(ops.concat([*before, begins], 1), 1)[:, documents.shape[1] - count :]
 
 
 def alike(ops: Any, ones: Any, others: Any) -> Any:
-    """1 where two columns are of one document, else 0: (B, N), (B, M) -> float32 (B, 1, N, M)."""
+    """Return 1 where two columns are of one document, else 0: (B, N), (B, M) -> float32 (B, 1, N, M)."""
     equal = ops.expand_dims(ones, 2) == ops.expand_dims(others, 1)
     return ops.expand_dims(ops.astype(equal, "float32"), 1)

@@ -1,16 +1,16 @@
-"""Hyper-connections: n lanes in the place of one stream, mixed before and behind each sublayer (arXiv:2409.19606).
+"""Hyper-connections: n residual streams (lanes), mixed around each sublayer (arXiv:2409.19606).
 
     A, a, b = A0 + s_a tanh(norm(H) W_A), a0 + s_a tanh(norm(H) W_a), b0 + s_b tanh(norm(H) W_b)
-    h       = a^T H                                     what the sublayer is given; H (n, C), of each token
-    H      <- A^T H + b y                               y: what the sublayer gives
+    h       = a^T H                                     the sublayer's input; H (n, C), per token
+    H      <- A^T H + b y                               y: the sublayer's output
 
-How strongly a layer hears those before it, and whether layers stand in a row or side by side, is
+The strength of connections between layers, and whether layers act in sequence or in parallel, is
 learned. A0 = 1, b0 = 1, a0 is 1 for lane s mod n of sublayer s, and every W is 0 at the start: all lanes
-are then the stream of the plain model. ``dynamic=false`` has no W. In the end the lanes' mean is
-taken; the paper sums them, and the last norm takes out the factor.
+then equal the stream of the plain model. ``dynamic=false`` has no W. At the end the lanes are averaged;
+the paper sums them, which the last norm makes equivalent.
 
-The first lane is the model's stream, to which other plugins may add; the others are an array
-(B, T, n - 1, C) beside it. Norms are without weights; A0, a0 and b0 do not decay.
+The first lane is the model's residual stream, to which other plugins may add; the others are an array
+(B, T, n - 1, C). Norms have no weights; A0, a0 and b0 do not decay.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class HyperConnections(Plugin, api=1, identity_at_init=True):
 
 
 class Copies(Module):
-    """x0 (B, T, C) -> the lanes beside it, (B, T, n - 1, C)."""
+    """Initial values of the further lanes: x0 (B, T, C) -> (B, T, n - 1, C)."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ class Mixing(Module):
         if dynamic:
             self.weight = Linear(
                 geometry.dim, lanes + 2, role="gate", init=zeros, lr_mul=lr_mul, share=float(lanes)
-            )  # of every lane
+            )  # for every lane
             self.scale_in = Param(
                 (1,), init=Constant(0.01), role="scalar", lr_mul=lr_mul, wd_mul=0.0
             )
@@ -94,7 +94,7 @@ class Mixing(Module):
             )
 
     def forward(self, x: Any, lanes: Any) -> Any:
-        """x (B, T, C), lanes (B, T, n - 1, C) -> (B, T, n, n + 2); (1, 1, n, n + 2) where none depends on a token."""
+        """x (B, T, C), lanes (B, T, n - 1, C) -> (B, T, n, n + 2); (1, 1, n, n + 2) with ``dynamic=false``."""
         ops: Any = self.ops
         shape = (self.lanes, self.lanes + 2)
         static = ops.astype_like(ops.constant(self.start, shape), x) + self.static
@@ -108,7 +108,7 @@ class Mixing(Module):
 
 
 class Entry(Module):
-    """The stream's own weight in one column of a sublayer's."""
+    """The first lane's own weight in one column of a sublayer's weights."""
 
     def __init__(self, column: int) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Entry(Module):
 
 
 class Share(Module):
-    """What the lanes beside the stream add to a sum, by one column of a sublayer's weights."""
+    """The sum of the further lanes, weighted by one column of a sublayer's weights."""
 
     def __init__(self, column: int) -> None:
         super().__init__()
@@ -132,17 +132,17 @@ class Share(Module):
 
 
 class Further(Module):
-    """The lanes beside the stream, behind a sublayer."""
+    """The further lanes after a sublayer."""
 
     def forward(self, x: Any, sublayer: Any, lanes: Any, mixing: Any) -> Any:
-        """x, sublayer (B, T, C), lanes (B, T, n - 1, C), mixing (B, T, n, n + 2) -> (B, T, n - 1, C)."""
+        """Return (B, T, n - 1, C); x, sublayer (B, T, C), lanes (B, T, n - 1, C), mixing (B, T, n, n + 2)."""
         ops: Any = self.ops
         kept = ops.matrix_transpose(mixing[:, :, :, 2:-1]) @ whole(ops, x, lanes)
         return kept + ops.expand_dims(mixing[:, :, 1:, -1], -1) * ops.expand_dims(sublayer, 2)
 
 
 class Sum(Module):
-    """lanes (B, T, n - 1, C) -> their sum, (B, T, C)."""
+    """The sum of lanes (B, T, n - 1, C), (B, T, C)."""
 
     def forward(self, lanes: Any) -> Any:
         """lanes (B, T, n - 1, C) -> (B, T, C)."""
@@ -150,5 +150,5 @@ class Sum(Module):
 
 
 def whole(ops: Any, x: Any, lanes: Any) -> Any:
-    """x (B, T, C), lanes (B, T, n - 1, C) -> (B, T, n, C), x first."""
+    """Join x (B, T, C) and lanes (B, T, n - 1, C) -> (B, T, n, C), x first."""
     return ops.concat([ops.expand_dims(x, 2), lanes], 2)

@@ -1,17 +1,17 @@
-"""Interleaved head attention: heads are mixed into P pseudo-heads each, which attend among one another.
+"""Interleaved head attention: heads are mixed into P pseudo-heads each, which attend to one another.
 
     q_(h,p) = sum_m A_p[m, h] q_m,   k and v likewise        p = 0 .. P - 1, each over heads m
-    one sequence of P T positions: (t, p) stands at P t + p, and is rotated there
+    one sequence of P T positions: (t, p) is at P t + p, and is rotated there
     y_h     = sum_p c[h, p] y_(h,p)                          back to H heads
 
-With P pseudo-heads a head has P^2 patterns of attention, in which what other heads look for takes part:
-many steps of reasoning need patterns to meet (arXiv:2602.21371; slowrun, 2026). It begins with
-each head as its own pseudo-head 0, the others 0, and c = 1 / P, as slowrun does; A is stored as its
-difference from that. Weight decay is off, since a mixture has no size to lose.
+With P pseudo-heads a head has P^2 attention patterns, which also use other heads' queries and keys:
+multi-step reasoning needs combined patterns (arXiv:2602.21371; slowrun, 2026). At the start
+each head is its own pseudo-head 0, the others are 0, and c = 1 / P, as in slowrun; A is stored as the
+difference from that. Weight decay is off, since a mixture should not shrink to 0.
 
-Attention costs P^2 times as much at full causal, and the KV cache is P times as large; a window counts
+Full causal attention costs P^2 times as much, and the KV cache is P times as large; a window counts
 pseudo-heads, so that one of W tokens is P W (slowrun keeps the cost with 1 / P of the window). q, k and v
-no longer line up with y head by head, so that what corrects y by them is refused beside it.
+no longer correspond to y head by head, so that plugins which correct y by them are refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class IHA(Plugin, api=1):
 
 
 class Pseudo(Layout):
-    """(B, T, H, D) -> (B, P T, H, D) and back.
+    """A layout (B, T, H, D) -> (B, P T, H, D) and back.
 
     Args:
         geometry: heads and key-value heads.
@@ -68,7 +68,7 @@ class Pseudo(Layout):
         )
 
     def enter(self, call: Any) -> Any:
-        """Mix, and lay the pseudo-heads of a token side by side."""
+        """Mix heads, and interleave the pseudo-heads of a token."""
         v: Any = self.v
         return call._replace(
             q=self.mixed(call.q, self.q, self.own),
@@ -79,44 +79,44 @@ class Pseudo(Layout):
         )
 
     def leave(self, y: Any) -> Any:
-        """y (B, P T, H, D) -> (B, T, H, D)."""
+        """Combine y (B, P T, H, D) -> (B, T, H, D)."""
         ops: Any = self.ops
         B, length, H, D = y.shape
         y = ops.reshape(y, (B, length // self.pseudo, self.pseudo, H, D))
         return ops.sum(y * ops.astype_like(self.collapse, y)[:, :, None], 2)
 
     def mixed(self, x: Any, weight: Any, own: Any) -> Any:
-        """x (B, T, M, D), weight and own (P M, M) -> (B, P T, M, D)."""
+        """Mix x (B, T, M, D) by weight and own (P M, M) -> (B, P T, M, D)."""
         ops: Any = self.ops
         B, T, M, D = x.shape
         mixture = ops.astype_like(weight, x) + ops.astype_like(own, x)
         return ops.reshape(mixture @ x, (B, T * self.pseudo, M, D))
 
     def repeated(self, x: Any) -> Any:
-        """x (B, T, M, D) -> (B, P T, M, D)."""
+        """Repeat x (B, T, M, D) -> (B, P T, M, D)."""
         B, T, M, D = x.shape
         wide = self.ops.broadcast_to(x[:, :, None], (B, T, self.pseudo, M, D))
         return self.ops.reshape(wide, (B, T * self.pseudo, M, D))
 
     def beside(self, positions: Any) -> Any:
-        """Positions (..., T) -> P t, P t + 1, ... (..., P T)."""
+        """Map positions (..., T) to P t, P t + 1, ... (..., P T)."""
         ops: Any = self.ops
         each = ops.stack([positions * self.pseudo + p for p in range(self.pseudo)], -1)
         return ops.reshape(each, (*positions.shape[:-1], -1))
 
     def each(self, documents: Any) -> Any:
-        """Documents (B, T) -> (B, P T)."""
+        """Repeat documents (B, T) -> (B, P T)."""
         each = self.ops.stack([documents] * self.pseudo, -1)
         return self.ops.reshape(each, (documents.shape[0], -1))
 
 
 def mixture(heads: int, pseudo: int, lr_mul: float) -> Param:
-    """(P M, M): what a pseudo-head takes of each head beside what it is at first."""
+    """Declare (P M, M): a pseudo-head's coefficients of each head, relative to the initial ones."""
     shape = (pseudo * heads, heads)
     axes = ("pseudo", "heads")
     return Param(shape, axes=axes, init=zeros, role="scalar", lr_mul=lr_mul, wd_mul=0.0)
 
 
 def first(heads: int, pseudo: int) -> np.ndarray:
-    """float32 (P M, M): each head is its own pseudo-head 0, the others are 0."""
+    """Return the initial coefficients float32 (P M, M): each head is its own pseudo-head 0, the others are 0."""
     return np.eye(pseudo * heads, heads, dtype=np.float32)

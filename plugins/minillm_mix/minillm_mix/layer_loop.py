@@ -1,15 +1,15 @@
-"""Layers in the middle run several times, late in a run (slowrun, 2026; universal transformers, arXiv:1807.03819).
+"""Layer loops: middle layers run several times (slowrun, 2026; universal transformers, arXiv:1807.03819).
 
-    x <- block_last( ... block_first(x))        `times` rounds, from a share of the run on; one before it
+    x <- block_last( ... block_first(x))        `times` rounds after a fraction of the run; one before it
 
-A model that reads its text over and over runs out of text before it runs out of time: a second
-round of the same layers is more computation on the same parameters. slowrun repeats a few of its
-last half two or three times in its last epochs. Before that each layer runs once, and a step costs
-no more; the step is compiled for both.
+Runs over many epochs are limited by text before they are limited by time: a further round of the same
+layers adds computation without parameters. slowrun repeats a few layers of its
+second half two or three times in its last epochs. Before that each layer runs once, at no extra
+cost; the step is compiled for both.
 
-Between the rounds nothing is added but what plugins add at each of those layers anyhow. The model is
-evaluated, sampled from and continued with all rounds from the start on, so that held-out losses before
-that share are of a model that is not trained for it. Each round has a KV cache of its own.
+Between the rounds only the terms that plugins add at each of those layers are added. Evaluation,
+sampling and continuation use all rounds from the start, so that held-out losses before
+that fraction are of a model not yet trained for it. Each round has its own KV cache.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""Multi-head latent attention: keys and values out of one small latent (DeepSeek-V2, arXiv:2405.04434).
+"""Multi-head latent attention: keys and values computed from one small latent (DeepSeek-V2, arXiv:2405.04434).
 
-    c_t   = RMSNorm(Wkv x_t)                                kv_rank numbers a token
-    k_t,h = [Wk,h c_t, RoPE(Wr x_t)]    v_t,h = Wv,h c_t    the rotated part is all heads' own
+    c_t   = RMSNorm(Wkv x_t)                                kv_rank numbers per token
+    k_t,h = [Wk,h c_t, RoPE(Wr x_t)]    v_t,h = Wv,h c_t    the rotated part is shared by all heads
     q_t,h = [Wq,h x_t, RoPE(Wqr,h x_t)]                     or of RMSNorm(Wdq x_t), with q_rank
     y     = softmax(q k^T / sqrt(head_dim + rope_dim)) v Wo
 
-Decoding keeps c and the rotated part, ``kv_rank + rope_dim`` numbers a token and layer, where
-multi-head attention keeps 2 H D: keys and values are computed from them again. (The paper also
-absorbs Wk and Wv into its other products then; here they stay, so that plugins which replace a
-product, such as adapters, mean the same in training and decoding.) The paper's sizes are
-kv_rank = 4 head_dim and rope_dim = head_dim / 2. It replaces the whole attention of a layer, whose
-window and documents it keeps: its other slots are those of the other layers.
+The KV cache holds c and the rotated part, ``kv_rank + rope_dim`` numbers per token and layer, instead of
+2 H D: keys and values are recomputed from them. (The paper also
+absorbs Wk and Wv into other products in decoding; here they are kept, so that plugins which replace a
+product, such as adapters, are the same in training and decoding.) The paper's sizes are
+kv_rank = 4 head_dim and rope_dim = head_dim / 2. It replaces the whole attention of a layer, with the same
+window and documents: other attention slots apply only to the other layers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class MLA(Plugin, api=1):
 
 
 class Latent(Module):
-    """Causal self-attention whose keys and values are products of a latent."""
+    """Causal self-attention whose keys and values are linear functions of a latent."""
 
     keeps = ("latent",)
 
@@ -96,19 +96,19 @@ class Latent(Module):
         self.rope = Rope(llama_frequencies(rope_dim, base), g.positions)
 
     def flops(self, keys: float) -> float:
-        """Count a token's, forward and backward, of q k^T and its product with v."""
+        """Count a token's FLOPs, forward and backward, of q k^T and its product with v."""
         heads, plain, rope_dim = self.sizes
         return 6 * heads * (2 * plain + rope_dim) * keys
 
     def forward(self, x: Any, window: int | None, documents: Any, latent: Any) -> tuple[Any, Any]:
-        """x (B, T, C), documents (B, S), latent (B, S - T, kv_rank + rope_dim) or None -> (B, T, C), latent of x."""
+        """x (B, T, C), documents (B, S), latent (B, S - T, kv_rank + rope_dim) or None -> (B, T, C), x's latent."""
         ops, (B, T, _), (H, D, R) = self.ops, x.shape, self.sizes
         earlier = 0 if latent is None else latent.shape[1]
         positions = ops.arange(earlier + T)[earlier:] if earlier else None
         q = x if self.q_down is None else ops.rms_norm(self.q_down(x), self.q_norm, self.eps)
         q_plain, q_turned = ops.split(ops.reshape(self.q(q), (B, T, H, D + R)), [D, R], -1)
         c, k_turned = ops.split(self.kv_down(x), [self.kv_rank, R], -1)
-        k_turned = ops.expand_dims(k_turned, 2)  # (B, T, 1, R): of all heads
+        k_turned = ops.expand_dims(k_turned, 2)  # (B, T, 1, R): shared by all heads
         q_turned, k_turned = ops.rotate(q_turned, k_turned, self.rope(positions))
         new = ops.concat([ops.rms_norm(c, self.kv_norm, self.eps), k_turned[:, :, 0]], -1)
         whole = new if latent is None else ops.concat([latent, new], 1)  # (B, S, kv_rank + R)
@@ -118,7 +118,7 @@ class Latent(Module):
         k, v = (ops.reshape(leaf(c), (B, S, H, D)) for leaf in (self.k, self.v))
         k_turned = ops.broadcast_to(ops.expand_dims(k_turned, 2), (B, S, H, R))
         k = ops.concat([k, k_turned], -1)
-        v = ops.concat([v, ops.zeros_like(k_turned)], -1)  # kernels take one size of head
+        v = ops.concat([v, ops.zeros_like(k_turned)], -1)  # kernels support only one head size
         q = ops.concat([q_plain, q_turned], -1)
         y = ops.attention(q, k, v, window=window, documents=documents)
         return self.o(ops.reshape(y[..., :D], (B, T, H * D))), new

@@ -1,6 +1,6 @@
-"""The two products of attention, composed: for what no fused kernel computes.
+"""The two products of attention, composed, for variants that no fused kernel computes.
 
-Both keep (B, H, T, S) numbers, which a fused kernel does not.
+Both store (B, H, T, S) numbers, unlike a fused kernel.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ HIDDEN = -1e30
 
 
 def scores(ops: Any, q: Any, k: Any, scale: float) -> Any:
-    """scale q k^T: q (B, T, H, D), k (B, S, K, D) -> float32 (B, H, T, S); head h reads k[h // (H / K)]."""
+    """Compute scale q k^T: q (B, T, H, D), k (B, S, K, D) -> float32 (B, H, T, S); h reads k[h // (H / K)]."""
     (B, T, H, D), (S, K) = q.shape, k.shape[1:3]
     q = ops.reshape(ops.permute_dims(q * scale, (0, 2, 1, 3)), (B, K, H // K * T, D))
     product = q @ ops.permute_dims(k, (0, 2, 3, 1))  # (B, K, H / K T, S)
@@ -20,7 +20,7 @@ def scores(ops: Any, q: Any, k: Any, scale: float) -> Any:
 
 
 def summed(ops: Any, weights: Any, v: Any) -> Any:
-    """weights (B, H, T, S), v (B, S, K, D) -> (B, T, H, D), in v's dtype."""
+    """Multiply weights (B, H, T, S) with v (B, S, K, D) -> (B, T, H, D), in v's dtype."""
     (B, H, T, S), (K, D) = weights.shape, v.shape[2:]
     weights = ops.reshape(weights, (B, K, H // K * T, S))
     y = ops.astype(weights, dtype_of(v)) @ ops.permute_dims(v, (0, 2, 1, 3))
@@ -28,5 +28,5 @@ def summed(ops: Any, weights: Any, v: Any) -> Any:
 
 
 def dtype_of(x: Any) -> str:
-    """Name an array's dtype: "bfloat16", on every framework."""
+    """Return an array's dtype by its name: "bfloat16", on every framework."""
     return str(x.dtype).rpartition(".")[2]

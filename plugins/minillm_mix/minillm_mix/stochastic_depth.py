@@ -1,16 +1,16 @@
-"""Stochastic depth: in training, blocks are left out at random, late ones more often (arXiv:1603.09382).
+"""Stochastic depth: blocks are skipped at random in training, later ones more often (arXiv:1603.09382).
 
-    x <- x + b_l / (1 - p_l) (attention, then MLP)       b_l ~ Bernoulli(1 - p_l), for each row
-    p_l = drop l / (L - 1)                               layers l = 0 .. L - 1: none at the first
+    x <- x + b_l / (1 - p_l) (attention, then MLP)       b_l ~ Bernoulli(1 - p_l), per row
+    p_l = drop l / (L - 1)                               layers l = 0 .. L - 1: the first is never skipped
 
-Every depth up to the whole is trained, so that no block relies on the one before it alone; it is a
-regulariser, for texts that are read often. Divided by 1 - p_l a block adds what it would on the average,
-and the whole model is evaluated and written from as it is. ``rescale=false`` does not divide, and
-``by="batch"`` draws once for a micro-batch: so it is in slowrun, whose runs read 100 million tokens over
-and over.
+Every depth up to the full one is trained, so that no block depends on its predecessor alone: a
+regulariser for repeated texts. Division by 1 - p_l keeps a block's expected contribution,
+and evaluation and generation use the full model. ``rescale=false`` does not divide, and
+``by="batch"`` draws once per micro-batch, as in slowrun, whose runs read 100 million tokens
+repeatedly.
 
-Draws come from the run's seed, batch by batch, in the loader's thread: a resumed run has the same. A
-block that is left out is computed all the same, and multiplied by 0: nothing is saved.
+Draws are functions of the run's seed, batch by batch, in the dataloader's thread: a resumed run has the same.
+A skipped block is computed anyway, and multiplied by 0: no time is saved.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StochasticDepth(Plugin, api=1):
     def on_batch(self, batch, phase):
         shape = batch["ids"].shape
         if phase != "train":
-            return {**batch, FIELD: np.ones(shape, np.float32)}  # above every share
+            return {**batch, FIELD: np.ones(shape, np.float32)}  # above every drop fraction
         drawn = random_stream().random(shape if self.by == "row" else (1, shape[1]), np.float32)
         return {**batch, FIELD: np.broadcast_to(drawn, shape).copy()}
 
@@ -64,12 +64,12 @@ class StochasticDepth(Plugin, api=1):
 
 
 class Kept(Module):
-    """depth_drawn float32 (B, T), even on [0, 1) -> the block's coefficient (B, 1, 1): 0 where it is left out.
+    """A block's coefficient (B, 1, 1): 0 where it is skipped; from depth_drawn float32 (B, T), uniform on [0, 1).
 
     Args:
-        share: of rows that pass over the block.
-        column: whose draw is the block's; rows with fewer columns begin again.
-        rescale: whether what is kept is divided by 1 - share.
+        share: fraction of rows that skip the block.
+        column: the column with the block's draw; rows with fewer columns wrap around.
+        rescale: divide kept blocks by 1 - share.
     """
 
     def __init__(self, share: float, column: int, rescale: bool) -> None:
@@ -77,7 +77,7 @@ class Kept(Module):
         self.share, self.column, self.rescale = share, column, rescale
 
     def forward(self, x: Any, depth_drawn: Any) -> Any:
-        """x (B, T, C), depth_drawn (B, T) -> (B, 1, 1)."""
+        """Return (B, 1, 1) of x (B, T, C), depth_drawn (B, T)."""
         ops: Any = self.ops
         column = self.column % depth_drawn.shape[1]
         drawn = depth_drawn[:, column : column + 1, None]

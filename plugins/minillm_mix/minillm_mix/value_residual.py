@@ -1,11 +1,11 @@
-"""Value residual, ResFormer: the first layer's values stay in sight of all later ones (arXiv:2410.17897).
+"""Value residual, ResFormer: the first layer's values are added to those of all later ones (arXiv:2410.17897).
 
     v_n <- a_n v_0 + b_n v_n                                a_n = b_n = 1/2 at the start, learned
 
-As the residual stream does for x, for what attention hands on: deep layers need not carry the
-tokens' own information through all of them. ``learned=false`` is the paper's plain form, one half of
-each for good. The first layer's v is the one that its attention sums, terms of other plugins such as
-value embeddings among it.
+As the residual stream does for x, it gives deep layers direct access to early values, so that attention
+need not carry token information through all layers. ``learned=false`` is the paper's plain form, constant
+halves. The first layer's v is the one that its attention uses, including terms of other plugins such as
+value embeddings.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ValueResidual(Plugin, api=1):
 
 
 class Mixed(Module):
-    """v and source (B, T, K, D) -> what is added to v, so that it becomes first source + own v."""
+    """v and source (B, T, K, D) -> the term added to v, giving first source + own v."""
 
     def __init__(self, first: float, own: float, learned: bool, lr_mul: float) -> None:
         super().__init__()
@@ -57,6 +57,6 @@ class Mixed(Module):
 
     def forward(self, v: Any, source: Any) -> Any:
         """Return (B, T, K, D)."""
-        first: Any = self.first  # an array by now, where it is learned
+        first: Any = self.first  # an array at this point, if learned
         own: Any = self.own
         return first * source + (own - 1.0) * v

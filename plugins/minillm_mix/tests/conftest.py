@@ -1,4 +1,4 @@
-"""What the tests of this distribution share: small plans, and models on NumPy away from their start."""
+"""Fixtures of this distribution: small plans, and NumPy models with perturbed parameters."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ from minillm_kit import GEOMETRY, small
 
 @pytest.fixture(scope="session")
 def lab() -> ModuleType:
-    """Small plans and models."""
+    """Return the helpers for small plans and models."""
     return small
 
 
 @pytest.fixture(scope="session")
 def node() -> Callable[..., Any]:
-    """``node(Module, argument=...)``: a module on NumPy, its parameters drawn at random."""
+    """Return ``node(Module, argument=...)``: a module on NumPy with random parameters."""
     return small.node
 
 
 class Seen:
-    """What a function of attention is given beside q, k and v."""
+    """The inputs of an attention function besides q, k and v."""
 
     @staticmethod
     def geometry(heads: int, kv_heads: int, head_dim: int, dim: int = 32) -> ModelShape:
-        """The sizes of a layer."""
+        """Build the sizes of a layer."""
         return replace(GEOMETRY, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dim=dim)
 
     @staticmethod
     def distance(queries: int, keys: int) -> np.ndarray:
-        """int32 (T, S)."""
+        """Return the distances int32 (T, S)."""
         return (np.arange(keys - queries, keys)[:, None] - np.arange(keys)).astype(np.int32)
 
     def mask(self, queries: int, keys: int) -> np.ndarray:
-        """bool (T, S): causal."""
+        """Return the causal mask bool (T, S)."""
         return self.distance(queries, keys) >= 0
 
 
 @pytest.fixture(scope="session")
 def seen() -> Seen:
-    """What a function of attention is given beside q, k and v."""
+    """Return a factory of the inputs besides q, k and v."""
     return Seen()
 
 
 @pytest.fixture(scope="session")
 def asked() -> Callable[[Plan], dict[str, Any]]:
-    """The ops whose kernels a plan asks for, with the facts."""
+    """Return the ops that a plan's kernels are requested for, with the facts."""
     return lambda plan: {one.op: one.facts for one in requests_of(plan)}
 
 
 @pytest.fixture
 def rng() -> np.random.Generator:
-    """Random numbers, the same in every run."""
+    """Return a random generator with a fixed seed."""
     return np.random.default_rng(4)

@@ -1,4 +1,4 @@
-"""Sinks against the softmax with one more number in its denominator, query by query."""
+"""Tests of sinks against a softmax with an additional logit, query by query."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LENGTH, SIZE = 5, 4
 
 
 def definition(q: np.ndarray, k: np.ndarray, v: np.ndarray, sinks: np.ndarray) -> np.ndarray:
-    """q (T, H, D), k and v (S, K, D), sinks (H,) -> (T, H, D), the queries being the last."""
+    """Attend q (T, H, D), k and v (S, K, D), sinks (H,) -> (T, H, D), where the queries are the last."""
     y, group = np.zeros_like(q), q.shape[1] // k.shape[1]
     for t in range(len(q)):
         here = len(k) - len(q) + t

@@ -1,4 +1,4 @@
-"""Every plugin of this distribution under the contract kit, each check a test of its own."""
+"""Conformance tests of every plugin of this distribution, one test per check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ test_forgetting_attn_with_rope = conformance(
     "forgetting_attn", {"rope": True, "bias": 3.0}, pairs=2
 )
 test_gated_delta = conformance("gated_delta", {"chunk": 4, "eps": 0.1}, pairs=2)
-# with the epsilon of published code a head's y, which may be next to nothing, magnifies rounding: each
+# with the published code's epsilon a head's y, which may be close to 0, magnifies rounding: each
 # framework is 1.5e-6 of the gradients' norm from float64, and the bound between them is 2e-6
 test_gated_delta_as_published = conformance("gated_delta", {"chunk": 4}, pairs=0, backend="torch")
 test_gated_delta_on_mlx = conformance("gated_delta", {"chunk": 4}, pairs=0, backend="mlx")

@@ -1,4 +1,4 @@
-"""Differential attention against the paper's formulas, one head and one query at a time."""
+"""Tests of differential attention against the paper's formulas, head by head and query by query."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def definition(q: np.ndarray, k: np.ndarray, v: np.ndarray, core: Any) -> np.ndarray:
-    """q (T, H, D), k and v (S, K, D) -> (T, H, D), the queries being the last."""
+    """Attend q (T, H, D), k and v (S, K, D) -> (T, H, D), where the queries are the last."""
     length, heads, size = q.shape
     factor = np.exp(core.lambda_q1 @ core.lambda_k1) - np.exp(core.lambda_q2 @ core.lambda_k2) + 0.6
     y = np.zeros_like(q)

@@ -1,4 +1,4 @@
-"""Forgetting attention against the paper's formula, its sums taken one gate at a time."""
+"""Tests of forgetting attention against the paper's formula, with gates summed one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTH, SIZE, DIM = 5, 4, 6
 
 
 def definition(q: np.ndarray, k: np.ndarray, v: np.ndarray, x: np.ndarray, core: Any) -> np.ndarray:
-    """q (T, H, D), k and v (T, K, D), x (T, C) -> (T, H, D)."""
+    """Attend q (T, H, D), k and v (T, K, D), x (T, C) -> (T, H, D)."""
     y, group = np.zeros_like(q), q.shape[1] // k.shape[1]
     gates = 1 / (1 + np.exp(-(x @ core.gate.weight.T + core.bias)))  # (T, H)
     for i in range(len(q)):

@@ -1,4 +1,4 @@
-"""The gated delta rule against its recurrence, token by token, in chunks and continued."""
+"""Tests of the gated delta rule against its recurrence, token by token, in chunks and continued."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def definition(x: np.ndarray, node: Any) -> np.ndarray:
-    """x (T, C) -> (T, C), one token after the other."""
+    """Apply the rule to x (T, C) -> (T, C), one token after the other."""
     flat = np.concatenate([x @ leaf.weight.T for leaf in (node.q, node.k, node.v)], -1)
     behind = np.concatenate([np.zeros((TAPS - 1, flat.shape[1])), flat])
     mixed = np.stack([(behind[t : t + TAPS] * node.taps).sum(0) for t in range(len(x))])
@@ -67,7 +67,7 @@ def test_chunks_are_the_recurrence_whole_and_continued(
 def test_a_document_begins_with_nothing(
     node: Any, rng: Any, seen: Any, chunk: int, cuts: tuple[int, ...]
 ) -> None:
-    """A number that comes back is another document, as it is for the recurrence."""
+    """A repeated id is a new document, as in the recurrence."""
     made = node(Memory, geometry=seen.geometry(HEADS, 1, SIZE, dim=DIM), chunk=chunk)
     x = rng.standard_normal((2, LENGTH, DIM))
     lengths = ((4, 1, 6), (2, 2, 7))
@@ -98,7 +98,7 @@ def test_what_decoding_keeps_does_not_grow(lab: Any) -> None:
 
 
 def test_a_text_continues_within_its_document(lab: Any) -> None:
-    """In a model whose attention sees documents apart, whole rows are what decoding makes of them."""
+    """Where attention separates documents, whole rows equal decoding."""
     masked = Windows(start=4, window=4, block=4, documents=True)
     plan = lab.plan(GatedDelta(chunk=4, layers=Layers([1])), masked, seq_len=12)
     assert plan.notes == (

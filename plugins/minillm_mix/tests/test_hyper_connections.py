@@ -1,4 +1,4 @@
-"""Hyper-connections against the paper's matrices, token by token."""
+"""Tests of hyper-connections against the paper's matrices, token by token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minillm_modded.unet_skip import UNetSkip
 
 
 def matrices(node: Any, H: np.ndarray, own: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of a token's lanes H (n, C): a (n,), A (n, n), b (n,)."""
+    """Compute a (n,), A (n, n), b (n,) of a token's lanes H (n, C)."""
     n = len(H)
     a, A, b = np.eye(n)[own], np.eye(n), np.ones(n)
     a, A, b = a + node.static[:, 0], A + node.static[:, 1:-1], b + node.static[:, -1]

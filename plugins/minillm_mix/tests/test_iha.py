@@ -1,4 +1,4 @@
-"""Pseudo-heads against einsum and a softmax written out; the plain attention where there is one that counts."""
+"""Tests of pseudo-heads against einsum and an explicit softmax, and against plain attention."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minillm_mix.iha import IHA, Pseudo, first
 
 
 def rotated(x: np.ndarray, base: float) -> np.ndarray:
-    """x (B, S, M, D) rotated at positions 0, 1, 2 ..."""
+    """Rotate x (B, S, M, D) at positions 0, 1, 2 ..."""
     half = x.shape[-1] // 2
     angle = np.arange(x.shape[1])[:, None] * base ** (-np.arange(half) / half)
     cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
@@ -25,7 +25,7 @@ def rotated(x: np.ndarray, base: float) -> np.ndarray:
 
 
 def attended(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Causal softmax attention, query head h reading key-value head h // (H / K)."""
+    """Compute causal softmax attention, query head h reading key-value head h // (H / K)."""
     _, S, H, D = q.shape
     k, v = (np.repeat(x, H // x.shape[2], axis=2) for x in (k, v))
     scores = np.einsum("bihd,bjhd->bhij", q, k) / D**0.5

@@ -1,4 +1,4 @@
-"""Layers that run again, against a deeper model whose layers have the same weights; decoding; what is refused."""
+"""Tests of repeated layers against a deeper model with shared weights, of decoding, and of refusals."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from minillm_kit.subject import Subject
 from minillm_mix.layer_loop import LayerLoop
 
 ORDER = (0, 1, 2, 1, 2, 1, 2, 3)
-"""Of four layers, the middle ones three times."""
+"""The order of four layers with three rounds of the middle ones."""
 
 
 class Noisy(Module):
-    """y, and a term."""
+    """Returns y, and a term."""
 
     terms = ("noise",)
 
     def forward(self, y: Any) -> Any:
-        """y (B, T, H, D) -> y, a number."""
+        """Return y (B, T, H, D), and a number."""
         return y, self.ops.sum(y)
 
 
@@ -48,7 +48,7 @@ def test_the_stream_passes_the_layers_again(lab: Any) -> None:
         x = x + model.mlp(layer, x)
     np.testing.assert_allclose(model.hidden(batch), model.net.norm(x), rtol=1e-12)
     assert plan.parameters.keys() == lab.plan().parameters.keys()
-    before = model.net.hidden(batch, plan.values(0.5))[0]  # three quarters of the run are not over
+    before = model.net.hidden(batch, plan.values(0.5))[0]  # before three quarters of the run
     assert np.abs(before - model.hidden(batch)).max() > 0.01
 
 
@@ -73,7 +73,7 @@ def test_gradients_are_those_of_a_deeper_model_added_up(backend: str) -> None:
     assert results[0].loss == pytest.approx(results[1].loss, rel=1e-6)
     assert plan.config.train.clip == 0
     ours, theirs = run.arrays(), deeper.arrays()
-    for name in plan.parameters:  # the first moments are gradients, but for a factor
+    for name in plan.parameters:  # the first moments are gradients up to a factor
         if not name.startswith("layers."):
             continue
         again = name.replace(f"layers.{name[7]}", f"layers.{int(name[7]) + 2}", 1)

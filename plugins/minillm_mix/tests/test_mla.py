@@ -1,4 +1,4 @@
-"""Latent attention against the paper's formulas, and what its cache holds."""
+"""Tests of latent attention against the paper's formulas, and of its cache."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def definition(
     window: int | None = None,
     documents: np.ndarray | None = None,
 ) -> np.ndarray:
-    """x (T, C), documents (T,) -> (T, C)."""
+    """Attend x (T, C), documents (T,) -> (T, C)."""
     down = x @ node.kv_down.weight.T
     c = normed(down[:, : node.kv_rank], node.kv_norm)
     queries = x if node.q_down is None else normed(x @ node.q_down.weight.T, node.q_norm)
@@ -113,7 +113,7 @@ def test_the_cache_has_the_papers_numbers_a_token(lab: Any) -> None:
     for layer in range(4):
         held = decoding.cache.kept[f"layers.{layer}.attention"]
         assert sum(array.size for array in held) == 9 * (16 + 4)
-    assert {path.count(".") for path in decoding.cache.kept} == {2}  # and nothing beside these
+    assert {path.count(".") for path in decoding.cache.kept} == {2}  # and nothing else
 
 
 def test_sizes_are_the_papers_where_none_are_given(lab: Any) -> None:
@@ -156,4 +156,4 @@ def test_the_recipe_takes_it_in_a_layer() -> None:
     assert "attn_scale, half_rope, qk_norm are in the other layers" in note
     assert (
         plan.spec.blocks[3].seen.window == plan.spec.attentions[1].window
-    )  # those of short layers
+    )  # the windows of short layers

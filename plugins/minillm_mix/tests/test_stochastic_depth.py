@@ -1,4 +1,4 @@
-"""Which blocks a row passes over, against the stream computed row by row; evaluation as without it; resumed runs."""
+"""Tests of skipped blocks against the stream computed row by row; of evaluation; and of resumed runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minillm_mix.stochastic_depth import StochasticDepth
 
 @pytest.mark.parametrize("rescale", [True, False])
 def test_a_row_passes_over_the_blocks_whose_draw_is_low(lab: Any, rescale: bool) -> None:
-    plan = lab.plan(StochasticDepth(drop=0.6, rescale=rescale))  # shares 0, .2, .4, .6
+    plan = lab.plan(StochasticDepth(drop=0.6, rescale=rescale))  # fractions 0, .2, .4, .6
     model, batch = lab.model(plan), lab.batch(rows=5)
     drawn = np.random.default_rng(0).random(batch["ids"].shape).astype(np.float32)
     drawn[:, 1:4] = [

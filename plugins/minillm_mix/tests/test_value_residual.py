@@ -1,4 +1,4 @@
-"""Value residual against its definition, beside what else adds to v."""
+"""Tests of value residual against its definition, with other terms added to v."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minillm_modded.value_embeds import ValueEmbeds
 
 
 class Heard(Module):
-    """y as it is, v noted."""
+    """Returns y unchanged, and records v."""
 
     def forward(self, y: Any, v: Any) -> Any:
         HEARD.append(v)
@@ -25,7 +25,7 @@ HEARD: list[np.ndarray] = []
 
 
 class Hearing(Plugin, api=1):
-    """Notes every layer's v, with its terms."""
+    """Records every layer's v, including its terms."""
 
     def build_attention(self, attn: Any) -> None:
         attn.out.correct(Heard)
@@ -63,7 +63,7 @@ def test_numbers_that_stay_are_no_parameters(lab: Any) -> None:
 
 
 class Gone(Plugin, api=1):
-    """Leaves out the first attention."""
+    """Removes the first attention."""
 
     def build_model(self, model: Any) -> None:
         model.attention(0, None)

@@ -1,1 +1,1 @@
-"""The tricks of modded-nanogpt, one file each."""
+"""Techniques of modded-nanogpt, one file each."""

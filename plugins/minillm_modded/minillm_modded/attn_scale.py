@@ -1,10 +1,10 @@
-"""Attention scale: sharper or softer attention by a constant, once q and k are normalised.
+"""Attention scale: sharper or softer attention by a constant factor, once q and k are normalised.
 
     softmax(scale q k^T)                                    instead of scale = D^-1/2
 
 With QK-norm |q k^T| is at most D, and D^-1/2 leaves the softmax too flat to pick one key.
-modded-nanogpt took 0.12 for heads of 128 (records of 2025, found by leloykun), later 0.1, and
-nanochat multiplies q and k by 1.2 each, 0.127 there. Said here as a factor on D^-1/2, so that it
+modded-nanogpt used 0.12 for heads of 128 (records of 2025, found by leloykun), later 0.1;
+nanochat multiplies q and k by 1.2 each, 0.127 there. The option is a factor on D^-1/2, so that it
 means the same at every head size: 1.36 is 0.12 at D = 128.
 """
 

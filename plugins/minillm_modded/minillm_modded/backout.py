@@ -1,9 +1,9 @@
-"""Backout: a share of the stream as it was at two thirds of the depth is taken back at the end.
+"""Backout: a fraction of the residual stream at two thirds of the depth is subtracted at the end.
 
     x <- x - lambda x_k            before the last norm; lambda = 1/2 at the start, learned
 
-What early layers write for later ones to read is in the way of the prediction: the last layers may
-take it out (modded-nanogpt, record 40, by classiclarryd).
+Information that early layers write for later layers to read disturbs the prediction; the end of
+the model can remove it (modded-nanogpt, record 40, by classiclarryd).
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Batches grow and the learning rate with them (modded-nanogpt, record 46, by varunneal).
+"""A growing batch size with a growing learning rate (modded-nanogpt, record 46, by varunneal).
 
-    share of the run    0 .. 1/3    .. 2/3    .. 1
+    fraction of the run 0 .. 1/3    .. 2/3    .. 1
     rows                1/3         2/3       1        of train.rows
     learning rate       1           1.52      1.73     times the run's schedule
 
-Early gradients say the same in a small batch as in a large one, and a small one has more updates for its
-tokens; late ones are noise, which a large batch averages. The records' batches have 8, 16 and 24
-rows, and their rates are 2^0.6 and 3^0.5 of the first: between the square root of the batch
-(Adam, arXiv:2205.10287) and the batch itself. nanochat left it out as too complex; here each size is
-compiled before the first step.
+Early in training, gradients of small and large batches agree, and small batches give more updates
+per token; late gradients are noisy, and a large batch averages the noise. The records' batches have
+8, 16 and 24 rows, and their rates are 2^0.6 and 3^0.5 of the first: between the square root of the
+batch size (Adam, arXiv:2205.10287) and the batch size itself. nanochat left it out as too complex;
+here each size is compiled before the first step.
 
-``train.rows`` is what the memory holds: the largest batch. ``train.lr`` is the first rate, that of the
-smallest one. ``lengths`` gives rows other lengths as well, in the place of `seq_schedule`, which has
-batches of one number of tokens.
+``train.rows`` is the largest batch, which must fit into memory. ``train.lr`` is the learning rate of
+the smallest batch. ``lengths`` also changes the row length, in place of `seq_schedule`, whose batches
+keep the number of tokens constant.
 """
 
 from __future__ import annotations
@@ -76,5 +76,5 @@ class BatchSchedule(Plugin, api=1):
 
 
 def stage_of(step: int, steps: int, seed: int, *, stages: int) -> int:
-    """Return which of so many equal stages a step, from 1, is in: as ``plateaus`` counts them."""
+    """Return which of ``stages`` equal stages a step, counted from 1, is in, as ``plateaus`` divides them."""
     return (step * stages - 1) // steps

@@ -1,27 +1,27 @@
-"""Hashed bigrams: an embedding of each token with the one before it (modded-nanogpt).
+"""Hashed bigram embedding: an embedding of each token together with the previous one (modded-nanogpt).
 
     h_t = (36313 id_t xor 27191 id_(t-1)) mod (rows - 1)
     x   = x + lambda_i table[h_t]                          at the entry of every layer i
 
-What follows a pair of tokens need not be computed by attention: it is looked up. The table is
-5 vocabularies long, so that frequent pairs seldom meet another; it starts at 0, which leaves the
-model as it was, and the lambdas at 0.05. Ids are hashed in the loader's thread. The first column of
-a row has no token before it and reads the table's last row. (Hashed n-grams: arXiv:1607.01759.)
-nanochat found that it no longer pays in larger models. ``sparse_rows`` beside it reads and updates the
-rows that a step looks up, and not the whole table.
+Statistics of token pairs are looked up instead of computed by attention. The table has 5 times as many
+rows as the vocabulary, so that frequent pairs rarely collide; it starts at 0, which leaves the model
+unchanged, and the lambdas at 0.05. Ids are hashed in the dataloader's thread. The first column of a row
+has no previous token and reads the table's last row. (Hashed n-grams: arXiv:1607.01759.)
+nanochat found no benefit in larger models. With ``sparse_rows``, only the rows that a step
+looks up are read and updated.
 
-With ``signs`` = S a pair reads its row under signs that are drawn once, a row of S for each pair:
+With ``signs`` = S, a pair's row is multiplied by fixed random signs, chosen by the pair:
 
     x   = x + lambda_i (signs[s_t] * table[h_t]),    s_t = (id_t xor id_(t-1)) mod S
 
-Two pairs in one row of the table then mostly differ in about half of its signs, so that what one
-learns is noise to the other, which cancels, and no bias (hashing with signs: arXiv:0902.2206; the
-record's by trianxy, 2026-06). The first column reads the first row of signs.
+Two pairs in one row of the table then mostly differ in about half of their signs, so that one pair's
+updates act on the other as zero-mean noise instead of a bias (feature hashing with signs:
+arXiv:0902.2206; the record's by trianxy, 2026-06). The first column reads the first row of signs.
 
-The records' numbers: that of 2026-01 begins with lambda 0.1 and has 5 times the decay (``start=0.1``,
-``wd_mul=5``). From 2026-02 on all layers but the first add it to what attention gives
-(``behind_attention``). The state of 2026-08 has ``size=7.5`` and ``signs=8192``, and there each token
-opens a gate of its own in the place of lambda, a part of dense connections that are not done here.
+The records' values: 2026-01 starts with lambda 0.1 and has 5 times the decay (``start=0.1``,
+``wd_mul=5``). From 2026-02 on, all layers but the first add it to the output of attention
+(``behind_attention``). The version of 2026-08 has ``size=7.5`` and ``signs=8192``, and replaces lambda
+by a gate per token, a part of dense connections that are not implemented here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = ["BigramHash", "Signed", "Table", "drawn_signs", "hashed", "rows_of", 
 
 ROLE = "embedding.bigram"
 HERE, BEFORE = 36313, 27191
-"""Odd, and without a common factor: the records'."""
+"""Hash multipliers of the records: odd and coprime."""
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
@@ -95,12 +95,12 @@ class BigramHash(Plugin, api=1, identity_at_init=True):
 
 
 def rows_of(vocab: int, size: float) -> int:
-    """Rows of the table: two at least, the last being that of a row's first column."""
+    """Return the number of table rows: at least two, the last for the first column of a row."""
     return max(2, round(vocab * size))
 
 
 def hashed(ids: np.ndarray, rows: int) -> np.ndarray:
-    """ids int32 (B, T) -> int32 (B, T), below ``rows``."""
+    """Hash ids int32 (B, T) -> int32 (B, T), below ``rows``."""
     wide = ids.astype(np.int64)
     pairs = (HERE * wide[:, 1:]) ^ (BEFORE * wide[:, :-1])
     first = np.full((len(ids), 1), rows - 1)
@@ -108,13 +108,13 @@ def hashed(ids: np.ndarray, rows: int) -> np.ndarray:
 
 
 def signed(ids: np.ndarray, rows: int) -> np.ndarray:
-    """ids int32 (B, T) -> int32 (B, T): each pair's row of signs, below ``rows``."""
+    """Hash ids int32 (B, T) -> int32 (B, T): each pair's row of signs, below ``rows``."""
     pairs = (ids[:, 1:] ^ ids[:, :-1]) % rows
     return np.concatenate([np.zeros((len(ids), 1), np.int32), pairs], 1).astype(np.int32)
 
 
 def drawn_signs(rows: int, width: int) -> np.ndarray:
-    """float32 (rows, width), -1 and 1: the same in every run, since no checkpoint holds them."""
+    """Draw signs float32 (rows, width), -1 and 1: equal in every run, since checkpoints do not store them."""
     words = np.random.Philox(key=rows).random_raw(-(-rows * width // 64))
     bits = np.unpackbits(words.astype("<u8").view(np.uint8), count=rows * width)
     return bits.reshape(rows, width).astype(np.float32) * 2 - 1

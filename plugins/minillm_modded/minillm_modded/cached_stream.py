@@ -1,10 +1,10 @@
-"""Cached stream: the last attentions all read the stream that the first of them read (modded-nanogpt, record 77).
+"""Cached stream: the last attentions all read the residual stream at one block (modded-nanogpt, record 77).
 
-    attention_i reads norm_i(x_f)        i > f, x_f: the stream that enters block f
+    attention_i reads norm_i(x_f)        i > f, x_f: the input of block f
 
-MLPs and the sums go on as they are. What the last attentions look for is settled by two thirds of the depth;
-what is written behind that is for the prediction, and in their way. f is 8 of 11 in the record, where this took
-the place of hyper-connections.
+MLPs and residual sums are unchanged. The last layers' queries can be computed from the stream at two thirds of
+the depth; later updates serve the prediction and disturb attention. f is 8 of 11 in the record, where this
+replaced hyper-connections.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CachedStream(Plugin, api=1):
             model.input(f"layers.{layer}.attention", cached)
 
     def _first(self, layers: int) -> int:
-        """Return the index of the block; never the last, behind which there is none."""
+        """Return the index of the block; never the last, after which there is none."""
         if self.first is None:
             return min(2 * layers // 3 + 1, layers - 2)
         if not -layers <= self.first < layers or self.first % layers == layers - 1:

@@ -1,17 +1,17 @@
-"""DC-MHA: heads' scores, and their weights, are composed of each other's for each token (arXiv:2405.08553).
+"""DC-MHA, dynamically composable attention: scores and weights are mixed across heads (arXiv:2405.08553).
 
     A'_h = A_h + sum over g of B_gh A_g + sum over r of w2_rh (sum over g of w1_rg A_g) + tanh(d_h) A_h + the same by key
     y    = compose(softmax(compose(scale q k^T)))  v
 
-A_h is (T, S), the scores of head h before the softmax and its weights after it, each with a compose of its
-own. w1, w2 (rank x heads) and d are of the query's token, and once more of the key's: w1 and w2 from
-GELU(x W), w1 normed over the heads, d = x W_d. So a head may look where another does, or hand on what
-another finds, from token to token. B, w2 and d start at 0: the model begins as it is without (the
-publication draws them small). GELU is the approximation by tanh.
+A_h is (T, S), the scores of head h before the softmax and its weights after it; each has its own compose
+module. w1, w2 (rank x heads) and d are functions of the query's token, and again of the key's: w1 and w2 from
+GELU(x W), w1 normalised over the heads, d = x W_d. So heads can share attention patterns or values
+dynamically, per token. B, w2 and d start at 0, so that the model starts unchanged (the
+paper draws them small). GELU is the tanh approximation.
 
-Keys' w1, w2 and d are kept for each token while decoding, beside keys and values. No kernel computes
-this: (B, H, T, S) numbers are held several times, so that it belongs on few layers, or windows
-(modded-nanogpt, record 85: one layer of 11, weights alone). A layer with paired heads has two positions of a
+Keys' w1, w2 and d are cached in decoding, beside keys and values. No fused kernel computes
+this: (B, H, T, S) numbers are stored several times, so that it suits few layers, or windows
+(modded-nanogpt, record 85: one layer of 11, weights only). A layer with paired heads has two positions per
 token, and is refused.
 """
 
@@ -61,7 +61,7 @@ class Composed(Module):
         )
 
     def flops(self, keys: float) -> float:
-        """Count a token's, forward and backward: the two products, and four of (H, H) with (H, keys)."""
+        """Count a token's FLOPs, forward and backward: the two products, and four of (H, H) with (H, keys)."""
         return (12 * self.count + 24 * self.heads**2) * keys
 
     def forward(
@@ -75,7 +75,7 @@ class Composed(Module):
         key_scores: Any,
         key_weights: Any,
     ) -> tuple[Any, Any, Any]:
-        """q (B, T, H, D), k and v (B, S, K, D), x (B, T, C) -> y (B, T, H, D), what keys keep of x twice."""
+        """Attend: q (B, T, H, D), k, v (B, S, K, D), x (B, T, C) -> y (B, T, H, D), two cached functions of x."""
         ops: Any = self.ops
         (B, T, H, D), (S, K) = q.shape, k.shape[1:3]
         of_scores, of_weights = self.key_scores(x), self.key_weights(x)  # (B, T, 2 R + 1, H)
@@ -107,7 +107,7 @@ class Composed(Module):
         return a + ops.permute_dims(by_key, (0, 2, 3, 1))
 
     def matrix(self, weights: Any) -> Any:
-        """weights (B, N, 2 R + 1, H) of N tokens -> w2^T w1 + diag(tanh d), float32 (B, N, H, H)."""
+        """Build w2^T w1 + diag(tanh d), float32 (B, N, H, H), of N tokens' weights (B, N, 2 R + 1, H)."""
         ops: Any = self.ops
         weights, rank, heads = ops.astype(weights, "float32"), self.rank, ops.arange(self.heads)
         alone = ops.astype(ops.expand_dims(heads, 1) == heads, "float32")  # (H, H)

@@ -1,10 +1,10 @@
 """Embedding norm: every token enters the first block with unit RMS (modded-nanogpt, record 9).
 
-    x0 = x / sqrt(mean(x^2) + eps)        after the lookup and what was mixed into it
+    x0 = x / sqrt(mean(x^2) + eps)        after the lookup and everything added to it
 
-The rows of an embedding may then grow as they like: a high learning rate, 100 times a head's and
-more, changes where they point and not how loud they are beside the blocks. So do BLOOM
-(arXiv:2211.05100), all records since, and nanochat.
+The norm of embedding rows then has no effect: a high learning rate, 100 times a head's and more,
+changes their direction but not their scale relative to the blocks. Also in BLOOM (arXiv:2211.05100),
+all records since, and nanochat.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class EmbedNorm(Plugin, api=1):
 
 
 class UnitRMS(Module):
-    """x (B, T, C) -> x with unit RMS over C, float32 inside."""
+    """RMS normalisation: x (B, T, C) -> x with unit RMS over C, float32 inside."""
 
     def forward(self, x: Any) -> Any:
         """x (B, T, C) -> (B, T, C)."""

@@ -1,10 +1,10 @@
-"""Embedding skip: every block begins from the stream and the embedding, each times a learned number.
+"""Embedding skip: every block's input is a learned combination of the residual stream and the embedding.
 
     x <- lambda_i x + mu_i x0            before block i; lambda = 1 and mu = 0 at the start
 
-x0 is what entered the first block. A deep layer sees which token it stands on without the stream
-having to carry it (modded-nanogpt, record 9, by Grad62304977). The records train these numbers at 5
-times the learning rate of their Adam, without weight decay.
+x0 is the input of the first block. A deep layer has access to the token's identity without the stream
+having to carry it (modded-nanogpt, record 9, by Grad62304977). The records train these coefficients at
+5 times the learning rate of their Adam, without weight decay.
 """
 
 from __future__ import annotations

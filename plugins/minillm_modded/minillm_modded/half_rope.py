@@ -1,4 +1,4 @@
-"""Half-truncated RoPE: half of each head's features turn, the other half stand still.
+"""Half-truncated RoPE: half of each head's features are rotated, the other half are not.
 
     theta_i = base^(-i / (D/4 - 1)),  i = 0 ... D/4 - 1;  0 for the other D/4 pairs
 
@@ -38,7 +38,7 @@ class HalfRope(Plugin, api=1):
 
 
 def half_truncated(head_dim: int, base: float) -> np.ndarray:
-    """float64 (D/2,): radians a position, D/4 from 1 down to 1 / base, then D/4 zeros."""
+    """Return float64 (D/2,): radians per position, D/4 from 1 down to 1 / base, then D/4 zeros."""
     quarter = head_dim // 4
     turning = base ** -np.linspace(0.0, 1.0, quarter)
     return np.concatenate([turning, np.zeros(quarter)])

@@ -1,14 +1,14 @@
-"""Partial key offset: half of each key is that of the token before (modded-nanogpt, record 49).
+"""Partial key offset: half of each key comes from the previous token (modded-nanogpt, record 49).
 
-    k_t[i] <- k_(t-1)[i]        i in [D/4, D/2) and [3D/4, D): the features that do not turn
+    k_t[i] <- k_(t-1)[i]        i in [D/4, D/2) and [3D/4, D): the unrotated features
 
-A query that matches content then finds the token *after* the one that looks like it, so that one
-layer does what induction otherwise takes two for (by classiclarryd). It belongs on layers with long
-windows, and to `half_rope`: the upper halves of both halves of a head are the pairs that this leaves
-unturned. On features that turn, the offset would move the angle as well; the records lost it so for
-four of them, when the order of features changed. The first token keeps its key. The records take the
-last key of one document into the first of the next; here it stays within its document unless told
-otherwise.
+A query that matches content then finds the token *after* the match, so that a single layer
+implements induction, which otherwise needs two (by classiclarryd). It suits layers with long
+windows, and `half_rope`: the upper halves of both halves of a head are the pairs that it does not
+rotate. On rotated features the offset would also shift the angle; in the records this happened for
+four features when the feature order changed. The first token keeps its key. The records carry the
+last key of one document into the first of the next; here it stays within its document unless
+``across`` is set.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class KeyOffset(Plugin, api=1):
 
 
 class OffsetAcross(Module):
-    """k (B, T, K, D) -> k, the half of its features that does not turn one column later."""
+    """A key offset across documents: k (B, T, K, D) -> k, its unrotated half shifted by one column."""
 
     lookback = 1
 
     def forward(self, q: Any, k: Any) -> tuple[Any, Any]:
-        """q (B, T, H, D), k (B, T, K, D) -> both."""
+        """Shift k (B, T, K, D); return q (B, T, H, D) unchanged, and k."""
         return q, self.offset(k, self.before(k))
 
     def before(self, k: Any) -> Any:
-        """k (B, T, K, D) one column earlier; the first is its own."""
+        """Return k (B, T, K, D) shifted by one column; the first column is unchanged."""
         return self.ops.concat([k[:, :1], k[:, :-1]], 1)
 
     def offset(self, k: Any, earlier: Any) -> Any:
@@ -61,10 +61,10 @@ class OffsetAcross(Module):
 
 
 class OffsetWithin(OffsetAcross):
-    """The same, and the first token of a document keeps its key."""
+    """A key offset within documents: the first token of a document keeps its key."""
 
     def forward(self, q: Any, k: Any, documents: Any) -> tuple[Any, Any]:
-        """q (B, T, H, D), k (B, T, K, D), documents int32 (B, T) -> q, k."""
+        """Shift k (B, T, K, D) within documents int32 (B, T); return q (B, T, H, D) unchanged, and k."""
         ops: Any = self.ops
         begins = documents[:, 1:] != documents[:, :-1]
         first = ops.concat([documents[:, :1] == documents[:, :1], begins], 1)[..., None, None]

@@ -1,15 +1,15 @@
-"""Some layers have no attention, others no MLP (modded-nanogpt, records 30 and 35).
+"""Layers without attention or without an MLP (modded-nanogpt, records 30 and 35).
 
     x <- x + MLP(norm x)              in a layer without attention
     x <- x + attention(norm x)        in a layer without an MLP
 
-Record 30 left out the first MLP, record 35 the first attention, which took no part in copying and
-whose passing of neighbours ``smear`` does for less. Record 11 had left out the attention in the middle,
-where a U-net turns (`unet_skip.attention`). Parameters and multiplications go with the sublayer, and
-may be spent on another layer; the model is smaller by that much otherwise.
+Record 30 removed the first MLP, record 35 the first attention, which was not involved in copying and
+whose mixing of neighbouring tokens ``smear`` does at lower cost. Record 11 had removed the attention in
+the middle, at the turn of a U-net (`unet_skip.attention`). The sublayer's parameters and FLOPs are saved
+and can be spent on another layer.
 
-Plugins that are in "all" layers are in all that are left. One that lists a layer whose sublayer is left
-out is refused.
+Plugins applied to "all" layers apply to all remaining ones. A plugin that lists a layer whose sublayer
+is removed is refused.
 """
 
 from __future__ import annotations

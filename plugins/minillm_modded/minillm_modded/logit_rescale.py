@@ -1,15 +1,15 @@
-"""Logits are a product of the last norm and the head, times a number (modded-nanogpt, record 21).
+"""Logit scale: the product of the last norm and the head, times a constant (modded-nanogpt, record 21).
 
     z = s x W^T,     s = C^-1/2 unless given
 
-The last norm leaves x with length C^1/2, so that a head whose entries have size one gives logits of
-size one at any width: what a learning rate does to the head is alike in models of all widths (muP,
-Yang et al., arXiv:2203.03466). The record has it inside its cap, 15 sigmoid(z / 7.5), which
-``softcap`` beside this is: caps bound what was scaled. Record 54 gave the number up and moved the
-sigmoid instead, 23 sigmoid((z + 5) / 7.5); that is ``softcap`` alone. A head that starts small, as
-minillm's does, is slow with a small s: raise its learning rate (``role_lr``), as the records did.
+The last norm gives x the length C^1/2, so that a head with entries of order one gives logits of
+order one at any width: a learning rate has the same effect on the head at all widths (muP,
+Yang et al., arXiv:2203.03466). The record has it inside its cap, 15 sigmoid(z / 7.5), as
+``softcap`` does here: caps apply to scaled logits. Record 54 dropped the scale and shifted the
+sigmoid instead, 23 sigmoid((z + 5) / 7.5); that is ``softcap`` alone. A head with small initial
+values, as minillm's, learns slowly with a small s: raise its learning rate (``role_lr``), as the records did.
 
-Held-out text is judged, and text written, with the same logits. At s = 1 it is an identity.
+Evaluation and generation use the same logits. At s = 1 it has no effect.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Mixture of experts: each token goes through the MLPs that a router chooses for it.
+"""Mixture of experts: a router sends each token to some of many MLPs.
 
     p    = softmax(router(x))                              (B, T, E)
     y_t  = sum over the k experts with the largest p_t + bias of weight_e expert_e(x_t)
 
-Switch Transformer (arXiv:2101.03961): k = 1, weight = p; for larger k the weights are p over their
-sum. An expert takes at most ``capacity`` times its fair share of a row's tokens, the first ones; a
-token that finds it full gets nothing from it. So a token depends on no later one and on no other
-row. Two things keep the experts' loads alike: the balance loss, E sum_e f_e p_e with f the share of
-choices and p the mean probability in a row, which is 1 where all are alike; and a bias that
-decides who is chosen, not with which weight: after each step it moves by ``bias_rate`` towards those
-that were chosen too seldom (arXiv:2408.15664).
+Switch Transformer (arXiv:2101.03961): k = 1, weight = p; for larger k the weights are p divided by
+their sum. An expert's capacity is ``capacity`` times its even share of a row's tokens, the first ones;
+further tokens get no output from it. So a token depends on no later token and on no other row.
+Two mechanisms balance the load: the balance loss, E sum_e f_e p_e with f the fraction of choices
+and p the mean probability in a row, which is 1 at perfect balance; and a bias that affects the choice
+of experts but not their weights: after each step it moves by ``bias_rate`` towards experts that
+were chosen too rarely (arXiv:2408.15664).
 
-Every expert is a SwiGLU of its own leaves, so that Muon takes them as it takes all others. Shapes
-never depend on the choices: each expert multiplies its capacity of tokens.
+Every expert is a SwiGLU of separate linear modules, so that Muon treats them like all others. Shapes
+do not depend on the routing: each expert always multiplies a full capacity of tokens.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class MoE(Plugin, api=1, discrete=True):
 
 
 class Experts(Module):
-    """x (B, T, C) -> (B, T, C), the balance loss () and the experts' loads (E,)."""
+    """A layer's experts: x (B, T, C) -> (B, T, C), the balance loss () and the experts' loads (E,)."""
 
     terms = ("balance",)
     statistics = {"load": "sum"}  # noqa: RUF012
@@ -100,7 +100,7 @@ class Experts(Module):
         E, row = experts, geometry.positions
         self.count, self.chosen, self.bias_rate = E, chosen, bias_rate
         self.capacity = min(row, ceil(capacity * chosen * row / E))  # tokens of a row
-        if self.capacity < row:  # which token is dropped depends on all that came before it
+        if self.capacity < row:  # whether a token is dropped depends on all earlier tokens
             self.lookback = EVERYTHING
         self.router = Linear(
             geometry.dim,
@@ -144,15 +144,15 @@ class Experts(Module):
         return y, balance, load
 
     def places(self, choice: Any, counts: Any) -> tuple[Any, Any, Any]:
-        """Return where tokens go: every expert takes the first ``capacity`` of a row that chose it.
+        """Assign tokens to slots: every expert takes the first ``capacity`` tokens of a row that chose it.
 
         Args:
             choice: int32 (B, M), the experts of each token's choices, M = T k, tokens in order.
-            counts: float32 (B, E), how many choices each expert has.
+            counts: float32 (B, E), number of tokens that chose each expert.
 
         Returns:
-            int32 (E B cap,), the token in each slot of each expert, any where there are too few;
-            int32 (B M,), the slot of each choice; float32 (B, M), 1 where it has one.
+            int32 (E B cap,), the token in each slot of each expert, arbitrary for unused slots;
+            int32 (B M,), the slot of each choice; float32 (B, M), 1 where the choice has a slot, else 0.
         """
         ops, (B, M), E, cap = self.ops, choice.shape, self.count, self.capacity
         rows = ops.expand_dims(ops.arange(B), -1)  # (B, 1)
@@ -179,7 +179,7 @@ class Experts(Module):
         return ops.reshape(by_expert, (-1,)), ops.reshape(slot, (-1,)), kept
 
     def next_state(self, load: Any) -> dict[str, Any]:
-        """Return the bias, moved towards experts that were chosen too seldom; load (E,) over the step."""
+        """Return the bias, moved towards experts that were chosen too rarely; load (E,) over the step."""
         fair = self.ops.sum(load) / self.count
         up = self.ops.where(load < fair, self.bias_rate, 0.0)
         down = self.ops.where(load > fair, self.bias_rate, 0.0)
@@ -187,7 +187,7 @@ class Experts(Module):
 
 
 class Expert(Module):
-    """x (..., C) -> down(silu(gate(x)) * up(x)) (..., C): a SwiGLU for a share of the tokens."""
+    """One expert, a SwiGLU: x (..., C) -> down(silu(gate(x)) * up(x)) (..., C)."""
 
     def __init__(self, geometry: Geometry, share: float) -> None:
         super().__init__()

@@ -1,12 +1,12 @@
-"""Multi-token prediction: early on, each position also predicts the tokens after the next.
+"""Multi-token prediction: early in training, each position also predicts the tokens after the next.
 
     loss = CE(t + 1) + 0.5 CE(t + 2) + 0.25 CE(t + 3)
 
-One head and one hidden state serve all targets (Gloeckle et al., arXiv:2404.19737, give each a
-head; modded-nanogpt, by varunneal, shares it): the logits are made once, the further targets
-read them. The run begins with all of them; in equal stages the furthest one's weight falls to 0 and
-it goes, until the next token alone is left: [1, 0.5, 0.25 -> 0], [1, 0.5 -> 0], [1]. A target that
-is gone is not in the compiled step any more. Targets cross the ends of documents, as labels do.
+One head and one hidden state serve all targets (Gloeckle et al., arXiv:2404.19737, use one head
+per target; modded-nanogpt, by varunneal, shares it): the logits are computed once and shared by the
+targets. The run starts with all targets; in equal stages the furthest one's weight falls to 0 and it
+is removed, until only the next token is left: [1, 0.5, 0.25 -> 0], [1, 0.5 -> 0], [1]. A removed
+target is no longer part of the compiled step. Targets cross document boundaries, as labels do.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""MUDD: what a block reads is mixed of all earlier blocks' outputs, apart for q, k, v and the stream (arXiv:2502.12170).
+"""MUDD: dense connections; q, k, v and the stream each read their own mix of earlier outputs (arXiv:2502.12170).
 
-    A       = s GELU(RMSNorm(X_i) W1) W2 + a                        of each token, from X_i
+    A       = s GELU(RMSNorm(X_i) W1) W2 + a                        per token, from X_i
     X_i^w   = sum over j <= i of A_wj X_j                           w: q, k, v, residual
-    block i = attention(norm X_i^q, norm X_i^k, norm X_i^v) joined to X_i^residual, then the MLP
+    block i = attention(norm X_i^q, norm X_i^k, norm X_i^v) added to X_i^residual, then the MLP
 
 X_0 is the embedding, X_i the output of block i - 1. W2 is 0 at the start and a is 1 for X_i, 0 for the
-others: the model begins as it is without. Before the last norm the stream is mixed once more. One
-stream has to carry all that any later part may want; here each part asks for it. What other plugins
-add at layers.i.in joins the residual way.
+others: the model starts unchanged. Before the last norm the stream is mixed once more. A single residual
+stream must carry everything that later layers may need; here each input selects it. Terms that other
+plugins add at layers.i.in are added to the residual input.
 
-W1 has as many rows as there are numbers in A, unless ``hidden`` says otherwise. The records of
-modded-nanogpt (81, 85) take 64, ``scale`` 0.1, ``lr_mul`` 0.25 and few ``sources``. GELU is the
-approximation by tanh; q, k and v share the attention's norm, whose weight their matrices absorb.
+W1 has as many rows as A has numbers, unless ``hidden`` is set. The records of
+modded-nanogpt (81, 85) use 64, ``scale`` 0.1, ``lr_mul`` 0.25 and few ``sources``. GELU is the
+tanh approximation; q, k and v share the attention's norm, whose weight their matrices can absorb.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class MUDD(Plugin, api=1, identity_at_init=True):
     def _mix(
         self, model: Any, block: int, site: str, sources: tuple[int, ...], ways: tuple[Way, ...]
     ) -> None:
-        """Mix what the block of this index reads, by coefficients that are computed at ``site``."""
+        """Mix the inputs of block ``block``, by coefficients computed at ``site``."""
         earlier = ["x0", *(model.tap(f"layers.{one}.out") for one in sources if one < block - 1)]
         own, name, count = model.tap(f"layers.{block - 1}.out"), f"mudd_{block}", len(earlier) + 1
         given = {"hidden": self.hidden, "scale": self.scale, "lr_mul": self.lr_mul}
@@ -68,21 +68,21 @@ class MUDD(Plugin, api=1, identity_at_init=True):
         def add(slot: Any, place: str, source: str, index: int, start: float) -> None:
             slot(place, source, Coefficient, reads={"mixed": name}, index=index, start=start)
 
-        if {"q", "k", "v"} <= {*ways}:  # another plugin's inputs of attention would have no effect
+        if {"q", "k", "v"} <= {*ways}:  # another plugin's attention inputs would have no effect
             model.input(f"layers.{block}.attention", "carry", 1.0)
         for at, way in enumerate(ways):
             if way == "residual":
                 slot, place, current = model.residual, site, "carry"
             else:
                 slot, place, current = model.input, f"layers.{block}.attention.{way}", own
-                slot(place, "carry", 0.0)  # the stream there may be mixed already
+                slot(place, "carry", 0.0)  # the stream there may already be mixed
             for index, source in enumerate(earlier):
                 add(slot, place, source, at * count + index, 0.0)
             add(slot, place, current, at * count + count - 1, 1.0)
 
 
 class Coefficients(Module):
-    """x (B, T, C) -> all coefficients of a block, (B, T, N); 0 at the start."""
+    """All coefficients of a block: x (B, T, C) -> (B, T, N); 0 at the start."""
 
     def __init__(
         self, geometry: Any, count: int, hidden: int | None, scale: float, lr_mul: float
@@ -101,7 +101,7 @@ class Coefficients(Module):
 
 
 class Coefficient(Module):
-    """One of the coefficients of a block, beside its value at the start."""
+    """One coefficient of a block, added to its initial value."""
 
     def __init__(self, index: int, start: float) -> None:
         super().__init__()

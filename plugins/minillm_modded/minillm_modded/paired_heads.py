@@ -1,12 +1,12 @@
 """Paired heads: adjacent heads' queries attend to each other's keys (modded-nanogpt, record 58).
 
 Heads 2p and 2p+1 become one sequence of 2T positions: head 2p at 2t, head 2p+1 at 2t+1, each
-rotated at its own position. Causal over 2T, so that at 2t+1 the second head sees the first head's
-key of the same token. Nothing is averaged. The attention costs twice as much at full causal.
+rotated at its own position. Attention is causal over 2T, so that at 2t+1 the second head sees the first
+head's key of the same token. Nothing is averaged. Full causal attention costs twice as much.
 
 The published code's view puts heads 0..H/2-1 at 2t and the others at 2t+1, while its rotary table
 follows the head's own parity: head j is paired with j + H/2, and where H is divisible by 4 both
-get the same rotation, so that the stagger is lost. Here the text of the record holds.
+get the same rotation, so that the stagger is lost. This plugin follows the record's text.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PairedHeads(Plugin, api=1):
 class Interleave(Layout):
     """(B, T, H, D) -> (B, 2T, H/2, D) and back."""
 
-    rope = "after"  # at 2 x position + parity, the same to the bit as each head at its own
+    rope = "after"  # at 2 x position + parity, bitwise equal to each head at its own
     stretch = 2
     joins = 2
 
@@ -80,6 +80,6 @@ class Interleave(Layout):
         return self.ops.reshape(pair, (*positions.shape[:-1], -1))
 
     def twice(self, documents: Any) -> Any:
-        """int32 (B, T) -> (B, 2T): both heads of a token are of its document."""
+        """Repeat document ids, int32 (B, T) -> (B, 2T): both heads of a token belong to its document."""
         pair = self.ops.stack([documents, documents], -1)
         return self.ops.reshape(pair, (documents.shape[0], -1))

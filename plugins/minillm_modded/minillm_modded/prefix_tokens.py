@@ -1,16 +1,16 @@
-"""A token's beginning counts for something: the prefix token is predicted too (modded-nanogpt, record 88, by jvarho).
+"""Prefix tokens: the longest prefix of the next token is predicted too (modded-nanogpt, record 88, by jvarho).
 
-    loss = CE(next) + w CE(prefix of next),     prefix: the longest token whose bytes begin those of next
+    loss = CE(next) + w CE(prefix of next),     prefix: the longest token whose bytes start those of next
 
-" thinking" begins with " think", so a model that expects " think" there is not all wrong. A tokenizer hides
-that the two begin alike; this term of the loss rewards it. The prefix is shorter than the
-token; one of a single byte has none, nor have special tokens. It reads no token more than the next one,
-and one head and one hidden state serve both.
+" thinking" starts with " think", so a prediction of " think" is partly right. A tokenizer hides this
+similarity; the added loss term rewards it. The prefix is shorter than the token; tokens of a single
+byte and special tokens have none. No further token of the text is read, and one head and one hidden
+state serve both targets.
 
-The weight is 0.25 for a third of the run and falls to 0 in the second; from there on the step
-is compiled without it. Which tokens begin which is the tokenizer's matter, so that a run on shards needs
-theirs (``data.tokenizer``). Beside ``mtp`` both add targets, as in the records. Evaluation and generation
-know nothing of it.
+The weight is 0.25 for a third of the run and falls to 0 in the second third; the last third is
+compiled without the term. Prefixes are computed from the tokenizer, so that a run on shards must
+set ``data.tokenizer``. Together with ``mtp`` both add targets, as in the records. Evaluation and
+generation do not use it.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class PrefixTokens(Plugin, api=1):
 
 @lru_cache(maxsize=2)
 def prefixes(pieces: tuple[bytes, ...]) -> np.ndarray:
-    """int32 (V,): the id whose bytes are the longest that begin each id's and are fewer; -1: none.
+    """Return int32 (V,): the id of the longest token whose bytes are a proper prefix of each id's; -1: none.
 
     Args:
-        pieces: the bytes of each id, none of special ones. Of ids with the same bytes the lowest is meant.
+        pieces: the bytes of each id, empty for special ones. Among ids with equal bytes the lowest is used.
     """
     ids: dict[bytes, int] = {}
     for index, piece in enumerate(pieces):

@@ -2,8 +2,8 @@
 
     q <- q / sqrt(mean(q^2) + eps),  k <- k / sqrt(mean(k^2) + eps)        over each head's D
 
-The attention logits are cosines times D: they cannot grow with the weights of q and k, and the
-learning rate can be higher (modded-nanogpt, record 5, by Grad62304977). RMS without gains, as
+Attention logits are then cosines times D: they cannot grow with the weights of q and k, which allows
+a higher learning rate (modded-nanogpt, record 5, by Grad62304977). RMS without gains, as
 in the records; ``gains`` trains one for each of the D features, as Qwen3 does
 (arXiv:2505.09388). Either can be exported in Qwen3's layout.
 """
@@ -29,11 +29,11 @@ class QKNorm(Plugin, api=1, export="qwen3"):
 
 
 class Norm(Module):
-    """q (B, T, H, D), k (B, T, K, D) -> both with unit RMS over D, times gains (D,)."""
+    """Normalisation to unit RMS over D, times gains (D,): q (B, T, H, D), k (B, T, K, D) -> both."""
 
     def __init__(self, geometry: Any, gains: bool) -> None:
         super().__init__()
-        self.eps = geometry.norm_eps  # Qwen3's layout has one for all norms
+        self.eps = geometry.norm_eps  # Qwen3's layout has a single epsilon for all norms
         self.q = gain(geometry.head_dim) if gains else None
         self.k = gain(geometry.head_dim) if gains else None
 
@@ -43,5 +43,5 @@ class Norm(Module):
 
 
 def gain(head_dim: int) -> Param:
-    """Declare a gain (D,), all ones at the start."""
+    """Declare a gain (D,), initialised to ones."""
     return Param((head_dim,), axes=("head_dim",), init=ones, role="norm", wd_mul=0.0)

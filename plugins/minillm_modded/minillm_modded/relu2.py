@@ -2,8 +2,8 @@
 
     y = relu(x Wup)^2 Wdown
 
-Two matrices where SwiGLU has three. They are half as wide again as ``model.hidden``, so that both
-MLPs have the same parameters and cost the same multiplications: 4 x the model's width where
+Two matrices where SwiGLU has three. They are 1.5 times as wide as ``model.hidden``, so that both
+MLPs have the same parameters and FLOPs: 4 x the model's width where
 ``model.hidden`` is 8/3 of it (preset gpt2-124m: 3072 of 768, as in the records).
 """
 

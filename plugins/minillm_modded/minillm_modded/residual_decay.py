@@ -1,11 +1,11 @@
-"""Residual decay: the stream is scaled by a learned number whenever a sublayer adds to it.
+"""Residual decay: the stream is scaled by a learned factor at every sublayer.
 
     x <- lambda x + sublayer(norm(x))       one lambda for each attention and each MLP
 
-A block may fade what came before it, or, above 1, hold on to it: the records start at sqrt(1.1),
-1.1 a block, and train it at 5 times the learning rate of their Adam without weight decay
+A block can fade earlier contributions, or, above 1, amplify them: the records start at sqrt(1.1),
+1.1 per block, and train it at 5 times the learning rate of their Adam without weight decay
 (modded-nanogpt, records from 2025-11 on). The factors multiply over the depth: nanochat starts at 1
-and trains them at a hundredth of its rate for scalars.
+and trains them at a hundredth of its learning rate for scalars.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""Short rows first, then long ones, of as many tokens a step (modded-nanogpt, record 72).
+"""A sequence-length schedule: short rows first, at constant tokens per step (modded-nanogpt, record 72).
 
-    share of the run    0 .. 1/3                    .. 1
-    tokens of a row     896 of 2,048 (0.4375)       2,048
+    fraction of the run 0 .. 1/3                    .. 1
+    tokens per row      896 of 2,048 (0.4375)       2,048
     rows                2.29 times as many          train.rows
 
-What is learnt first is near: attention over few tokens costs less and loses little. The record
-bounds documents in one stream of tokens by these lengths; here the rows themselves are as long. Their
-number is rounded to whole rows, so that a step has about as many tokens throughout. A packer has to be
-one that lays out rows of any length (`eos_align`, which cuts documents at a row's end as the
+Short-range structure is learned first: attention over few tokens costs less and loses little. The record
+limits documents in one stream of tokens to these lengths; here the rows themselves have these lengths.
+Their number is rounded to whole rows, so that tokens per step stay about constant. The packer must
+support rows of any length (`eos_align`, which cuts documents at a row's end as the
 record does).
 
-Evaluation, samples and exports have ``train.seq_len``. ``batch_schedule.lengths`` does it where batches
-grow as well.
+Evaluation, samples and exports use ``train.seq_len``. Where the batch size grows as well,
+``batch_schedule.lengths`` does the same.
 """
 
 from __future__ import annotations
@@ -49,5 +49,5 @@ class SeqSchedule(Plugin, api=1):
 
 
 def is_long(step: int, steps: int, seed: int, *, until: float) -> int:
-    """Return 1 for a step, from 1, that is past the share of the run, else 0."""
+    """Return 1 for a step, counted from 1, after that fraction of the run, else 0."""
     return int(step / steps > until)

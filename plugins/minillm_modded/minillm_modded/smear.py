@@ -1,11 +1,11 @@
-"""Smear: a token's embedding takes in some of the one before it (modded-nanogpt, record 34).
+"""Smear: a gated fraction of the previous token's embedding is added to each one (modded-nanogpt, record 34).
 
     x_t <- x_t + lambda sigmoid(w . x_t[:12]) x_(t-1)      lambda = 0 and w = 0 at the start
 
-Heads need not learn to look one token back, which is what induction begins with (by
+Heads need not learn to attend to the previous token, the first step of induction (by
 classiclarryd). The records train w at a hundredth of their Adam's learning rate and lambda at 5
 times it, without decay. They smear the last token of one document into the first of the next; here
-it stays within its document unless told otherwise.
+it stays within its document unless ``across`` is set.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Smear(Plugin, api=1, identity_at_init=True):
 
 
 class SmearAcross(Module):
-    """x (B, T, C) -> x + lambda gate x one column earlier."""
+    """Smear across documents: x (B, T, C) -> x + lambda gate x shifted by one column."""
 
     lookback = 1
 
@@ -65,13 +65,13 @@ class SmearAcross(Module):
         return self.smeared(x, self.ops.concat([first, x[:, :-1]], 1))
 
     def smeared(self, x: Any, previous: Any) -> Any:
-        """x, previous (B, T, C) -> (B, T, C)."""
+        """Add the gated ``previous`` (B, T, C) to x (B, T, C)."""
         gate = self.ops.sigmoid(self.gate(x[..., : self.width]))  # (B, T, 1)
         return x + self.scalar * gate * previous
 
 
 class SmearWithin(SmearAcross):
-    """The same, and nothing is added to the first token of a document."""
+    """Smear within documents: nothing is added to the first token of a document."""
 
     def forward(self, x: Any, documents: Any) -> Any:
         """x (B, T, C), documents int32 (B, T) -> (B, T, C)."""

@@ -1,12 +1,12 @@
-"""Soft-capped logits: bounded, smoothly, before the loss (Gemma 2, arXiv:2408.00118).
+"""Soft-capped logits: smoothly bounded before the loss (Gemma 2, arXiv:2408.00118).
 
     tanh       cap tanh(z / cap)          30 in Gemma 2 and modded-nanogpt's record 9, 15 in 18
     sigmoid    a sigmoid((z + b) / c)     23, 5, 7.5 in modded-nanogpt's record 54
 
-z is the product of the last norm and the head, times ``scale``. The sigmoid's range is (0, a): only
-differences of logits count. Its bias makes it asymmetric: unlikely tokens, far below 0, are told
-apart less than likely ones. The record of 2025-02 has a = 15, b = 0, c = 7.5, which is 7.5
-tanh(z / 15) but for a constant, and scale = dim^-1/2.
+z is the product of the last norm and the head, times ``scale``. The sigmoid's range is (0, a); a shift
+does not matter, as only differences of logits count. Its bias makes it asymmetric: differences between
+unlikely tokens, far below 0, are compressed more than between likely ones. The record of 2025-02 has
+a = 15, b = 0, c = 7.5, which is 7.5 tanh(z / 15) plus a constant, and scale = dim^-1/2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minillm_core import Plugin, SigmoidCap, TanhCap, option
 __all__ = ["Softcap"]
 
 OTHERS = {"tanh": ("a", "b", "c"), "sigmoid": ("cap",)}
-"""Form -> the options of the other one."""
+"""Form -> the options that belong to the other form."""
 
 
 class Softcap(Plugin, api=1):

@@ -1,10 +1,10 @@
-"""Sparse attention gate: each head's output times a gate read from a few features of its input.
+"""Sparse attention gate: each head's output times a gate computed from a few features of its input.
 
     y_h <- y_h sigmoid(w_h . x[:12])                       w = 0 at the start: every gate is 1/2
 
-A head that has nothing to say can close itself for a token instead of attending to the first one
-(gated attention: Qiu et al., arXiv:2505.06708; read from 12 features: modded-nanogpt, record 28).
-Twelve features cost next to nothing.
+A head can close for a token instead of attending to the first one (attention sink)
+(gated attention: Qiu et al., arXiv:2505.06708; from 12 features: modded-nanogpt, record 28).
+Reading twelve features costs almost nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SparseGate(Plugin, api=1):
 
 
 class Gate(Module):
-    """y (B, T, H, D), x (B, T, C) -> y, each head times its gate."""
+    """A gate per head: y (B, T, H, D), x (B, T, C) -> y, each head times its gate."""
 
     def __init__(self, geometry: Any, width: int, lr_mul: float) -> None:
         super().__init__()

@@ -1,42 +1,42 @@
-"""Sparse rows: tables are read, differentiated and updated by the rows that a step sees.
+"""Sparse rows: embedding tables are read, differentiated and updated only in the rows that a step looks up.
 
-A lookup needs B T rows of a table at most, yet autograd gives a gradient of all V rows, and norm,
-AdamW's moments, master weights and the compute copy are then read and written whole: 15 to 20 % of a step
-at 512 wide for the 5 vocabularies of ``bigram_hash``. Here a step takes the rows that its micro-batches
-look up, (S, C), from the float32 master; the gradient is of those, and so is the update.
+A lookup needs at most B T rows of a table, yet autograd returns a gradient of all V rows, and the norm,
+AdamW's moments, master weights and the compute copy are then read and written in full: 15 to 20 % of a step
+at width 512 for the 5 vocabularies of ``bigram_hash``. Here a step gathers the rows that its micro-batches
+look up, (S, C), from the float32 master weights; gradient and update have these rows only.
 
-What AdamW would have done to a row meanwhile is done when it is next seen: moments and weight decay
-exactly, and what is left of its momentum as one sum over the updates in between. Nothing is skipped, as it
-is by torch's SparseAdam: at betas (0.75, 0.95) three quarters of what a rare row moves comes after the
+Updates that AdamW would have made to a row in between are applied when it is next looked up: moments and
+weight decay exactly, and the remaining effect of momentum as one sum over those updates. Nothing is skipped,
+unlike in torch's SparseAdam: at betas (0.75, 0.95) three quarters of a rare row's movement happen after the
 step that saw it.
 
-S is rounded up to one of a few sizes (``buckets``), each a graph of its own where the step is compiled.
-Checkpoints, evaluation, generation and exports have whole tables up to date.
+S is rounded up to one of a few sizes (``buckets``), each with a compiled graph of its own.
+Checkpoints, evaluation, generation and exports have whole, up-to-date tables.
 
-It applies to every table that says how it is looked up, ``Param(..., rows="ids")``, and follows plain
-AdamW; a table that follows another rule, or whose decay a plugin has changed (``cautious_wd``) and that
-decays, is refused. A checkpoint has
-one more array of a table's size, so that a resumed run has the same bits.
+It applies to every table that declares its lookup, ``Param(..., rows="ids")``, and follows plain
+AdamW; a table that follows another rule, or whose decay is changed by a plugin (``cautious_wd``) and is not
+0, is refused. A checkpoint has
+one more array per table, of the table's size, so that a resumed run has the same bits.
 
-The rule. A row that was last brought up to date at update s, with p, m, v, is after update t, k = t - s
-later,
+The rule. A row last brought up to date at update s, with p, m, v, is after update t, k = t - s
+updates later,
 
     m_t = beta1^k m,    v_t = beta2^k v,    p_t = W p - m sum_i w_i c_i / (c_i sqrt(v) + epsilon)
 
     W   = prod_(i = s+1 .. t) (1 - lr_i wd)
     c_i = beta2^((i-s)/2) / sqrt(1 - beta2^i)                              sqrt(v^_i) = c_i sqrt(v)
-    w_i = W_(i..t) lr_i beta1^(i-s) / (1 - beta1^i) / c_i                  W_(i..t): the decay behind i
+    w_i = W_(i..t) lr_i beta1^(i-s) / (1 - beta1^i) / c_i                  W_(i..t): the decay after i
 
-which is what AdamW does. The sum is over two c in the place of k: Gauss's quadrature, the two c and weights
-with the first four moments of all (their total, mean, variance and third). They depend on s alone, not
-on the row, and are kept for the last WINDOW updates. So the sum is exact for k up to 2, where epsilon is
-small beside sqrt(v^) and where it is large. Between those it is off, after 100 updates, by less than
-1e-5 of the way that a row has gone at betas (0.75, 0.95), and 4e-4 at (0.9, 0.95); in the first ten, where
-1 - beta2^i changes fast, by up to 0.2 % and 1 %. Every step also brings up to date a stretch of rows that
-is next in turn, so that none is older than WINDOW updates.
+which equals AdamW. The sum is evaluated at two values of c instead of k: Gauss quadrature, whose nodes and
+weights match the first four moments of all c (total, mean, variance and third). They depend on s only, not
+on the row, and are stored for the last WINDOW updates. So the sum is exact for k up to 2, and both where epsilon
+is small against sqrt(v^) and where it is large. In between, after 100 updates, its error is below
+1e-5 of the distance that a row has moved at betas (0.75, 0.95), and 4e-4 at (0.9, 0.95); in the first ten, where
+1 - beta2^i changes fast, up to 0.2 % and 1 %. Every step also brings the next group of rows up to date in
+cyclic order, so that no row is older than WINDOW updates.
 
 200 steps of 1,024 tokens of Python's standard library, 2 layers of 128 and ``bigram_hash``: held-out loss
-5.62529, and 5.62531 with the whole table; 5.673 where rows that are not seen lie still, 5.747 without one.
+5.62529, and 5.62531 with the whole table; 5.673 where unseen rows are not updated, 5.747 without the table.
 """
 
 from __future__ import annotations
@@ -50,29 +50,29 @@ from minillm_core import PlanError, Plugin, RowRule, option
 __all__ = ["LazyAdamW", "SparseRows"]
 
 WINDOW = 1024
-"""Updates for which the sums are kept."""
+"""Number of past updates for which the sums are stored."""
 
 ROUND = 1000
-"""Updates in which every row is brought up to date, whether it is seen or not; fewer than WINDOW."""
+"""Updates in which every row is brought up to date at least once, seen or not; fewer than WINDOW."""
 
-TINY = 1e-30  # where there was no update the total is 0
+TINY = 1e-30  # before the first update the total is 0
 ALIKE = 1e-6
-"""Variance of c, by its mean squared, below which one c stands for all."""
+"""Variance of c, relative to its squared mean, below which a single c is used for all."""
 
 
 class LazyAdamW(RowRule):
-    """AdamW, a row at a time."""
+    """AdamW applied to one row at a time."""
 
     shared: ClassVar[Mapping[str, tuple[int, ...]]] = {"sums": (5, WINDOW)}
-    """1 - W; the total of w; mean, variance and third central moment of c by w: of update s at s mod WINDOW."""
+    """1 - W; the total of w; mean, variance and third central moment of c by w: update s at s mod WINDOW."""
 
     def refuses(self) -> str | None:
-        """Refuse all but the core's AdamW, and betas whose momentum does not ring out."""
+        """Refuse all but the core's AdamW, and betas whose momentum does not decay within WINDOW updates."""
         rule, without_decay = self.group.rule, self.group.members[0].wd_mul == 0
         others = {
             owner
             for anchor, owner, stage in rule.stages
-            # a decay that is multiplied by 0 is none, however it is computed
+            # a decay multiplied by 0 is no decay, in whatever way it is computed
             if not (anchor == "decay" and without_decay and "wd_mul" in stage.supplied)
         } - {"core"}
         if others:
@@ -110,12 +110,12 @@ class LazyAdamW(RowRule):
     def next_shared(
         self, ops: Any, shared: Mapping[str, Any], updates: Any, values: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return the sums after one more update."""
+        """Return the stored sums after one more update."""
         sums = shared["sums"]
         beta1, beta2 = self.betas
         rate, decay = self.rate(values)
         slots, now = ops.arange(WINDOW, "float32"), updates + 1.0
-        age = modulo(updates - slots) + 1.0  # of each slot's update, at this one
+        age = modulo(updates - slots) + 1.0  # of each slot's update, relative to this one
         lost, total, mean, variance, third = (sums[part] for part in range(5))
         weight = c = ops.zeros_like(age)
         if beta1:
@@ -124,7 +124,7 @@ class LazyAdamW(RowRule):
             by = rate * unbiased / (1.0 - ops.exp(now * math.log(beta1)))
             weight = ops.exp(age * (math.log(beta1) - 0.5 * math.log(beta2))) * by
         total = total * (1.0 - decay) + weight
-        f, far = weight / ops.maximum(total, TINY), c - mean  # moments of what was, and one more
+        f, far = weight / ops.maximum(total, TINY), c - mean  # moments with one more value
         found = ops.stack(
             [
                 lost + (1.0 - lost) * decay,
@@ -138,7 +138,7 @@ class LazyAdamW(RowRule):
         return {"sums": ops.where(slots == modulo(now), ops.zeros_like(found), found)}
 
     def in_turn(self, ops: Any, updates: Any) -> Any:
-        """Return the rows that are next in turn, R / ROUND of a table of R."""
+        """Return the next rows in cyclic order, R / ROUND of a table of R."""
         rows = self.group.shape[0]
         count = -(-rows // ROUND)
         starts = -(-rows // count)
@@ -148,22 +148,22 @@ class LazyAdamW(RowRule):
 
 
 def modulo(number: Any, by: int = WINDOW) -> Any:
-    """Return the remainder of float32 whole numbers, 0 or more."""
+    """Return the remainder of non-negative whole numbers in float32."""
     return number % float(by)
 
 
 def _nodes(ops: Any, sums: Any) -> tuple[Any, Any, Any, Any]:
-    """Return two c with their weights, w1, c1, w2, c2, that have the moments of ``sums``.
+    """Return two c with their weights, w1, c1, w2, c2, whose moments equal ``sums``.
 
-    Distances d from the mean solve d^2 - (third / variance) d - variance = 0. Where all c are alike, both
-    are the mean: the variance is rounding then.
+    Distances d from the mean solve d^2 - (third / variance) d - variance = 0. Where all c are equal, both
+    nodes are the mean, as the variance is only rounding.
     """
     total, mean, variance, third = (sums[part] for part in range(1, 5))
     spread = variance > ALIKE * mean * mean
     variance = ops.where(spread, variance, ops.ones_like(variance))
     skew = ops.where(spread, third / variance, ops.zeros_like(third))
     root = ops.sqrt(skew * skew + 4.0 * variance)
-    up, down = 0.5 * (root + skew), 0.5 * (root - skew)  # both above 0
+    up, down = 0.5 * (root + skew), 0.5 * (root - skew)  # both positive
     upper = total * down / root
     near = ops.zeros_like(mean)
     return (
@@ -175,7 +175,7 @@ def _nodes(ops: Any, sums: Any) -> tuple[Any, Any, Any, Any]:
 
 
 def _power(ops: Any, beta: float, lag: Any) -> Any:
-    """Compute beta^lag, 1 where lag is 0."""
+    """Compute beta^lag, 1 for lag 0."""
     if beta:
         return ops.exp(lag * math.log(beta))
     return ops.where(lag > 0, ops.zeros_like(lag), ops.ones_like(lag))

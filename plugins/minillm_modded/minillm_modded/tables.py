@@ -1,9 +1,9 @@
-"""Tables of which a step holds the rows that it sees: what is the same on both frameworks.
+"""Row-wise tables, common to both frameworks: a step holds only the rows that it looks up.
 
-The core asks a class of ``tables_torch`` or ``tables_mlx``, by entry points of the group ``minillm.tables``.
-A step holds the rows that it sees, (S, C); all others lie still, each with the number of the update at
-which it was last brought up to date, and the table's ``RowRule`` computes from that number what is owed to
-them. The step itself is the group's stages, on fewer rows.
+The core loads a class of ``tables_torch`` or ``tables_mlx``, by entry points of the group ``minillm.tables``.
+A step holds the looked-up rows, (S, C); all others are unchanged, each with the number of the update at
+which it was last brought up to date, from which the table's ``RowRule`` computes the pending updates.
+The step itself runs the group's stages, on fewer rows.
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from minillm_core.inspection import lookup, update
 __all__ = ["AGE", "LAST", "PENDING", "SeenRows", "state_shapes", "stepped", "table_key"]
 
 LAST = "last"
-"""What is held of rows beside their own arrays: the update at which each was brought up to date."""
+"""Key of a row's state for the number of the update at which it was last brought up to date."""
 
 PENDING, AGE = "rows.pending.", "rows.age."
-"""Before a table's name, in a checkpoint: the bits in which the rows on the device differ from those that
-are up to date, and updates since each was brought up to date."""
+"""Prefixes of a table's name in a checkpoint: the bits in which the stored rows differ from the up-to-date
+rows, and the number of updates since each row was brought up to date.
+"""
 
 Held = Mapping[str, Any]
-"""Of some rows: ``param`` and the group's state by ``stage.entry`` (``precondition.m``), float32 (S, C);
-``last``, float32 (S,)."""
+"""State of some rows: ``param`` and the group's state by ``stage.entry`` (``precondition.m``), float32 (S, C);
+``last``, float32 (S,).
+"""
 
 
 class SeenRows:
-    """The rows that steps see, found on the host, and the tables of a checkpoint.
+    """The rows that steps look up, computed on the host, and the tables of a checkpoint.
 
     Args:
         rules: table -> its rule.
@@ -44,22 +46,22 @@ class SeenRows:
     def seen(
         self, micro: Sequence[Mapping[str, np.ndarray]]
     ) -> tuple[Sequence[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
-        """Find the rows that a step sees.
+        """Find the rows that a step looks up.
 
-        Their number is rounded up to one of a few sizes by the first rows that are not seen, and is a
-        function of the step's batches alone, so that a resumed run computes the same bits.
+        Their number is rounded up to one of a few sizes by adding the first rows not looked up, and is a
+        function of the step's batches only, so that a resumed run computes the same bits.
 
         Args:
             micro: the step's micro-batches.
 
         Returns:
-            The micro-batches, each with the places of its ids among those rows, int32 (B, T); and the
+            The micro-batches, each with the indices of its ids among those rows, int32 (B, T); and the
             rows by table, int32 (S,), sorted and distinct.
         """
         made, found = [dict(batch) for batch in micro], dict[str, np.ndarray]()
         alike: dict[
             Any, tuple[np.ndarray, list[np.ndarray]]
-        ] = {}  # tables that are looked up alike
+        ] = {}  # tables with equal lookups share them
         for name, table in self.plan.by_rows.items():
             key = table.field, self.plan.parameters[name].shape[0], table.buckets
             if key not in alike:
@@ -72,7 +74,7 @@ class SeenRows:
     def views(
         self, now: Callable[[str], Mapping[str, Any]]
     ) -> Iterator[tuple[Any, Any, Mapping[str, Any]]]:
-        """Yield the member, the array and the state of each table with a view; ``now`` brings it up to date."""
+        """Yield member, array and state of each table with a view; ``now`` brings it up to date."""
         for name, rule in self.rules.items():
             if (member := rule.group.members[0]).view:
                 own = {**now(name)}
@@ -80,13 +82,13 @@ class SeenRows:
                 yield member, own.pop("param"), own
 
     def packed(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Write a snapshot's tables as a checkpoint has them: up to date, and what makes them the old bits.
+        """Convert a snapshot's tables to checkpoint form: up-to-date rows, and what restores the stored bits.
 
-        Readers of a checkpoint get whole tables, a resumed run those that it had; where nothing is
-        pending, as in a branch of a run that had dense tables, all rows are up to date.
+        Readers of a checkpoint get whole up-to-date tables, a resumed run restores its stored rows; where
+        nothing is pending, as in a branch of a run with dense tables, all rows are up to date.
 
         Args:
-            arrays: with ``model.<name>`` up to date, ``rows.pending.<name>`` the same as it lies on the
+            arrays: with ``model.<name>`` up to date, ``rows.pending.<name>`` as stored on the
                 device, and ``rows.age.<name>`` the update at which each row was brought up to date.
         """
         for name in self.rules:
@@ -96,7 +98,7 @@ class SeenRows:
         return arrays
 
     def unpacked(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Read what :meth:`packed` wrote: ``model.<name>`` is the table as it lies on the device."""
+        """Invert :meth:`packed`: ``model.<name>`` becomes the table as stored on the device."""
         found = dict(arrays)
         for name in self.rules:
             bits = np.array(found[PENDING + name]) ^ np.array(found[f"model.{name}"]).view(
@@ -110,7 +112,7 @@ class SeenRows:
 def _places(
     ids: Sequence[np.ndarray], count: int, buckets: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Return rows that hold ids of a table of ``count``, filled up, and each id's place among them."""
+    """Return the rows for the ids of a table of ``count`` rows, filled up, and each id's index among them."""
     seen = np.zeros(count, bool)
     for one in ids:
         seen[one] = True
@@ -124,10 +126,10 @@ def _places(
 
 
 def table_key(entry: str, name: str) -> str:
-    """Name an entry of a table's state in a checkpoint; moments are named as those of other parameters.
+    """Name an entry of a table's state in a checkpoint, distinct from the names of other parameters' moments.
 
-    Not by the same names: without the numbers of updates, a branch that updates every row would take
-    them for moments of now.
+    With equal names, a branch that updates every row would use these moments as current, without
+    the numbers of updates.
     """
     if entry == LAST:
         return f"{AGE}{name}"
@@ -152,18 +154,18 @@ def stepped(
     values: Mapping[str, Any],
     witness: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Bring rows up to date, and update them by their gradient; return all that is held of them.
+    """Bring rows up to date, and update them by their gradient; return their complete state.
 
     Args:
         rule: the table's.
         ops: the framework's.
         held: the rows.
-        shared: of the table.
+        shared: state common to the whole table.
         grad: float32 (S, C).
-        factor: 0-d float32, multiplies it.
-        updates: 0-d float32: how many there were, this one not included.
+        factor: 0-d float32, multiplies the gradient.
+        updates: 0-d float32: number of previous updates.
         values: schedule value -> 0-d float32.
-        witness: called with the stages that ran.
+        witness: called with the stages that were run.
     """
     now = rule.brought(ops, held, shared, updates)
     state: dict[str, dict[str, Any]] = {}

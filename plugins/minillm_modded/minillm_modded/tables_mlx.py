@@ -1,7 +1,7 @@
-"""Tables on MLX of which a step holds the rows that it saw.
+"""Row-wise tables on MLX: a step holds only the rows that it looks up.
 
-A step takes tables and returns new ones, as it does all else; arrays from before it are kept until it
-is read, so rows are written into a copy of their table. What is saved is gradient, norm and arithmetic.
+A step takes tables and returns new ones, like all other state; the arrays before it stay in memory until
+it is evaluated, so rows are written into a copy of their table. Saved are gradient, norm and arithmetic.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ __all__ = ["RowTables"]
 
 Arrays = dict[str, mx.array]
 State = Mapping[str, Arrays]
-"""Table -> the state of its rows, and what is kept for the whole."""
+"""Table -> the state of its rows, and the state common to the whole table."""
 
 
 class RowTables(SeenRows):
-    """The tables of a plan that are updated by rows: pure functions of masters and state.
+    """The row-wise tables of a plan: pure functions of master weights and state.
 
     Args:
         rules: table -> its rule.
@@ -36,14 +36,14 @@ class RowTables(SeenRows):
         self.ops = ops
 
     def at_first(self) -> dict[str, Arrays]:
-        """Return the state of a run's start."""
+        """Return the initial state of a run."""
         shapes = {name: {**state_shapes(rule), **rule.shared} for name, rule in self.rules.items()}
         return {n: {entry: mx.zeros(s) for entry, s in one.items()} for n, one in shapes.items()}
 
     def taken(
         self, masters: Arrays, state: State, updates: mx.array, given: Mapping[str, Any] | None
     ) -> Arrays:
-        """Return rows of the tables, float32, up to date: those of a step, or all where given is None."""
+        """Return up-to-date rows of the tables, float32: those of a step, or all where ``given`` is None."""
         found = {}
         for name in self.rules:
             rows = given[rows_of(name)] if given else None
@@ -53,7 +53,7 @@ class RowTables(SeenRows):
     def viewed(
         self, masters: Arrays, state: State, updates: mx.array
     ) -> Iterator[tuple[Any, mx.array, Mapping[str, mx.array]]]:
-        """Bring tables up to date that have a view, one by one."""
+        """Bring tables that have a view up to date, one by one."""
         return self.views(lambda name: self._now(name, masters, state, updates, None))
 
     def _now(
@@ -72,7 +72,7 @@ class RowTables(SeenRows):
         given: Mapping[str, Any],
         witness: Callable[[str], None],
     ) -> tuple[Arrays, dict[str, Arrays]]:
-        """Return the tables and their state after an update of the step's rows, and of those next in turn."""
+        """Return the tables and their state after updating the step's rows, and the next rows in cyclic order."""
         tables, states, ops = {}, {}, self.ops
         for name, rule in self.rules.items():
             rows = given[rows_of(name)]
@@ -92,7 +92,7 @@ class RowTables(SeenRows):
     def _held(
         self, name: str, masters: Arrays, state: State, rows: mx.array | None
     ) -> tuple[Arrays, Arrays]:
-        """Return rows of a table, or all, with their state; and what is kept for the whole table."""
+        """Return rows of a table, or all, with their state; and the state common to the whole table."""
         shared = {entry: state[name][entry] for entry in self.rules[name].shared}
         held = {entry: array for entry, array in state[name].items() if entry not in shared}
         held = {"param": masters[name], **held}
@@ -101,11 +101,11 @@ class RowTables(SeenRows):
         return held, shared
 
     def key(self, entry: str, name: str) -> str:
-        """Return the name in a checkpoint of an entry of a table's state: see :func:`table_key`."""
+        """Return the checkpoint name of an entry of a table's state: see :func:`table_key`."""
         return table_key(entry, name)
 
     def named(self, masters: Arrays, state: State) -> dict[str, mx.array]:
-        """Name the state, and the tables as they are, as ``packed`` takes them."""
+        """Name the state and the stored tables, in the form that ``packed`` takes."""
         found = {f"{PENDING}{name}": masters[name] for name in self.rules}
         for name, entries in state.items():
             found |= {table_key(entry, name): one for entry, one in entries.items()}
@@ -113,7 +113,7 @@ class RowTables(SeenRows):
 
 
 def _put(whole: Arrays, rows: mx.array, new: Arrays) -> Arrays:
-    """Write rows into copies."""
+    """Write rows into copies of the whole tables."""
     made = {entry: mx.array(array) for entry, array in whole.items()}
     for entry, array in made.items():
         array[rows] = new[entry]

@@ -1,4 +1,4 @@
-"""Tables on torch of which a step holds the rows that it saw: gathered before it, written back behind it."""
+"""Row-wise tables on torch: a step's rows are gathered before it and written back after it."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ __all__ = ["RowTables"]
 Tensors = Mapping[str, Tensor]
 
 PART = 2**16
-"""Rows of a table that are brought up to date at once, where all are."""
+"""Number of rows brought up to date at once, where a whole table is."""
 
 
 class RowTables(SeenRows):
-    """The tables of a plan that are updated by rows, their state, and the rows of the step.
+    """The row-wise tables of a plan, their state, and the rows of the current step.
 
     Args:
         rules: table -> its rule.
         plan: the plan.
-        weights: masters and parameters; a table's parameter holds rows of a step, and nothing between.
+        weights: master weights and parameters; a table's parameter has a step's rows, and is empty between steps.
         framework: ops and witness.
-        compiled: compiles what brings rows up to date and updates them, where the binding says so.
+        compiled: compiles catching up and updating rows, where the binding enables it.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class RowTables(SeenRows):
         }
         self.rows: dict[str, Tensor] = {}  # of the step, int64 (S,)
         self.made: dict[Any, Callable[..., Any]] = {}
-        self.met: set[tuple[int, ...]] = set()  # sizes that were compiled for
+        self.met: set[tuple[int, ...]] = set()  # sizes that are already compiled
         self.leave()
 
     def _give(self, name: str, rows: Tensor) -> None:
-        """Let a table's parameter be some rows, in the compute dtype."""
+        """Set a table's parameter to some rows, in the compute dtype."""
         parameter = self.weights.parameters[name]
         parameter.data = rows.to(parameter.dtype)
 
     def _run(self, what: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a method, compiled for the sizes of this step where it is given its rows."""
+        """Call a method, compiled for the sizes of this step if those are known."""
         key = what.__name__, self.sizes if arguments[0] is self.rows else ()
         if key not in self.made:
             self.made[key] = self.compiled(what)
@@ -69,12 +69,12 @@ class RowTables(SeenRows):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """How many rows of each table the step holds."""
+        """Return the number of rows of each table in the step."""
         return tuple(rows.shape[0] for rows in self.rows.values())
 
     @property
     def words(self) -> str:
-        """How many rows of each table the step holds, in words."""
+        """Format the number of rows of each table in the step."""
         return ", ".join(f"{len(rows):,} rows of {name}" for name, rows in self.rows.items())
 
     @torch.no_grad()
@@ -85,7 +85,7 @@ class RowTables(SeenRows):
         values: Tensors,
         compiling: Callable[[str], AbstractContextManager[None]] | None,
     ) -> None:
-        """Let the parameters be the rows of the step, brought up to date after ``updates``, 0-d float32."""
+        """Set the parameters to the rows of the step, brought up to date after ``updates``, 0-d float32."""
         self.rows.update((name, index.long()) for name, index in rows.items())
         if compiling is not None and self.sizes not in self.met:
             self.met.add(self.sizes)
@@ -97,7 +97,7 @@ class RowTables(SeenRows):
             self._give(name, taken)
 
     def _warm(self, updates: Tensor, values: Tensors) -> None:
-        """Compile what is done with rows for the sizes of the step, and drop its results."""
+        """Compile the row functions for the sizes of the step, and discard the results."""
         self._run(self._taken, self.rows, updates)
         zeros, one = self.framework.ops.zeros, updates.new_ones(())
         grads = {
@@ -112,7 +112,7 @@ class RowTables(SeenRows):
         return {name: one.to(self.weights.parameters[name].dtype) for name, one in now.items()}
 
     def viewed(self, updates: Tensor) -> Iterator[tuple[Any, Tensor, Tensors]]:
-        """Bring tables up to date that have a view, one by one."""
+        """Bring tables that have a view up to date, one by one."""
         return self.views(lambda name: self._now(name, slice(None), updates))
 
     def _now(self, name: str, index: Tensor | slice, updates: Tensor) -> dict[str, Tensor]:
@@ -127,7 +127,7 @@ class RowTables(SeenRows):
     def step(
         self, grads: Tensors, factor: Tensor, updates: Tensor, values: Tensors, found: Tensor
     ) -> None:
-        """Update the rows of the step, unless ``found`` is 1, and those that are next in turn."""
+        """Update the step's rows, unless ``found`` is 1, and bring the next rows in cyclic order up to date."""
         of_tables = {name: grads[name] for name in self.rules}
         new = self._run(self._stepped, self.rows, of_tables, factor, updates, values, found)
         for name, (rows, shared) in new.items():
@@ -173,7 +173,7 @@ class RowTables(SeenRows):
 
     @torch.no_grad()
     def _whole(self, name: str, updates: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return a table with all rows up to date, in memory of its own."""
+        """Return a table with all rows up to date, in newly allocated memory."""
         master = self.weights.masters[name]
         made = torch.empty(master.shape, dtype=dtype, device=master.device)
         for first in range(0, len(master), PART):
@@ -182,26 +182,26 @@ class RowTables(SeenRows):
         return made
 
     def place(self, updates: Tensor) -> None:
-        """Let the parameters be whole tables, to be evaluated and sampled from, until the next step."""
+        """Set the parameters to whole tables for evaluation and sampling, until the next step."""
         for name in self.rules if not self.placed else ():
             dtype = self.weights.parameters[name].dtype
             self._give(name, self._whole(name, updates, dtype))
         self.placed = True
 
     def leave(self) -> None:
-        """Give the memory of whole tables back; they are made anew from masters that were written."""
+        """Free the whole tables; they are rebuilt from the updated master weights."""
         self.placed = False
         for name in self.rules:
             self._give(name, self.weights.masters[name][:0])
 
     def arrays(self, updates: Tensor) -> dict[str, Tensor]:
-        """Return what a snapshot has of the tables, as ``packed`` takes it."""
+        """Return a snapshot of the tables, in the form that ``packed`` takes."""
         whole = {f"model.{name}": self._whole(name, updates) for name in self.rules}
         raw = {f"{PENDING}{name}": self.weights.masters[name] for name in self.rules}
         return whole | raw | self.saved()
 
     def saved(self) -> dict[str, Tensor]:
-        """Return the state by its names in a checkpoint, as it lies on the device."""
+        """Return the stored state by its names in a checkpoint."""
         found = {}
         for name in self.rules:
             entries = {**self.held[name], **self.shared[name]}

@@ -1,13 +1,13 @@
-"""U-net skips: each block of the second half also hears its mirror image in the first half.
+"""U-net skips: each block of the second half also reads the output of its mirror block in the first half.
 
     x <- x + w_i x_(L-1-i)        before block i, i >= L - L // 2; x_j: the stream after block j
 
-The last block looks back on the first, the last but one on the second ... (modded-nanogpt, record
+The last block reads the first, the last but one the second, and so on (modded-nanogpt, record
 11, by brendanh0gan; after U-Net, arXiv:1505.04597). The weights start at 1 and are trained at 5
 times the learning rate of the records' Adam. Later records keep a single skip from a
-quarter to the middle of the depth, ``skips = [[3, 6]]`` of 11, that starts at sigmoid(-1.5), half of
-that in 2026-08 (``start = 0.18`` and ``0.09``), times a gate that each token opens; here a weight is
-one number.
+quarter to the middle of the depth, ``skips = [[3, 6]]`` of 11, which starts at sigmoid(-1.5), half of
+that in 2026-08 (``start = 0.18`` and ``0.09``), times a gate per token; here a weight is a single
+number.
 
 Since record 17 the layer after the turn has no attention: 7 of 12, 6 of 11.
 """
@@ -39,7 +39,7 @@ class UNetSkip(Plugin, api=1):
             model.attention(min(model.layers // 2 + 1, model.layers - 1), None)
 
     def _pairs(self, layers: int) -> list[tuple[int, int]]:
-        """Return pairs (block whose output is added, block before which it is added), by the options."""
+        """Return the pairs (source block, block whose input it is added to) that the options define."""
         if self.skips == "mirror":
             if layers < 2:
                 raise PlanError(

@@ -1,20 +1,20 @@
-"""The head is the embedding for two thirds of the run, and then its own (modded-nanogpt, records 51, 53).
+"""Head and embedding are tied for two thirds of the run, then separate (modded-nanogpt, records 51, 53).
 
-    head = embedding          until 2/3 of the run: one matrix, one gradient, one state of the optimizer
-    head, embedding           after it: each begins with what both were, Adam's moments among them
+    head = embedding          until 2/3 of the run: one matrix, one gradient, one optimizer state
+    head, embedding           after it: both start from the tied values, Adam's moments included
 
-A tied matrix learns from both of its uses, and half the numbers are to be found (Press and Wolf,
-arXiv:1608.05859); late in a run the two want to differ. Record 51 tied the head of the
-speedrun again, and later ones let go of it (by classiclarryd).
+A tied matrix learns from both of its uses and halves the number of parameters (Press and Wolf,
+arXiv:1608.05859); late in a run the two uses favour different values. Record 51 tied the head of the
+speedrun again, and later ones untied it during the run (by classiclarryd).
 
-The plan's parameters do not change in a run: both matrices are there from the start, and as many bytes
-of gradients and moments; what is saved is nothing, what is gained is the loss. Until they part, the
-run is that of ``model.tied=true``. An export has a head of its own, at any step; before they part it
-holds the embedding's numbers. Both start as a tied matrix does, small, so that ``embed_norm`` beside it
-gives the stream its size, as in the records.
+The plan's parameters do not change during a run: both matrices are allocated from the start, with their
+gradients and moments; the gain is in the loss, not in memory. Until they are separated, the
+run equals one with ``model.tied=true``. An export has a separate head, at any step; before the separation
+it equals the embedding. Both start with a tied matrix's small initial values, so that ``embed_norm``
+sets the scale of the stream, as in the records.
 
-It needs a head: ``model.tied=false``. Another initial value of the head (``zero_init.head``) or other
-betas of one of the two contradict it; other learning rates count once they have parted.
+It requires ``model.tied=false``. Another initial value of the head (``zero_init.head``) or other
+betas of one of the two conflict with it; other learning rates apply after the separation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["UntieHead"]
 
 HEAD, EMBEDDING = "head.weight", "embedding.weight"
 STD = 0.02
-"""Of a tied matrix at the start: its logits are then all alike, and the first loss is ln V."""
+"""Initial standard deviation of a tied matrix: all logits are then nearly equal, and the first loss is ln V."""
 
 
 class UntieHead(Plugin, api=1):

@@ -1,13 +1,13 @@
-"""Value embeddings: every token brings values of its own, beside those of its context.
+"""Value embeddings: every token adds values looked up by its id to those computed from its context.
 
-    v <- v + 2 sigmoid(w x[:gate_width]) table[id]         "gates", one a head (nanochat)
+    v <- v + 2 sigmoid(w x[:gate_width]) table[id]         "gates", one per head (nanochat)
     v <- l0 v + l1 table[id]                               "lambdas" (modded-nanogpt, 2025-01-04)
 
-A table (V, K D) is looked up once a step: no FLOPs. The record's three tables serve the first three
-and the last three layers, in the same order (0 1 2 ... 0 1 2); after an idea of value residual
-learning (arXiv:2410.17897). Rows are seen seldom, so that their learning rate is high. Where
-``train.lr`` is 0.003, 75 times that is the 0.2 of nanochat; decay would come 75 times as well, and
-is left out. ``sparse_rows`` beside it reads and updates the rows that a step looks up alone.
+A table (V, K D) is looked up once per step, without FLOPs. The record's three tables serve the first
+three and the last three layers, in the same order (0 1 2 ... 0 1 2); after an idea of value residual
+learning (arXiv:2410.17897). Each row is updated rarely, so that the learning rate is high. Where
+``train.lr`` is 0.003, 75 times that is the 0.2 of nanochat; decay would also be 75 times as high, and
+is disabled. With ``sparse_rows``, only the rows that a step looks up are read and updated.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class ValueEmbeds(Plugin, api=1):
             optimizer.set(lambda _, p: p.role == ROLE, betas=self.betas)
 
     def _table_of(self, layers: int) -> dict[int, int]:
-        """Layer -> its table."""
+        """Map each layer to its table."""
         if self.layers is not None:
             return {layer: table for table, layer in enumerate(self.layers.resolve(layers))}
         tables = min(3, max(1, layers // 2)) if self.tables is None else self.tables
@@ -115,7 +115,7 @@ class ValueEmbeds(Plugin, api=1):
 
 
 class Table(Module):
-    """ids int32 (B, T) -> (B, T, K D)."""
+    """A table of values: ids int32 (B, T) -> (B, T, K D)."""
 
     def __init__(self, geometry: Geometry, std: float, lr_mul: float, wd_mul: float) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class Table(Module):
 
 
 class Gated(Module):
-    """v (B, T, K, D), table (B, T, K D) -> what is added to v; x (B, T, C) opens each head's gate."""
+    """A gated value embedding: v (B, T, K, D), table (B, T, K D), gates from x (B, T, C) -> the term added to v."""
 
     def __init__(self, geometry: Geometry, width: int) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Gated(Module):
 
 
 class Mixed(Module):
-    """v (B, T, K, D), table (B, T, K D) -> what is added to v, so that it becomes l0 v + l1 table."""
+    """A mixed value embedding: v (B, T, K, D), table (B, T, K D) -> the term added to v for l0 v + l1 table."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,5 +159,5 @@ class Mixed(Module):
 
     def forward(self, v: Any, table: Any) -> Any:
         """Return (B, T, K, D)."""
-        l0: Any = self.l0  # an array by now
+        l0: Any = self.l0  # an array at this point
         return (l0 - 1.0) * v + self.l1 * self.ops.reshape(table, v.shape)

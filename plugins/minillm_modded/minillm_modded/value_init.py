@@ -1,13 +1,13 @@
-"""Values and their projections start uniform, at half the size of the rest (modded-nanogpt, record 64).
+"""Uniform initial values for v and o, at half the usual standard deviation (modded-nanogpt, record 64).
 
     attention.v, attention.o ~ U(-b, b),    b = sqrt(3) s,    s = 1/2 C^-1/2
 
-s is the standard deviation; C the width of the stream. Before it the record's attention.o started at
+s is the standard deviation; C the width of the stream. Before, the record's attention.o started at
 zero (``zero_init``), so that attention.v had no gradient in the first step. The MLPs' second matrices
 stay at zero there:
-``zero_init.attention=false`` beside it. minillm's own start is normal, with s = C^-1/2 and (2 C L)^-1/2.
+``zero_init.attention=false`` with it. minillm's default is normal, with s = C^-1/2 and (2 C L)^-1/2.
 
-Whoever declares them: parameters are found by their role, so those of another plugin's attention too.
+Parameters are found by their role, so that another plugin's attention is included.
 """
 
 from __future__ import annotations

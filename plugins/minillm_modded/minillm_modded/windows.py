@@ -1,30 +1,30 @@
-"""Sliding windows: most layers see the near past alone, and all of them see little at first.
+"""Sliding-window attention: most layers have a short window, and all windows grow during the run.
 
-    long layers    i - j < W(t)          the first, the last, and others evenly between: a third
-    short layers   i - j < W(t) / 2      the rest
+    long layers    i - j < W(t)          the first, the last, and others evenly spaced: a third
+    short layers   i - j < W(t) / 2      the others
 
 Of 12 layers 0, 4, 7 and 11 are long, as in modded-nanogpt's records of 2025-01 and 2025-02 (long
 and short windows from Gemma 2, arXiv:2408.00118; growing windows by fernbear.bsky.social). There
 W(t) grows by 128 tokens at a time up to 1,792; here in equal stages. On PyTorch a window is an input
-of the compiled step, so that all stages are one step, but for windows as long as a row, which are left
-out of it. On MLX, and with ``yarn``, each stage has a step of its own. Windows are multiples of 128, the blocks
-that FlexAttention skips; a row of T tokens needs none above T. Where none is shorter than a row, or
-where they cannot grow, a note says so.
+of the compiled step, so that all stages share a graph, except windows as long as a row, which are
+omitted from it. On MLX, and with ``yarn``, each stage has a graph of its own. Windows are multiples of 128,
+the blocks that FlexAttention skips; a row of T tokens needs none above T. Where no window is shorter than a
+row, or none can grow, the plan has a note.
 
-``yarn`` makes a longer window look like the one before it (YaRN, arXiv:2309.00071; the record of
-2025-09, by classiclarryd). Where W(t) grows from W to W', in every layer and with the long windows:
+``yarn`` makes a longer window resemble the previous one (YaRN, arXiv:2309.00071; the record of
+2025-09, by classiclarryd). Where W(t) grows from W to W', in every layer and by the long windows:
 
-    r       = W theta / 2 pi                    turns that a pair of features makes within W
+    r       = W theta / 2 pi                    turns of a pair of features within W
     kept    = clip((r - 1) / (32 - 1), 0, 1)
-    theta  <- theta (kept + (1 - kept) W / W')  slow pairs are stretched, fast ones stay
-    scale  <- scale (0.2 ln(W' / W) + 1)        among more keys attention is as sharp as it was
+    theta  <- theta (kept + (1 - kept) W / W')  slow pairs are stretched, fast pairs are unchanged
+    scale  <- scale (0.2 ln(W' / W) + 1)        keeps attention equally sharp with more keys
 
-It claims the attention's scale, ``scale`` times D^-1/2 to begin with, and so takes the place of
-`attn_scale`. Each stage has tables of cos and sin of its own. The record's window for evaluation,
-longer still than the last of training, is not there.
+It claims the attention scale, initially ``scale`` times D^-1/2, and so replaces
+`attn_scale`. Each stage has its own tables of cos and sin. The record's evaluation window, longer than
+the last one of training, is not implemented.
 
-``documents`` keeps documents apart as well: a token sees those of its own alone. Evaluation and
-generation take the windows of the last stage. Where heads are paired, a window counts the keys of
+``documents`` also separates documents: a token attends to its own document only. Evaluation and
+generation use the windows of the last stage. With paired heads, a window counts the keys of
 both: half as many tokens.
 """
 
@@ -41,7 +41,7 @@ from minillm_core import Layers, PlanError, Plugin, option, plateaus, stages
 __all__ = ["Windows", "long_layers", "long_windows", "sharpness", "yarn"]
 
 SLOW, FAST = 1.0, 32.0
-"""Turns within a window: up to SLOW a pair is stretched whole, from FAST on not at all."""
+"""Turns within a window: a pair with at most SLOW is fully stretched, one with at least FAST is unchanged."""
 
 
 class Windows(Plugin, api=1):
@@ -86,7 +86,7 @@ class Windows(Plugin, api=1):
             attn.documents()
 
     def _say_what_is_missing(self, attn, windows: list[int]) -> None:
-        """Note it where ``windows``, those of every layer and stage, hide nothing or do not grow."""
+        """Add a note where ``windows``, those of every layer and stage, mask nothing or do not grow."""
         if min(windows) >= attn.seq_len and not self.documents:
             attn.note(
                 f"no window is shorter than a row of {attn.seq_len} tokens, so that none hides "
@@ -99,7 +99,7 @@ class Windows(Plugin, api=1):
             )
 
     def _check_grows(self, row: int, windows: list[int]) -> None:
-        """Refuse YaRN where ``windows``, those of the long layers, stay as they are."""
+        """Refuse YaRN where ``windows``, those of the long layers, do not grow."""
         first, last = windows[0], windows[-1]
         if not self.yarn or first < last:
             return
@@ -115,7 +115,7 @@ class Windows(Plugin, api=1):
 
     @property
     def _given(self) -> str:
-        """The options that settle the windows, as they are typed."""
+        """Format the options that determine the windows, in command-line form."""
         names = ("start", "window", "stages", "block")
         return " ".join(f"windows.{name}={getattr(self, name)}" for name in names)
 
@@ -135,7 +135,7 @@ class Windows(Plugin, api=1):
 
 
 def yarn(frequencies: np.ndarray, window: int, windows: list[int]) -> np.ndarray:
-    """float64 (D/2,) -> (D/2,): radians a position, after the windows have grown up to ``window``."""
+    """Rescale frequencies, float64 (D/2,) in radians per position, for windows that have grown to ``window``."""
     theta = frequencies
     for before, after in pairwise(w for w in windows if w <= window):
         kept = np.clip((before * theta / (2 * math.pi) - SLOW) / (FAST - SLOW), 0.0, 1.0)
@@ -150,13 +150,13 @@ def sharpness(window: int, windows: list[int]) -> float:
 
 
 def long_layers(layers: int) -> tuple[int, ...]:
-    """Return a third of the layers, at least two: the first, the last and evenly between."""
+    """Return a third of the layers, at least two: the first, the last and others evenly spaced."""
     count = max(2, round(layers / 3))
     return tuple(sorted({round(i * (layers - 1) / (count - 1)) for i in range(count)}))
 
 
 def long_windows(start: int, last: int, count: int, block: int) -> list[int]:
-    """Evenly from ``start`` to ``last``, up to multiples of ``block``; the last one as it is."""
+    """Space windows evenly from ``start`` to ``last``, rounded up to multiples of ``block``; ``last`` is exact."""
     steps = [start + (last - start) * i / max(1, count - 1) for i in range(count - 1)]
     return [min(last, _multiple(step, block)) for step in steps] + [last]
 

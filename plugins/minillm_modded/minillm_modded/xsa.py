@@ -1,13 +1,13 @@
-"""XSA, exclusive self-attention: what a token hears of itself is taken out (arXiv:2603.09078).
+"""XSA, exclusive self-attention: the component along a token's own value is removed (arXiv:2603.09078).
 
     y_h <- y_h - tanh(alpha_h) <y_h, v^> v^,   v^ = v / |v|     alpha = 0 at the start
 
-v is the token's own value. The residual stream holds already what it says, and a head's output is
-to bring what others say. The strength is learned, one number a head: in the record of
-modded-nanogpt that introduced it, it ended between 0.08 and 0.96, another in every head. Heads that
-share a value are each compared with that one. The state of 2026-08 has it in layers 1, 3, 4 and 7 of
-11 (``layers``), and there each token has a strength of its own, a part of dense connections that are
-not done here.
+v is the token's own value. The residual stream already has the token's own information, and a head's output
+should add that of other tokens. The strength is learned, one number per head: in the record of
+modded-nanogpt that introduced it, it ended between 0.08 and 0.96, different for each head. Heads that
+share a value each use that one. The version of 2026-08 has it in layers 1, 3, 4 and 7 of
+11 (``layers``), with a strength per token, a part of dense connections that are not
+implemented here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minillm_core import Layers, Module, Param, Plugin, option, zeros
 __all__ = ["XSA", "Exclude"]
 
 EPSILON = 1e-10
-"""Added to the mean square of v: it is divided by its own length, however small that is."""
+"""Added to the mean square of v, small enough for v to be divided by its own length."""
 
 
 class XSA(Plugin, api=1, identity_at_init=True):
@@ -34,7 +34,7 @@ class XSA(Plugin, api=1, identity_at_init=True):
 
 
 class Exclude(Module):
-    """y (B, T, H, D), v (B, T, K, D) -> y without its share of v; head h reads v[h // (H / K)]."""
+    """y (B, T, H, D), v (B, T, K, D) -> y without its component along v; head h uses v[h // (H / K)]."""
 
     def __init__(self, geometry: Any, lr_mul: float) -> None:
         super().__init__()

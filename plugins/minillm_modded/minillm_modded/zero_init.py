@@ -1,13 +1,13 @@
-"""Zero-initialised projections: every block begins as the identity (modded-nanogpt, record 5).
+"""Zero-initialised projections: every block starts as the identity (modded-nanogpt, record 5).
 
     attention.o = 0,  mlp.down = 0,  on request head = 0
 
-The stream is the embedding until blocks have something to say, as in Fixup (Zhang et al.,
+The stream is the embedding until blocks have learned something, as in Fixup (Zhang et al.,
 arXiv:1901.09321) and in the limit of muP (Yang et al., arXiv:2203.03466), which also starts the
-head at zero: its first gradient is the same whatever the seed, and the first loss ln V. The
-matrices before a zero one get no gradient in the first step.
+head at zero: its first gradient is then independent of the seed, and the first loss is ln V. The
+matrices before a zero matrix have no gradient in the first step.
 
-Whoever declares them: parameters are found by their role, so those of another plugin's MLP too.
+Parameters are found by their role, so that another plugin's MLP is included.
 """
 
 from __future__ import annotations

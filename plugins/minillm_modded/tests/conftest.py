@@ -1,4 +1,4 @@
-"""What the tests of this distribution share: small plans, and models on NumPy away from their start."""
+"""Fixtures of this distribution: small plans, and NumPy models with perturbed parameters."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from minillm_kit import small
 
 @pytest.fixture(scope="session")
 def lab() -> ModuleType:
-    """Small plans and models."""
+    """Return the helpers for small plans and models."""
     return small
 
 
 @pytest.fixture(scope="session")
 def node() -> Callable[..., Any]:
-    """``node(Module, argument=...)``: a module on NumPy, its parameters drawn at random."""
+    """Return ``node(Module, argument=...)``: a module on NumPy with random parameters."""
     return small.node
 
 
 @pytest.fixture
 def rng() -> np.random.Generator:
-    """Random numbers, the same in every run."""
+    """Return a random generator with a fixed seed."""
     return np.random.default_rng(4)

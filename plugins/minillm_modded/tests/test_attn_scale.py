@@ -1,4 +1,4 @@
-"""The scale of attention's logits, against a softmax written out."""
+"""Tests of the attention scale against an explicit softmax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backout against its definition."""
+"""Test of backout against its definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages of a run: the rows of each step, the rate of each step, and that they change together."""
+"""Tests of the batch schedule: rows and learning rate of each step, and that both change together."""
 
 from __future__ import annotations
 

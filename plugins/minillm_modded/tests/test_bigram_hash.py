@@ -1,4 +1,4 @@
-"""Hashed bigrams against the formula in Python's integers, and where their embedding goes."""
+"""Tests of hashed bigrams against the formula in Python integers, and of where the embedding is added."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from minillm_modded.bigram_hash import (
 
 VOCAB = 13
 PINNED = [[1, 1, -1, -1, 1], [-1, 1, 1, 1, 1], [-1, 1, 1, 1, -1]]
-"""Three rows of five: checkpoints hold tables that were trained under these signs."""
+"""Three rows of five: checkpoints hold tables that were trained with these signs."""
 
 
 def planned(plugin: BigramHash | None, layers: int = 3) -> Plan:
@@ -72,14 +72,14 @@ def test_rows_of_signs_are_the_formula(ids: list[int], rows: int) -> None:
 @pytest.mark.parametrize("function", [hashed, signed])
 @given(ids=st.lists(st.integers(0, 50_000), min_size=2, max_size=9), cut=st.integers(1, 8))
 def test_a_continued_sequence_has_the_same_hashes(function: Any, ids: list[int], cut: int) -> None:
-    """In phase decode the batch is all ids so far."""
+    """In phase decode the batch has all ids so far."""
     whole = function(np.array([ids], np.int32), 999)
     part = function(np.array([ids[:cut]], np.int32), 999)
     np.testing.assert_array_equal(part, whole[:, :cut])
 
 
 def test_signs_are_a_coin_s_and_always_the_same() -> None:
-    """Columns and rows are balanced, no two rows alike; the digits are those of every machine."""
+    """Columns and rows are balanced, no two rows are equal; the values are the same on every machine."""
     signs = drawn_signs(500, 100)
     assert signs.dtype == np.float32
     assert set(np.unique(signs)) == {-1.0, 1.0}
@@ -92,7 +92,7 @@ def test_signs_are_a_coin_s_and_always_the_same() -> None:
 
 
 def test_few_pairs_of_frequent_tokens_meet() -> None:
-    """Of 10,000 pairs in 5 vocabularies of 50,304, about 200 would by chance."""
+    """Of 10,000 pairs in 5 vocabularies of 50,304, about 200 would collide by chance."""
     ids = np.array([[a, b] for a in range(100) for b in range(100)], np.int32)
     assert len(set(hashed(ids, rows_of(50_304, 5))[:, 1].tolist())) > 9_700
     assert math.gcd(HERE, BEFORE) == 1
@@ -111,7 +111,7 @@ def test_the_table_is_as_long_as_the_hash_reaches(size: float, rows: int) -> Non
 
 @pytest.mark.parametrize(("layers", "at"), [("all", [0, 1, 2]), ([0, -1], [0, 2])])
 def test_it_enters_the_named_layers(layers: Any, at: list[int]) -> None:
-    """Every block's entry against the sum written out; without attention and MLP it is the output."""
+    """Compare every block's input with the explicit sum; without attention and MLP it is also the output."""
     plugin = BigramHash(layers=layers, start=0.25)
     model = materialise(planned(plugin), 0)
     rng, batch = np.random.default_rng(1), batch_of([[3, 4, 4, 9]], plugin)
@@ -128,7 +128,7 @@ def test_it_enters_the_named_layers(layers: Any, at: list[int]) -> None:
 
 
 def test_behind_attention_it_joins_with_what_that_gives() -> None:
-    """The model's first layer has it at its entry, so that an attention can read it at once."""
+    """The model's first layer adds it at its input, so that an attention can read it at once."""
     model = materialise(planned(BigramHash(layers=Layers([0, 2]), behind_attention=True)), 0)
     sites = [(block.site_in is not None, block.site_mid is not None) for block in model.layers]
     assert sites == [(True, False), (False, False), (False, True)]

@@ -1,4 +1,4 @@
-"""Cached streams against their definition."""
+"""Tests of cached streams against their definition."""
 
 from __future__ import annotations
 

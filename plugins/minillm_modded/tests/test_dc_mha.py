@@ -1,4 +1,4 @@
-"""Dynamically composable attention against the paper's formula, written out pair by pair."""
+"""Tests of dynamically composable attention against the paper's formula, pair by pair."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTH, SIZE, DIM, RANK = 5, 4, 6, 2
 
 
 def parts(node: Any, x: np.ndarray, heads: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """w1 and w2 (R, H), d (H,) of a token x (C,)."""
+    """Compute w1 and w2 (R, H), d (H,) of a token x (C,)."""
     h = x @ node.up.weight.T
     h = h * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
     w1, w2 = ((h @ one.weight.T).reshape(RANK, heads) for one in (node.first, node.second))
@@ -24,7 +24,7 @@ def parts(node: Any, x: np.ndarray, heads: int) -> tuple[np.ndarray, np.ndarray,
 
 
 def composed(a: np.ndarray, base: np.ndarray, query: Any, key: Any) -> np.ndarray:
-    """The scores, or weights, a (H,) of one query and one key -> (H,)."""
+    """Compose the scores, or weights, a (H,) of one query and one key -> (H,)."""
     out = a + a @ base
     for w1, w2, d in (query, key):
         for r in range(RANK):
@@ -34,7 +34,7 @@ def composed(a: np.ndarray, base: np.ndarray, query: Any, key: Any) -> np.ndarra
 
 
 def definition(q: np.ndarray, k: np.ndarray, v: np.ndarray, x: np.ndarray, core: Any) -> np.ndarray:
-    """q (T, H, D), k and v (T, K, D), x (T, C) -> (T, H, D)."""
+    """Compute q (T, H, D), k and v (T, K, D), x (T, C) -> (T, H, D)."""
     heads = q.shape[1]
     group = np.arange(heads) // (heads // k.shape[1])
     of = {

@@ -1,4 +1,4 @@
-"""The norm of the embedding against its definition, and what it is for: a row's size does not count."""
+"""Tests of the embedding norm against its definition, and of its purpose: a row's scale has no effect."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def test_tokens_enter_with_unit_rms(lab: Any) -> None:
 
 
 def test_the_size_of_an_embedding_does_not_count(lab: Any) -> None:
-    for others in ((), (EmbedSkip(), Smear(across=True))):  # behind what is mixed in, before x0
+    for others in ((), (EmbedSkip(), Smear(across=True))):  # after added terms, before x0
         model, batch = lab.model(lab.plan(EmbedNorm(), *others)), lab.batch()
         if others:
-            model.net.embed["smear"].gate.weight[:] = 0.0  # its gate reads the size
+            model.net.embed["smear"].gate.weight[:] = 0.0  # its gate depends on the scale
         before = model.hidden(batch)
         model.net.embedding.weight = 1000 * model.net.embedding.weight
         np.testing.assert_allclose(model.hidden(batch), before, rtol=1e-3, atol=1e-3)

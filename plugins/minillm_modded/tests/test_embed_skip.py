@@ -1,4 +1,4 @@
-"""The embedding skip against its definition, block by block."""
+"""Test of the embedding skip against its definition, block by block."""
 
 from __future__ import annotations
 

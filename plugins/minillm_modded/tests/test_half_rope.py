@@ -1,4 +1,4 @@
-"""Half-truncated rotary embedding, feature by feature."""
+"""Tests of half-truncated rotary embedding, feature by feature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The key offset against its definition, feature by feature, and what it builds on."""
+"""Tests of the key offset against its definition, feature by feature, and of its requirements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is left of a layer, against the stream computed by hand; and what cannot be left out."""
+"""Tests of removed sublayers against the stream computed by hand, and of refused removals."""
 
 from __future__ import annotations
 

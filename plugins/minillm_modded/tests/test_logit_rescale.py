@@ -1,4 +1,4 @@
-"""The loss of logits times a number, in NumPy; beside a cap, and where it would do nothing."""
+"""Tests of the loss of scaled logits in NumPy, together with a cap, and of refusals without effect."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_the_loss_is_that_of_scaled_logits(backend: str, scale: float | None) ->
         logits, np.maximum(labels, 0)[..., None], -1
     ).squeeze(-1)
     assert step.loss == pytest.approx(nats[labels >= 0].mean(), rel=1e-5)
-    # of the head alone: the sum over positions of (p - 1[label]) x, times the scale
+    # of the head only: the sum over positions of (p - 1[label]) x, times the scale
     p = np.exp(logits - np.log(np.exp(logits).sum(-1, keepdims=True)))
     np.put_along_axis(
         p,

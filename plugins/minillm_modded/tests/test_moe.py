@@ -1,4 +1,4 @@
-"""Experts against a loop over tokens in float64: who is chosen, who is full, what comes out."""
+"""Tests of experts against a loop over tokens in float64: routing, capacity, outputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def planned(plugin: MoE, layers: int = 1) -> Plan:
 
 
 def layer_of(plugin: MoE, seed: int) -> Any:
-    """Its experts, with weights and a bias that make choices of their own."""
+    """Return its experts, with weights and a bias that lead to varied choices."""
     experts, rng = materialise(planned(plugin), 0).layers[0].mlp, np.random.default_rng(seed)
     experts.router.weight = rng.standard_normal(experts.router.weight.shape)
     experts.bias = 0.1 * rng.standard_normal(experts.bias.shape)
@@ -47,7 +47,7 @@ def expert(one: Any, x: np.ndarray) -> np.ndarray:
 
 
 def definition(layer: Any, x: np.ndarray, k: int, capacity: int) -> tuple[Any, float, np.ndarray]:
-    """Token by token, in order."""
+    """Compute the layer token by token, in order."""
     E = len(layer.experts)
     y, load, balance = np.zeros_like(x), np.zeros(E), 0.0
     for row in range(len(x)):
@@ -137,7 +137,7 @@ def test_flops_are_those_of_the_plain_mlp_times_the_capacity(chosen: int, width:
     plan = planned(MoE(experts=4, chosen=chosen, capacity=1.0))
     assert plan.parameters["layers.0.mlp.experts.3.up.weight"].shape == (width, DIM)
     part = plan.estimate().part("moe")
-    assert part.flops == 6 * (3 * chosen * width * DIM + 4 * DIM)  # and the router
+    assert part.flops == 6 * (3 * chosen * width * DIM + 4 * DIM)  # including the router
     assert part.parameters == 4 * 3 * width * DIM + 4 * DIM
 
 

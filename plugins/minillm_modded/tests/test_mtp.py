@@ -1,4 +1,4 @@
-"""Multi-token prediction against its sum written out, and by when its targets leave the step."""
+"""Tests of multi-token prediction against the explicit sum, and of when targets leave the step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def drawn(rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 def definition(log_p: np.ndarray, labels: np.ndarray, weights: list[float]) -> float:
-    """Sum of weight x nats of the label 0, 1, 2 ... further on, over the main target's count."""
+    """Sum weight x nats of the label 0, 1, 2 ... positions further, divided by the main target's count."""
     total = 0.0
     for row in range(ROWS):
         for t in range(LENGTH):
@@ -82,7 +82,7 @@ def test_targets_leave_one_after_the_other(
         values = plan.values(start + 1e-6)
         assert 1 + len(plan.spec.loss.present(values)) == targets
     assert len(stages_of(plan)) == len(want)
-    for target in plan.spec.loss.targets:  # what leaves had no weight any more
+    for target in plan.spec.loss.targets:  # a removed target already had weight 0
         if target.stage is not None:
             start = plan.schedules[target.stage][1].knots[1][0]  # type: ignore[attr-defined]
             assert plan.values(start)[target.weight.value or ""] == pytest.approx(0, abs=1e-12)
@@ -90,7 +90,7 @@ def test_targets_leave_one_after_the_other(
 
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 def test_a_target_that_is_gone_is_not_computed(backend: str) -> None:
-    """Trained through all three stages: reports name the targets that are there."""
+    """Train through all three stages: reports name the remaining targets."""
     pytest.importorskip({"torch": "torch", "mlx": "mlx.core"}[backend])
     plan = planned(MTP(end=2 / 3), "train.compile=off")
     run = traced_trainer(plan, backend)
@@ -113,7 +113,7 @@ def test_an_end_outside_the_run_is_refused() -> None:
 
 
 def test_a_target_beyond_the_row_is_refused() -> None:
-    """It would have no label: nothing to learn, and a loss of 0 in the reports."""
+    """It would have no labels: nothing to learn, and a loss of 0 in the reports."""
     planned(MTP(weights=(0.5,) * (LENGTH - 1)))
     with pytest.raises(PlanError, match=rf"offset {LENGTH + 1}, and a row of {LENGTH} tokens"):
         planned(MTP(weights=(0.5,) * LENGTH))

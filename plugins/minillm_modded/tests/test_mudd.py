@@ -1,4 +1,4 @@
-"""MUDD connections against their definition."""
+"""Tests of MUDD connections against their definition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minillm_modded.mudd import MUDD, WAYS
 
 
 def coefficients(node: Any, x: np.ndarray, scale: float) -> np.ndarray:
-    """The paper's A without its start, (B, T, N)."""
+    """Compute the paper's A without its initial value, (B, T, N)."""
     normed = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-5)
     h = normed @ node.up.weight.T
     h = h * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
@@ -22,7 +22,7 @@ def coefficients(node: Any, x: np.ndarray, scale: float) -> np.ndarray:
 
 
 def mixed(mix: np.ndarray, sources: list[np.ndarray], way: int) -> np.ndarray:
-    """The sum over sources, the last with 1 at the start."""
+    """Sum over sources, where the last starts with coefficient 1."""
     count = len(sources)
     weights = mix[..., way * count : (way + 1) * count] + np.eye(count)[-1]
     return sum(weights[..., j, None] * source for j, source in enumerate(sources))

@@ -1,4 +1,4 @@
-"""Paired heads against the record's text, written out position by position in float64."""
+"""Tests of paired heads against the record's text, position by position in float64."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def rotated(x: np.ndarray, position: int) -> np.ndarray:
 
 
 def definition(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """q (T, H, D), k and v (T, K, D) -> (T, H, D): one query, one key at a time."""
+    """Attend q (T, H, D), k and v (T, K, D) -> (T, H, D), one query and one key at a time."""
     length, heads, size = q.shape
     kv_heads = k.shape[1]
     y = np.zeros_like(q)
@@ -58,7 +58,7 @@ def definition(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
             kv_pair = pair // (heads // kv_heads)
             here = 2 * t + parity
             query = rotated(q[t, head], here)
-            seen = range(here + 1)  # at 2t + 1 the first head's key of the same token as well
+            seen = range(here + 1)  # at 2t + 1 including the first head's key of the same token
             scores = [
                 query @ rotated(k[s // 2, 2 * kv_pair + s % 2], s) / np.sqrt(size) for s in seen
             ]

@@ -1,4 +1,4 @@
-"""Which token begins which, against a search through all; the loss in NumPy; and a run on real text."""
+"""Tests of prefix tokens against an exhaustive search, of the loss in NumPy, and of a run on real text."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_objective_adds_the_prefixes(backend: str, weight: float) -> None:
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     nats = -np.take_along_axis(log_p, np.maximum(labels, 0)[..., None], -1)[..., 0]
     assert step.loss == pytest.approx(nats[labels >= 0].mean(), rel=1e-5)  # reported: the labels'
-    slope = np.zeros_like(logits)  # of CE(label) + weight CE(prefix), by the logits
+    slope = np.zeros_like(logits)  # of CE(label) + weight CE(prefix), with respect to the logits
     for targets, factor in ((labels, 1.0), (wanted, weight)):
         one = np.eye(logits.shape[-1])[np.maximum(targets, 0)]
         slope += factor * (targets >= 0)[..., None] * (np.exp(log_p) - one)

@@ -1,4 +1,4 @@
-"""QK-norm against its definition, and what it is for: the scale of q and k no longer counts."""
+"""Tests of QK-norm against its definition, and of its purpose: the scale of q and k has no effect."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_scale_of_queries_and_keys_does_not_count(lab: Any, rng: Any) -> Non
         layer.q.weight, layer.k.weight = 100 * layer.q.weight, 100 * layer.k.weight
         return float(np.abs(layer(x, Scope({})) - before).max())
 
-    assert spread(QKNorm()) < 1e-4  # epsilon alone
+    assert spread(QKNorm()) < 1e-4  # only epsilon
     assert spread() > 0.1
 
 

@@ -1,4 +1,4 @@
-"""ReLU squared against its definition, and its size against the plain MLP's."""
+"""Tests of ReLU squared against its definition, and of its size against the plain MLP's."""
 
 from __future__ import annotations
 

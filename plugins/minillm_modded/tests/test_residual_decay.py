@@ -1,4 +1,4 @@
-"""Residual decay against its definition, block by block."""
+"""Test of residual decay against its definition, block by block."""
 
 from __future__ import annotations
 

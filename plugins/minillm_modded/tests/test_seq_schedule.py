@@ -1,4 +1,4 @@
-"""Rows that are short for a third of the run, and as many tokens a step."""
+"""Tests of the sequence-length schedule: rows are short for a third of the run, tokens per step constant."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from minillm_modded.seq_schedule import SeqSchedule
 
 
 class Fixed(Plugin, api=1):
-    """A packer for rows of one length."""
+    """A packer with rows of one fixed length."""
 
     def build_data(self, data):
         data.packer(Rows)
 
 
 class Rows(Packer):
-    """One document a row."""
+    """A packer with one document per row."""
 
     def row(self, take: Any) -> list[Piece]:
         return [take().part(0, self.capacity)]

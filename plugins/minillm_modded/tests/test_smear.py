@@ -1,4 +1,4 @@
-"""Smear against its definition, token by token, across documents and within them."""
+"""Tests of smear against its definition, token by token, across documents and within them."""
 
 from __future__ import annotations
 

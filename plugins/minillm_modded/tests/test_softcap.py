@@ -1,4 +1,4 @@
-"""The loss of capped logits against its definition, over a whole model."""
+"""Tests of the loss of capped logits against its definition, in a whole model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_loss_is_that_of_the_capped_logits(
     model = lab.model(plan)
     batch = lab.batch() | {"labels": rng.integers(0, 29, (2, 9)).astype(np.int32)}
     z = 40 * (model.hidden(batch) @ model.net.head.weight.T)
-    model.net.head.weight = 40 * model.net.head.weight  # far into the curve
+    model.net.head.weight = 40 * model.net.head.weight  # far into the nonlinear range
     logits = curve(z)
     nats = np.log(np.exp(logits).sum(-1)) - np.take_along_axis(
         logits, batch["labels"][..., None], -1
@@ -57,13 +57,13 @@ def test_the_record_of_2025_02_is_a_tanh_but_for_a_constant(z: float) -> None:
 def test_an_option_of_the_other_form_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(PluginError, match=said):
         validated(Softcap, "softcap", options)
-    whole = Softcap().model_dump() | {"form": "tanh"}  # as a run's record names all of them
+    whole = Softcap().model_dump() | {"form": "tanh"}  # all options are named, as in a run's record
     assert validated(Softcap, "softcap", whole).form == "tanh"
 
 
 def test_only_one_may_say_what_the_logits_are(lab: Any) -> None:
     class Other(Softcap, api=1):
-        """Another cap."""
+        """A second cap."""
 
     with pytest.raises(
         PlanError, match=r"loss.logits\[cap\] is claimed by both 'other' and 'softcap'"

@@ -1,4 +1,4 @@
-"""The gate of each head against its definition."""
+"""Tests of each head's gate against its definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows brought up to date when they are seen, against AdamW of every row in every step, in float64."""
+"""Tests of row-wise AdamW against AdamW of every row in every step, in float64."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def planned(*plugins: Plugin, **settings: Any) -> Plan:
 def rule_of(
     betas: tuple[float, float], epsilon: float = 1e-8, decay: float = 0.1, wd_mul: float = 1.0
 ) -> LazyAdamW:
-    """The rule of a table under these numbers; the sizes of the table do not matter to it."""
+    """Build the rule of a table with these constants; it does not depend on the table's size."""
     one = BigramHash(betas=betas, lr_mul=2.0, wd_mul=wd_mul)
     more = {"train.epsilon": epsilon, "train.weight_decay": decay}
     (rule,) = rules_of(planned(one, SparseRows(), **more)).values()
@@ -50,14 +50,14 @@ def rule_of(
 
 
 class Dense:
-    """AdamW of every row, written by hand."""
+    """AdamW of every row, as the reference."""
 
     def __init__(self, rule: LazyAdamW, start: np.ndarray) -> None:
         self.p, self.m, self.v = start.copy(), np.zeros_like(start), np.zeros_like(start)
         self.betas, self.t = rule.betas, 0
         self.epsilon = rule.constant("precondition", "epsilon")
         self.decay = rule.constant("decay", "weight_decay") * rule.group.members[0].wd_mul
-        self.moved = np.zeros_like(start)  # how far each number has gone, in all
+        self.moved = np.zeros_like(start)  # total distance moved by each number
 
     def step(self, grad: np.ndarray, lr: float) -> None:
         (b1, b2), self.t = self.betas, self.t + 1
@@ -70,7 +70,7 @@ class Dense:
 
 
 class Sparse:
-    """The same by the rule, a step at a time, as a backend does it."""
+    """The row-wise rule, applied a step at a time as in a backend."""
 
     def __init__(self, rule: LazyAdamW, start: np.ndarray) -> None:
         self.rule, self.updates = rule, np.float64(0)
@@ -95,7 +95,7 @@ class Sparse:
 def compared(
     rule: LazyAdamW, seen: list[list[int]], rates: list[float], scale: float = 1.0
 ) -> tuple[Dense, dict[str, np.ndarray]]:
-    """Both after steps that saw these rows, with gradients of that size."""
+    """Run both with steps that look up these rows, with gradients of that scale."""
     rng = np.random.default_rng(len(seen))
     start = rng.standard_normal((ROWS, WIDTH))
     dense, sparse = Dense(rule, start), Sparse(rule, start)
@@ -120,7 +120,7 @@ SEEN = st.lists(
 def test_rows_are_where_every_step_would_have_moved_them(
     betas: tuple[float, float], seen: list[list[int]], data: Any
 ) -> None:
-    """Whatever rows are seen when, and however the rate changes: epsilon small beside the gradients."""
+    """For any lookups and learning rates, with epsilon small against the gradients."""
     rates = data.draw(st.lists(st.floats(0, 0.1), min_size=len(seen), max_size=len(seen)))
     dense, sparse = compared(rule_of(betas, epsilon=1e-13), seen, rates)
     np.testing.assert_allclose(sparse["precondition.m"], dense.m, rtol=1e-12, atol=1e-300)
@@ -141,16 +141,16 @@ def test_rows_are_where_every_step_would_have_moved_them(
 def test_where_epsilon_matters_a_move_is_off_by_what_is_stated(
     betas: tuple[float, float], before: int, worst: float
 ) -> None:
-    """Seen at first, then never again: all that is left of the momentum is one sum."""
+    """Rows seen first, then never again: the remaining effect of momentum is a single sum."""
     seen = [[*range(ROWS)]] * before + [[]] * 250
     rates = [0.01 * (1 + index % 7) for index in range(len(seen))]
     rule = rule_of(betas, decay=0.0)
     off = {}
-    for size in (1e-12, 1e-8, 3e-8, 1e-7, 1.0):  # of a gradient; epsilon is 1e-8
+    for size in (1e-12, 1e-8, 3e-8, 1e-7, 1.0):  # scale of the gradient; epsilon is 1e-8
         dense, sparse = compared(rule, seen, rates, size)
         off[size] = (np.abs(sparse["param"] - dense.p) / dense.moved).max()
     assert max(off.values()) < worst
-    assert max(off[1e-12], off[1.0]) < 3e-6  # epsilon is nearly everything, or nearly nothing
+    assert max(off[1e-12], off[1.0]) < 3e-6  # epsilon dominates, or is negligible
 
 
 def test_a_row_that_every_step_sees_is_updated_as_ever() -> None:
@@ -160,7 +160,7 @@ def test_a_row_that_every_step_sees_is_updated_as_ever() -> None:
 
 
 def test_decay_alone_is_a_product() -> None:
-    """Rows that were never seen have no moments, and shrink."""
+    """Rows that were never seen have no moments, and only decay."""
     rates = [0.001 * index for index in range(50)]
     dense, sparse = compared(rule_of((0.9, 0.95), decay=0.5), [[0]] * 50, rates)
     np.testing.assert_allclose(sparse["param"][1:], dense.p[1:], rtol=1e-12)
@@ -168,9 +168,9 @@ def test_decay_alone_is_a_product() -> None:
 
 
 def test_skipping_is_another_rule() -> None:
-    """What torch's SparseAdam leaves out is most of what a row moves: the sum is worth its arithmetic."""
+    """Updates that torch's SparseAdam skips are most of a row's movement, so that the sum is worthwhile."""
     dense, _ = compared(rule_of((0.75, 0.95), decay=0.0), [[*range(ROWS)]] + [[]] * 80, [0.01] * 81)
-    first = 2.0 * 0.01 * 1.0  # the first step moves each number by the rate
+    first = 2.0 * 0.01 * 1.0  # the first step moves each number by the learning rate
     assert 0.7 < 1 - first / dense.moved.min() < 0.8
 
 
@@ -221,7 +221,7 @@ def test_the_plan_names_tables_and_hashes_differ() -> None:
 
 
 class Cautious(Plugin, api=1):
-    """Another decay for every rule."""
+    """Replaces the decay of every rule."""
 
     def optimizer_factory(self, optimizer: Any) -> None:
         from minillm_core import INHERITED, stage
@@ -238,7 +238,7 @@ class Freezes(Plugin, api=1):
 
 
 class Head(Plugin, api=1):
-    """Asks for a parameter that is no table."""
+    """Declares row-wise lookup for a parameter that is not a table."""
 
     def optimizer_factory(self, optimizer: Any) -> None:
         optimizer.rows(lambda _, p: p.role == "head", LazyAdamW)

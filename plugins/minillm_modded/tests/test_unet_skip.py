@@ -1,4 +1,4 @@
-"""U-net skips against their definition, with and without an attention after the turn."""
+"""Tests of U-net skips against their definition, with and without attention after the turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A head that is the embedding for two thirds of a run; what a run takes from others, and what it leaves behind."""
+"""Tests of a head untied at two thirds of a run: initialising from other runs, resuming, and exporting."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def train(text: Path, tmp_path: Path) -> Any:
-    """``train("out", "torch", "untie_head", **settings)``: a run in a folder, trained to its end."""
+    """Return ``train("out", "torch", "untie_head", **settings)``, which trains a run in a folder to its end."""
 
     def run(out: str, backend: str, plugins: str, **settings: Any) -> Path:
         more = {key.replace("_", ".", 1): value for key, value in settings.items()}
@@ -93,7 +93,7 @@ def test_a_branch_of_a_tied_run_takes_its_matrix_and_moments_for_both(
         source, first = held(out, step), held(to, begins)
         np.testing.assert_array_equal(first[f"model.{HEAD}"], first[f"model.{EMBEDDING}"])
         apart = np.abs(first[f"model.{HEAD}"] - source[f"model.{EMBEDDING}"])
-        assert (apart.max() < 0.02) if begins == 1 else not apart.any()  # --init: one step on
+        assert (apart.max() < 0.02) if begins == 1 else not apart.any()  # --init: one further step
         if flag == "--branch":
             for key, array in of(source, EMBEDDING).items():
                 np.testing.assert_array_equal(first[f"{key}{HEAD}"], array)

@@ -1,4 +1,4 @@
-"""Value embeddings against their formulas, head by head, in float64."""
+"""Tests of value embeddings against their formulas, head by head, in float64."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def planned(plugin: ValueEmbeds, *, layers: int = 2, heads: int = 4, kv_heads: i
 
 
 def stirred(plan: Plan, seed: int) -> Any:
-    """A model with every parameter drawn anew."""
+    """Build a model with random parameters."""
     model, rng = materialise(plan, 0), np.random.default_rng(seed)
     for _, module, attribute, param in declared(model, Param):
         setattr(module, attribute, rng.standard_normal(param.shape))
@@ -48,7 +48,7 @@ def stirred(plan: Plan, seed: int) -> Any:
     seed=st.integers(0, 2**32),
 )
 def test_values_are_the_formulas(shape: tuple[int, int], mix: Any, seed: int) -> None:
-    """With one token in the row attention gives its value as it is."""
+    """With one token in the row, attention returns its value unchanged."""
     heads, kv_heads = shape
     width: dict[str, Any] = {"gate_width": 5} if mix == "gates" else {}
     plan = planned(ValueEmbeds(mix=mix, **width), heads=heads, kv_heads=kv_heads)
@@ -75,7 +75,7 @@ def test_values_are_the_formulas(shape: tuple[int, int], mix: Any, seed: int) ->
 
 
 def places(plan: Plan) -> dict[int, str]:
-    """Layer -> the stream that it reads."""
+    """Map each layer to the stream that it reads."""
     found = {}
     for layer, block in enumerate(plan.spec.blocks):
         for node in block.attention.v:  # type: ignore[union-attr]
@@ -113,7 +113,7 @@ def test_the_tables_learn_at_a_rate_of_their_own() -> None:
     assert (held["precondition"]["beta1"], held["precondition"]["beta2"]) == (0.5, 0.6)
     assert (
         plan.estimate().part("value_embeds").flops == 6 * 2 * 2 * 12
-    )  # the gates: lookups are free
+    )  # only the gates: lookups have no FLOPs
 
 
 @pytest.mark.parametrize(

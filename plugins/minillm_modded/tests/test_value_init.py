@@ -1,4 +1,4 @@
-"""Values and their projections start uniform; all others as they did."""
+"""Tests of uniform initial values of v and o; all others are unchanged."""
 
 from __future__ import annotations
 

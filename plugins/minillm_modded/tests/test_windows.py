@@ -1,4 +1,4 @@
-"""Windows: who sees how far and when, and that documents are kept apart."""
+"""Tests of attention windows: range per layer and stage, and separation of documents."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def test_windows_grow_by_blocks_up_to_the_last(
 
 
 def stages(plan: Any) -> list[tuple[int, int]]:
-    """(long, short) of each stage."""
+    """Return (long, short) of each stage."""
     return [(s["windows.window.long"], s["windows.window.short"]) for s in stages_of(plan)]
 
 
 def followed(plan: Any, layer: int) -> str:
-    """``long`` or ``short``: which windows the layer follows."""
+    """Return ``long`` or ``short``: the windows that the layer uses."""
     value = plan.spec.blocks[layer].attention.window.value
     assert isinstance(value, str)
     return value.rpartition(".")[2]
 
 
 def constant(plan: Any, layer: int) -> float:
-    """The one window of a layer."""
+    """Return the constant window of a layer."""
     number = plan.spec.blocks[layer].attention.window.constant
     assert number is not None
     return number
@@ -82,7 +82,7 @@ def test_four_stages_of_a_row_of_1024(lab: Any) -> None:
     ]
     knots = plan.schedules["windows.window.long"][1].knots
     assert [start for start, _ in knots] == [0, 0.25, 0.5, 0.75]
-    assert plan.values(0.25)["windows.window.long"] == 256  # a stage ends with its last step
+    assert plan.values(0.25)["windows.window.long"] == 256  # a stage includes its last step
     assert plan.values(0.26)["windows.window.long"] == 512
 
 
@@ -171,9 +171,9 @@ SMALL = {"window": 3, "stages": 1, "block": 1, "long": "all"}
 
 @pytest.mark.parametrize("others", [(), (PairedHeads(),)])
 def test_a_token_sees_its_window_a_layer(lab: Any, others: tuple[Any, ...]) -> None:
-    """With L layers of W keys, what stands L (W - 1) tokens back reaches a token, and no more.
+    """With L layers of W keys, a token depends on tokens up to L (W - 1) before it, and no further.
 
-    Paired heads count both heads of a token: of 3 keys, 1 or 2 are of earlier places.
+    Paired heads count both heads of a token: of 3 keys, 1 or 2 belong to earlier tokens.
     """
     model = lab.model(lab.plan(Windows(**SMALL), *others, layers=2))
     batch = lab.batch(rows=1, length=9)
@@ -205,7 +205,7 @@ YARN = {"start": 4, "window": 16, "stages": 3, "block": 4, "yarn": True}
 
 @given(windows=RISING, base=st.floats(2, 1e6))
 def test_rotations_are_those_of_the_formula(windows: list[int], base: float) -> None:
-    """Pair by pair, in Python's numbers; a pair that does not turn stays."""
+    """Compare pair by pair, in Python floats; an unrotated pair is unchanged."""
     theta = half_truncated(16, base)
     for now in windows:
         got = yarn(theta, now, windows)
@@ -225,7 +225,7 @@ def test_slow_pairs_turn_in_a_longer_window_as_in_the_one_before(windows: list[i
 
 
 def test_the_record_s_scale() -> None:
-    """0.1 at 3 blocks of 128; its README says that it ranges between 0.1 and 0.14."""
+    """0.1 at 3 blocks of 128; the record's README gives a range of 0.1 to 0.14."""
     windows = [128 * blocks for blocks in (3, 7, 11, 13)]
     scales = [0.1 * sharpness(window, windows) for window in windows]
     assert scales == pytest.approx([0.1, 0.116946, 0.127518, 0.131778], abs=1e-6)
@@ -233,7 +233,7 @@ def test_the_record_s_scale() -> None:
 
 @pytest.mark.parametrize("others", [(), (HalfRope(),), (PairedHeads(),)], ids=len)
 def test_each_stage_has_its_rotations_and_its_scale(lab: Any, others: tuple[Any, ...]) -> None:
-    """Of the long windows, in short layers too."""
+    """Short layers use those of the long windows, too."""
     plan = lab.plan(Windows(**YARN), *others, dim=64, seq_len=16)
     net = lab.model(plan).net
     windows = [4, 12, 16]

@@ -1,4 +1,4 @@
-"""Exclusive self-attention against its definition, head by head."""
+"""Tests of exclusive self-attention against its definition, head by head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What starts at zero, and that every block then starts as the identity."""
+"""Tests of zero-initialised parameters, and that every block then starts as the identity."""
 
 from __future__ import annotations
 

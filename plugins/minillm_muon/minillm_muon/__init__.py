@@ -1,1 +1,1 @@
-"""Muon and what extends it."""
+"""Muon and its extensions."""

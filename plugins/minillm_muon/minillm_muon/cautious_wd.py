@@ -1,16 +1,16 @@
-"""Cautious weight decay: only where the update takes a weight towards 0 as well (arXiv:2510.12402).
+"""Cautious weight decay: only where the update also moves a weight towards 0 (arXiv:2510.12402).
 
     p <- p - lr (u + wd p [u p > 0])
 
-Decay then never works against the loss's own direction: it needs no trade-off with it, and the
-solutions that it looks for are those of the loss without decay. modded-nanogpt (records 43 for Muon, 50
-for Adam) and nanochat decay so: every rule by lr wd, as without the mask; the former's Adam by lr^2 wd, which
-``squared`` says of a rule: its decay falls with the run's schedule once more, s(t) being that as a share of
-its peak,
+Decay then never opposes the loss's direction, so there is no trade-off between the two, and the
+stationary points are those of the loss without decay. modded-nanogpt (records 43 for Muon, 50
+for Adam) and nanochat use it: every rule decays by lr wd, as without the mask; modded-nanogpt's Adam by
+lr^2 wd. ``squared`` does this for a rule: its decay is multiplied by the run's schedule once more, s(t)
+as a fraction of its peak,
 
     p <- p - lr (u + s wd p [u p > 0])
 
-Where u is 0, such as in the row of a token that was not seen, nothing decays.
+Where u is 0, as in the row of an unseen token, nothing decays.
 """
 
 from __future__ import annotations
@@ -58,6 +58,6 @@ def cautious(
     wd_mul: Any,
     fading: Any = 1.0,
 ) -> Any:
-    """Update and param (...) -> the update, with decay added where both have one sign."""
+    """Add decay to the update (...) where update and param have the same sign."""
     towards_zero = ops.where(update * param > 0, param, ops.zeros_like(param))
     return update + towards_zero * (weight_decay * wd_mul * fading), state

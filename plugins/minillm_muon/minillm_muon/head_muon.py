@@ -1,11 +1,11 @@
-"""Muon head by head: each head, or pair of heads, of Q and K is orthogonalised by itself.
+"""Head-wise Muon: each head, or pair of heads, of Q and K is orthogonalised separately.
 
 modded-nanogpt's record of 2026-04-08 (track 1, number 80) treats the rows of each pair of neighbouring heads
 as one matrix, since heads learn different things: (H D, C) is H / heads matrices (heads D, C), each with its
-own polar decomposition, so that no head's gradient makes another's update smaller. Pairs are what
-``paired_heads`` interleaves; with all heads in one group it is Muon.
+own polar decomposition, so that one head's gradient does not shrink another's update. Pairs match
+``paired_heads``; with all heads in one group it equals Muon.
 
-The whole rule sees the parts: Muon's scale sqrt(max(1, rows / cols)) and NorMuon's neurons are those of a part.
+The whole rule uses these parts: Muon's scale sqrt(max(1, rows / cols)) and NorMuon's neurons are per part.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["HeadMuon"]
 
 
 HEADS = (("heads", "dim"), ("kv_heads", "dim"))
-"""The axes of a matrix whose rows are heads."""
+"""The axes of a matrix whose rows belong to heads."""
 
 
 class HeadMuon(Plugin, api=1):

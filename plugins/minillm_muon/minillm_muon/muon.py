@@ -1,11 +1,11 @@
-"""Muon: momentum, orthogonalised (Keller Jordan and others, https://kellerjordan.github.io/posts/muon).
+"""Muon: orthogonalised momentum (Keller Jordan and others, https://kellerjordan.github.io/posts/muon).
 
     m <- 0.95 m + 0.05 g
     u  = NewtonSchulz5((1 - 0.95) g + 0.95 m)            Nesterov
     p <- p - lr (sqrt(max(1, rows / cols)) u + wd p)
 
-The update of a matrix (rows, cols) has singular values near 1: the learning rate is in units of
-spectral norm an update.
+The update of a matrix (rows, cols) has singular values near 1: the learning rate is the
+spectral norm of an update.
 
 modded-nanogpt's momentum rises from 0.85 to 0.95 over the first steps, and falls back over the
 last 50 (``muon.momentum_start``, ``muon.momentum_end``); its learning rate falls linearly over the
@@ -21,7 +21,7 @@ from minillm_core import PlanError, Plugin, option, piecewise, scheduled, stage
 __all__ = ["Muon", "match_rms", "nesterov", "newton_schulz", "spectral"]
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of x <- a x + (b A + c A^2) x with A = x x^T: steepest at 0, so that small values rise fast."""
+"""Coefficients of x <- a x + (b A + c A^2) x with A = x x^T: steepest at 0, so that small values grow fast."""
 
 
 class Muon(Plugin, api=1):
@@ -77,13 +77,13 @@ class Muon(Plugin, api=1):
         optimizer.assign("muon", lambda name, p: len(p.shape) == 2 and _hidden(p.role))
 
     def _lr(self) -> Any:
-        """Schedule the rate: the run's warm-up and decay; or flat, and then linearly to the floor."""
+        """Schedule the learning rate: the run's warm-up and decay; or constant, and then linear to the floor."""
         if self.cooldown is None:
             return scheduled(self.lr)
         return piecewise((1 - self.cooldown, self.lr), (1, self.lr * self.floor))
 
     def _momentum(self) -> Any:
-        """Schedule the momentum: flat, with a rise at the start and a fall at the end where options ask."""
+        """Schedule the momentum: constant, with a rise at the start and a fall at the end if options set them."""
         start, end = self.momentum_start, self.momentum_end
         if start is None and end is None:
             return self.momentum
@@ -100,21 +100,21 @@ class Muon(Plugin, api=1):
 
 
 def _hidden(role: str) -> bool:
-    """Matrices inside the blocks, adapters among them: not embeddings, not the head, not gates."""
+    """Select matrices inside the blocks, including adapters: not embeddings, the head or gates."""
     return role.split(".")[0] in ("attention", "mlp", "lora")
 
 
 def nesterov(ops: Any, update: Any, param: Any, state: dict[str, Any], *, momentum: Any) -> Any:
-    """update (N, R, C) -> Nesterov's look-ahead of its running mean."""
+    """Return Nesterov's look-ahead of the running mean of update (N, R, C)."""
     mean = state["momentum"] * momentum + update * (1 - momentum)
     return update * (1 - momentum) + mean * momentum, {"momentum": mean}
 
 
 def newton_schulz(ops: Any, update: Any, param: Any, state: dict[str, Any], *, steps: int) -> Any:
-    """update (N, R, C) -> nearly U V^T of its singular value decomposition, batched over N.
+    """Approximate U V^T of the singular value decomposition of update (N, R, C), batched over N.
 
-    Differs from the published code in its dtype alone: the backend's ``matmul_dtype``, bfloat16 on
-    a GPU of NVIDIA's as published, float32 on a CPU and on MLX.
+    Differs from the published code only in its dtype: the backend's ``matmul_dtype``, bfloat16 on
+    NVIDIA GPUs as published, float32 on a CPU and on MLX.
     """
     a, b, c = COEFFICIENTS
     tall = update.shape[-2] > update.shape[-1]
@@ -128,11 +128,11 @@ def newton_schulz(ops: Any, update: Any, param: Any, state: dict[str, Any], *, s
 
 
 def spectral(ops: Any, update: Any, param: Any, state: dict[str, Any]) -> Any:
-    """Times sqrt(max(1, rows / cols)): a tall matrix moves its outputs as far as a square one."""
+    """Multiply by sqrt(max(1, rows / cols)): a tall matrix then moves its outputs as far as a square one."""
     rows, cols = update.shape[-2:]
     return update * max(1.0, rows / cols) ** 0.5, state
 
 
 def match_rms(ops: Any, update: Any, param: Any, state: dict[str, Any]) -> Any:
-    """Times 0.2 sqrt(max(rows, cols)): elements as large as AdamW's (arXiv:2502.16982)."""
+    """Multiply by 0.2 sqrt(max(rows, cols)): elements then have AdamW's magnitude (arXiv:2502.16982)."""
     return update * (0.2 * max(update.shape[-2:]) ** 0.5), state

@@ -1,12 +1,12 @@
-"""MuonEq: the momentum's rows, or columns, have one length before they are orthogonalised (arXiv:2603.28254).
+"""MuonEq: rows, or columns, of the momentum are normalised before orthogonalisation (arXiv:2603.28254).
 
     u <- momentum's update, Muon's own
     u_i <- u_i / |u_i|                             rows: MuonEq-R;  columns: MuonEq-C
-    u  <- Newton-Schulz, or Polar Express, of that
+    u  <- Newton-Schulz, or Polar Express, of u
 
-Orthogonalisation makes singular values alike in few steps only where they are not too far apart, and rows of
-very different lengths put them apart: so the rows are made alike first, at the cost of a reduction and without
-state. NorMuon makes them alike behind it, by their history; the two go together. ``both`` divides rows and then
+Orthogonalisation equalises singular values within few steps only if they are not too far apart, and rows of
+very different norms spread them: so rows are normalised first, at the cost of a reduction and without
+state. NorMuon normalises afterwards, by a running mean; the two can be combined. ``both`` divides rows and then
 columns, the paper's MuonEq-RC.
 """
 
@@ -19,10 +19,10 @@ from minillm_muon.muon import nesterov
 
 __all__ = ["MuonEq", "equilibrated"]
 
-LEAST = 1e-7  # of a length: a row without a gradient stays 0
+LEAST = 1e-7  # minimum norm: a row without gradient stays 0
 
 AXES = {"rows": (-1,), "columns": (-2,), "both": (-1, -2)}
-"""What is summed over for a length, one after the other."""
+"""The axes that are summed for a norm, one after the other."""
 
 
 class MuonEq(Plugin, api=1):
@@ -52,7 +52,7 @@ def equilibrated(
     momentum: Any,
     axes: tuple[int, ...],
 ) -> Any:
-    """update, momentum (N, R, C) -> Nesterov's look-ahead of the running mean, its rows of length 1."""
+    """Return Nesterov's look-ahead of the running mean, its rows of norm 1; update, momentum (N, R, C)."""
     made, new = nesterov(ops, update, param, state, momentum=momentum)
     for axis in axes:
         length = ops.sqrt(ops.sum(ops.square(made), axis, keepdims=True))  # (N, R, 1) or (N, 1, C)

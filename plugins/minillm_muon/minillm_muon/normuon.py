@@ -1,12 +1,12 @@
-"""NorMuon: neurons of an orthogonalised update take steps of one size (arXiv:2510.05491).
+"""NorMuon: an orthogonalised update normalised per neuron (arXiv:2510.05491).
 
-    v <- beta2 v + (1 - beta2) mean(u^2)          one number a neuron
-    u <- |u| / |u / sqrt(v)|  u / sqrt(v)         | | is the whole matrix's norm
+    v <- beta2 v + (1 - beta2) mean(u^2)          one number per neuron
+    u <- |u| / |u / sqrt(v)|  u / sqrt(v)         | | is the norm of the whole matrix
 
 A neuron is a row of the matrix in the paper; here, as in modded-nanogpt and nanochat, a row or
-column along the longer axis. The norm stays what orthogonalisation made of it, so that
+column along the longer axis. The norm after orthogonalisation is kept, so that
 ``muon.lr`` keeps its meaning (the paper sets it to 0.2 sqrt(rows x cols): ``muon.adjust``). beta2 is
-the paper's; modded-nanogpt's state of 2026-08 has 0.9.
+the paper's; modded-nanogpt's version of 2026-08 has 0.9.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from minillm_core import Plugin, option, stage
 
 __all__ = ["NorMuon", "equalise"]
 
-LEAST = 1e-10  # of a mean of squares, and of a norm: a neuron without a gradient stays still
+LEAST = 1e-10  # minimum of a mean of squares and of a norm: without gradient a neuron is unchanged
 
 
 class NorMuon(Plugin, api=1):
@@ -42,17 +42,17 @@ class NorMuon(Plugin, api=1):
 
 
 def rows(shape: tuple[int, int]) -> tuple[int, int]:
-    """Return one number a row: (R, C) -> (R, 1)."""
+    """Return one entry per row: (R, C) -> (R, 1)."""
     return shape[0], 1
 
 
 def along_the_longer(shape: tuple[int, int]) -> tuple[int, int]:
-    """Return one number along the longer side: (R, C) -> (R, 1) where R >= C, else (1, C)."""
+    """Return one entry per element of the longer axis: (R, C) -> (R, 1) where R >= C, else (1, C)."""
     return (shape[0], 1) if shape[0] >= shape[1] else (1, shape[1])
 
 
 def equalise(ops: Any, update: Any, param: Any, state: dict[str, Any], *, beta2: float) -> Any:
-    """update (N, R, C) -> the same norm in the whole, neurons alike over time."""
+    """Normalise update (N, R, C) per neuron by its running mean, keeping the total norm."""
     axis = -1 if state["second"].shape[-1] == 1 else -2  # summed over within a neuron
     squares = ops.mean(ops.square(update), axis, keepdims=True)  # (N, R, 1) or (N, 1, C)
     second = state["second"] * beta2 + squares * (1 - beta2)

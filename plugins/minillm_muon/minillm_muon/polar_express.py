@@ -1,8 +1,8 @@
-"""Polar Express: a better polynomial in every step of Muon's orthogonalisation (arXiv:2505.16932).
+"""Polar Express: an optimal polynomial for every step of Muon's orthogonalisation (arXiv:2505.16932).
 
-Newton-Schulz applies one quintic five times. Here every step has its own: the one whose worst
-error over the interval where singular values are by then is the smallest of all odd quintics.
-Composed, they are the best there is. Values below 10^-3 of the norm are not waited for.
+Newton-Schulz applies one quintic five times. Here every step has its own: among odd quintics, the one
+with the smallest worst-case error on the interval that then contains the singular values.
+Their composition is optimal. Convergence is not ensured for values below 10^-3 of the norm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COEFFICIENTS = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-"""(a, b, c) of x <- a x + (b A + c A^2) x with A = x x^T, for singular values from 10^-3 to 1.
+"""Coefficients (a, b, c) of x <- a x + (b A + c A^2) x with A = x x^T, for singular values from 10^-3 to 1.
 
 The paper's algorithm with cushion 0.02, each polynomial but the last stretched by SAFETY, so that
 rounding in bfloat16 cannot leave the interval on which the next converges: the constants of
@@ -38,11 +38,11 @@ class PolarExpress(Plugin, api=1):
 
 
 def polar_express(ops: Any, update: Any, param: Any, state: dict[str, Any], *, steps: int) -> Any:
-    """update (N, R, C) -> nearly U V^T of its singular value decomposition, batched over N.
+    """Approximate U V^T of the singular value decomposition of update (N, R, C), batched over N.
 
     ``steps`` is ``muon.steps``; from the sixth on the last polynomial is repeated. Computed in the
-    backend's ``matmul_dtype``: bfloat16 on a GPU of NVIDIA's, float32 on a CPU and on MLX, where
-    bfloat16 would not stay finite.
+    backend's ``matmul_dtype``: bfloat16 on NVIDIA GPUs, float32 on a CPU and on MLX, where
+    bfloat16 would overflow.
     """
     tall = update.shape[-2] > update.shape[-1]
     x = ops.matrix_transpose(update) if tall else update  # (N, r, c), r <= c

@@ -1,13 +1,13 @@
-"""Learning rates, betas and decay of a parameter by its role, as nanochat and modded-nanogpt set them.
+"""Learning rates, betas and decay by a parameter's role, as in nanochat and modded-nanogpt.
 
-Beside Muon, AdamW looks after what is no hidden matrix, and no one learning rate suits it: rows of
-an embedding are seen seldom and want one 10 to 100 times higher than a head. modded-nanogpt's
+With Muon, AdamW trains all parameters but the hidden matrices, and no single learning rate suits them: rows of
+an embedding are updated rarely and need one 10 to 100 times higher than a head. modded-nanogpt's
 record of 2025-02-01 gives the embedding 0.6, the head 0.22 and scalars 0.04, all with betas 0.8
 and 0.95; nanochat 0.2, 0.004 and 0.5.
 
-A factor multiplies ``train.lr`` (or the rate of the rule that the parameter follows), together
-with the factor that a plugin's parameter has of its own. Every default is 1: nothing is changed
-that is not asked for.
+A factor multiplies ``train.lr`` (or the learning rate of the parameter's rule), together
+with the factor that a plugin's parameter declares. Every default is 1, which changes
+nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 Factor = Annotated[float, Field(ge=0)]
 
 ROLES: dict[Role, tuple[str, ...]] = {
-    "embedding": ("embedding.token",),  # a plugin's own tables have options of their own
+    "embedding": ("embedding.token",),  # plugins' tables have options of their own
     "head": ("head",),
     "attention": ("attention",),
     "mlp": ("mlp.gate", "mlp.up"),
@@ -35,7 +35,7 @@ ROLES: dict[Role, tuple[str, ...]] = {
     "gate": ("gate",),
     "scalar": ("scalar",),
 }
-"""Option -> the roles of the parameters that it speaks of."""
+"""Option -> the roles of the parameters that it applies to."""
 
 
 class RoleLR(Plugin, api=1):
@@ -87,7 +87,7 @@ class RoleLR(Plugin, api=1):
 
 
 def _named(parameters, roles: tuple[str, ...]) -> Iterator[str]:
-    """Parameters whose role is one of these, or below one."""
+    """Select parameters whose role is one of these, or below one."""
     for name, info in parameters.items():
         if any(f"{info.role}.".startswith(f"{role}.") for role in roles):
             yield name

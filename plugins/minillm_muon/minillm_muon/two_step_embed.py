@@ -1,15 +1,15 @@
-"""Embedding and head are updated in every other step, by the gradients of both (modded-nanogpt, record 39).
+"""Two-step embedding: embedding and head are updated every other step (modded-nanogpt, record 39).
 
     in steps 1, 3, 5 ...    s <- s + g
     in steps 2, 4, 6 ...    AdamW's update by s + g, then s <- 0
 
-so that they learn from batches of twice the tokens while Muon's matrices learn from each: an embedding's row
-is in few tokens, and its update is the one that moves most memory. The record's Adam had betas 0.7 and 0.95
-with it, from 0.8 before (``role_lr.betas``), and a batch of two thirds.
+so that they learn from batches of twice the tokens while Muon's matrices learn from each: an embedding row
+occurs in few tokens, and its update moves the most memory. The record's Adam changed its betas to 0.7 and 0.95,
+from 0.8 before (``role_lr.betas``), and its batch to two thirds.
 
-Rate, betas, epsilon and decay are those of the run's AdamW, which counts its own updates, half as many. Each
-step's gradient is clipped by that step's global norm; a step that is skipped because it was not finite adds
-nothing. The state has one more number a weight: s.
+Learning rate, betas, epsilon and decay are those of the run's AdamW, which counts its own updates, half as many.
+Each step's gradient is clipped by that step's global norm; a step skipped for NaN or infinity adds
+nothing. The state has one more number per weight: s.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def adam_of_two(
     epsilon: float,
     due: bool,
 ) -> Any:
-    """update, sum, m, v (...), count (1, ...) -> Adam's update by two gradients; the first, where due, is kept."""
+    """Compute Adam's update by two gradients; if due, store the first; update, sum, m, v (...), count (1, ...)."""
     total = state["sum"] + update
-    if due:  # stages with ``every`` have their turn in the first step of each pair
+    if due:  # stages with ``every`` are due in the first step of each pair
         return update, state | {"sum": total}
     count = state["count"] + 1.0
     m = state["m"] * beta1 + total * (1 - beta1)

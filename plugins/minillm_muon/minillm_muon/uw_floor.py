@@ -1,16 +1,16 @@
-"""The u/w floor: an update is at least a share of the weights' length, in the place of weight decay.
+"""The u/w floor: an update's norm is at least a fraction of the weights' norm, in place of weight decay.
 
     u <- u max(1, floor |w| / |u|)              | | is a matrix's Frobenius norm, or a row's
     p <- p - lr u
 
 modded-nanogpt's optimization track (its results of 2026-05-01 and 2026-06-19: 0.35 and, by rows, 0.3825): as
-weights grow, their updates grow with them, and a matrix keeps turning by lr floor radians a step where weight
-decay would have to hold its length. It joins Muon behind its scale, as the last thing before the write: a rule
-with it has no weight decay, and a floor of 0 is a rule without decay. By rows, only those whose own update is too
-small are lengthened, which changes the update's direction as well; the published run then sets the matrix's
-length to what it was, which is not done here.
+weights grow, their updates grow with them, and a matrix keeps rotating by lr floor radians per step, where weight
+decay would have to limit its norm. It extends Muon after its scale, as the last stage before the write: a rule
+with it has no weight decay, and a floor of 0 is a rule without decay. By rows, only rows whose own update is too
+small are scaled up, which also changes the update's direction; the published run then restores the matrix's
+norm, which is not done here.
 
-``cautious_wd`` wants the same place: name the other rules there (``cautious_wd.rules=["adamw"]``).
+``cautious_wd`` fills the same slot: name the other rules there (``cautious_wd.rules=["adamw"]``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from minillm_core import Plugin, option, stage
 
 __all__ = ["UWFloor", "floored"]
 
-LEAST = 1e-8  # of lengths: an update of 0 stays 0
+LEAST = 1e-8  # minimum of norms: an update of 0 stays 0
 
 
 class UWFloor(Plugin, api=1):
@@ -47,7 +47,7 @@ class UWFloor(Plugin, api=1):
 def floored(
     ops: Any, update: Any, param: Any, state: dict[str, Any], *, floor: float, rows: bool
 ) -> Any:
-    """update, param (N, ..., C) -> the update, lengthened where it is shorter than its share of param."""
+    """Scale up the update where its norm is below its fraction of param's; update, param (N, ..., C)."""
     axes = -1 if rows else tuple(range(1, update.ndim))
 
     def length(x: Any) -> Any:

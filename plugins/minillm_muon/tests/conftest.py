@@ -1,4 +1,4 @@
-"""What the tests of this distribution share: a small plan, and steps of its update in float64."""
+"""Fixtures of this distribution: a small plan, and steps of its update in float64."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from minillm_kit import stepping
 
 @pytest.fixture(scope="session")
 def planned() -> Callable[..., Any]:
-    """``planned({"muon": Muon()}, "train.lr=1")``: a model of square, wide and tall matrices."""
+    """Return ``planned({"muon": Muon()}, "train.lr=1")``: a model with square, wide and tall matrices."""
     return stepping.plan
 
 
 @pytest.fixture(scope="session")
 def drawn() -> Callable[..., Any]:
-    """``drawn(plan, rng)``: an array for every parameter."""
+    """Return ``drawn(plan, rng)``: a random array for every parameter."""
     return stepping.drawn
 
 
 @pytest.fixture(scope="session")
 def stepped() -> Callable[..., Any]:
-    """Parameters and state after one update for each of the gradients, in float64."""
+    """Return a function that applies one update per gradient, in float64: parameters and state."""
     return stepping.stepped

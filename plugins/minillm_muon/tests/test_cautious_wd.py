@@ -1,4 +1,4 @@
-"""Cautious decay: where update and weight agree in sign, and nowhere else; on every rule or one."""
+"""Tests of cautious decay: only where update and weight agree in sign; on every rule or one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_decay_goes_with_the_update_or_not_at_all(
 
 
 def decays(plan: Any) -> dict[str, tuple[str, dict[str, Any], dict[str, str]]]:
-    """Rule -> who decays, its constants, its schedule values."""
+    """Map each rule to the owner of its decay, its constants, and its schedule values."""
     return {
         name: next(
             (owner, dict(one.arguments), dict(one.values))
@@ -61,7 +61,7 @@ def test_other_rules_are_left_alone(planned: Any, rules: tuple[str], plain: str)
 
 
 def test_weights_that_grow_do_not_decay(planned: Any, drawn: Any, stepped: Any) -> None:
-    """Against AdamW, whose first update has the gradient's sign and size one."""
+    """Compare with AdamW, whose first update has the gradient's sign and magnitude one."""
     plan = planned({"cautious_wd": CautiousWD()}, "train.weight_decay=0.5")
     rng = np.random.default_rng(0)
     params, grads = drawn(plan, rng), drawn(plan, rng)
@@ -76,7 +76,7 @@ def test_weights_that_grow_do_not_decay(planned: Any, drawn: Any, stepped: Any) 
 def test_adamw_decays_as_record_50_does(
     planned: Any, drawn: Any, stepped: Any, squared: tuple[str, ...]
 ) -> None:
-    """Several updates of AdamW with a rate that falls; the record's decay is lr^2 wd."""
+    """Compare several updates of AdamW with a falling learning rate; the record's decay is lr^2 wd."""
     cautious_wd = CautiousWD(rules=("adamw",), squared=squared)
     plan = planned({"cautious_wd": cautious_wd}, "train.weight_decay=0.5", "train.lr=0.02")
     rng, name, shares = np.random.default_rng(1), "embedding.weight", (1.0, 0.5, 0.25)

@@ -1,4 +1,4 @@
-"""Every plugin of this distribution under the contract kit, each check a test of its own."""
+"""Conformance tests of every plugin of this distribution, one test per check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Muon head by head against Muon of each head's own matrix, and what may not be split."""
+"""Tests of head-wise Muon against Muon of each head's own matrix, and of parameters that cannot be split."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RATES = {"muon.lr": 0.02, "train.lr": 0.001}
 
 
 def muon(param: np.ndarray, grads: list[np.ndarray]) -> np.ndarray:
-    """Muon of one matrix: momentum 0.95, decay 0.1."""
+    """Apply Muon to one matrix: momentum 0.95, decay 0.1."""
     mean, tall = np.zeros_like(param), max(1, param.shape[0] / param.shape[1]) ** 0.5
     for grad in grads:
         mean = 0.95 * mean + 0.05 * grad
@@ -74,7 +74,7 @@ def test_neurons_and_factors_are_those_of_a_part(planned: Any, drawn: Any, stepp
         for index, one in state.items()
         if plan.groups[int(index)].members[0].name.endswith("attention.q.weight")
     }
-    assert kept == (2, 4, 1, 16)  # layers, heads, and a number for each column of a head (4, 16)
+    assert kept == (2, 4, 1, 16)  # layers, heads, and a number per column of a head (4, 16)
     for part, grad, weight in zip(*(np.split(x[Q], 4) for x in (got, grads, params)), strict=True):
         (polar,), _ = newton_schulz(OPS, (0.0975 * grad)[None], None, {}, steps=5)
         mean = np.mean(polar**2, 0, keepdims=True)
@@ -84,7 +84,7 @@ def test_neurons_and_factors_are_those_of_a_part(planned: Any, drawn: Any, stepp
 
 
 class ForMLPs(Plugin, api=1):
-    """A rule of Muon's name that takes no heads."""
+    """A rule named as Muon that does not train heads."""
 
     def optimizer_factory(self, optimizer):
         optimizer.rule("muon", lr=0.1)

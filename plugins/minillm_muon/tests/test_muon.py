@@ -1,4 +1,4 @@
-"""Muon against a definition in NumPy float64, against torch.optim.Muon, and by what it promises."""
+"""Tests of Muon against a NumPy float64 definition, against torch.optim.Muon, and of its properties."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def planned(plugin: Muon, *settings: str) -> Plan:
 
 
 def orthogonalised(matrix: np.ndarray, steps: int = 5) -> np.ndarray:
-    """Newton-Schulz as published, one matrix, no batching."""
+    """Apply Newton-Schulz as published to one matrix, without batching."""
     a, b, c = COEFFICIENTS
     x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     x = x / (np.linalg.norm(x) + 1e-7)
@@ -89,7 +89,7 @@ def test_updates_are_the_definitions(adjust: Adjust, momentum: float) -> None:
 @pytest.mark.parametrize("adjust", ["spectral", "match_rms"])
 @pytest.mark.parametrize("name", [Q, K, UP])
 def test_torchs_muon_agrees(adjust: Adjust, name: str) -> None:
-    """Its momentum is the same running mean, its decay as decoupled; it iterates in bfloat16."""
+    """Its momentum is the same running mean, its decay also decoupled; it iterates in bfloat16."""
     plan = planned(Muon(adjust=adjust), "train.weight_decay=0.3")
     rng = np.random.default_rng(1)
     params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(4)]
@@ -107,7 +107,7 @@ def test_torchs_muon_agrees(adjust: Adjust, name: str) -> None:
 
 
 def with_singular_values(rng: np.random.Generator, rows: int, values: np.ndarray) -> np.ndarray:
-    """A matrix (rows, len(values)) or its like with these singular values."""
+    """Build a matrix (rows, len(values)), or transposed, with these singular values."""
     u, _ = np.linalg.qr(rng.standard_normal((rows, len(values))))
     v, _ = np.linalg.qr(rng.standard_normal((len(values), len(values))))
     return u @ np.diag(values) @ v.T
@@ -136,7 +136,7 @@ def test_singular_values_come_near_one(
     u, _, vt = np.linalg.svd(matrix, full_matrices=False)
     polar = u @ vt
     inner = np.sum((polar.T if turned else polar) * update_)
-    assert inner > 0.6 * len(values)  # along the polar factor: the same singular vectors
+    assert inner > 0.6 * len(values)  # along the polar factor: equal singular vectors
 
 
 @given(seed=st.integers(0, 2**32), scale=st.floats(1e-2, 1e4))
@@ -171,7 +171,7 @@ def test_hidden_matrices_alone_follow_muon() -> None:
         hidden = name.startswith("layers.") and len(info.shape) == 2
         assert rules[name] == ("muon" if hidden else "adamw"), name
     stacks = [g for g in plan.groups if g.rule.name == "muon"]
-    assert len(stacks) == len({g.shape for g in stacks})  # one stack a shape
+    assert len(stacks) == len({g.shape for g in stacks})  # one stack per shape
 
 
 def test_options_reach_the_plan() -> None:
@@ -183,7 +183,7 @@ def test_options_reach_the_plan() -> None:
     assert dict(stages["decay"].arguments) == {"weight_decay": 0.1}
     peak = max(plan.values(step / 100)["muon.lr"] for step in range(1, 101))
     assert peak == pytest.approx(0.5)
-    assert plan.export.layout == "llama"  # an optimizer leaves the model as it is
+    assert plan.export.layout == "llama"  # an optimizer does not change the model
 
 
 def test_muon_keeps_one_moment() -> None:
@@ -208,7 +208,7 @@ def test_momentum_rises_and_falls_where_asked() -> None:
     ):
         assert muon_values(plugin, progress)["muon.momentum"] == pytest.approx(want)
     assert muon_values(Muon(momentum_start=0.5), 1)["muon.momentum"] == 0.95
-    assert "muon.momentum" not in muon_values(Muon(), 0.5)  # a constant of the compiled step
+    assert "muon.momentum" not in muon_values(Muon(), 0.5)  # a constant in the compiled step
 
 
 def test_scheduled_momentum_is_the_constants_where_it_stands_still() -> None:

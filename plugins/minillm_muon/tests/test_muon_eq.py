@@ -1,4 +1,4 @@
-"""MuonEq against its formula in NumPy, behind a momentum that has a schedule, and what it excludes."""
+"""Tests of MuonEq against its formula in NumPy, with a scheduled momentum, and of its conflicts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NorMuon against the record's formula, one matrix at a time, and by what it promises."""
+"""Tests of NorMuon against the record's formula, matrix by matrix, and of its properties."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPS: Any = NumPyOps()
 
 
 def record(updates: list[np.ndarray], beta2: float, axis: int) -> np.ndarray:
-    """The last of ``updates`` (R, C), its neurons' mean squares taken over ``axis``."""
+    """Compute the last update of ``updates`` (R, C), with the neurons' mean squares taken over ``axis``."""
     second, result = 0.0, updates[0]
     for update in updates:
         mean = (update**2).mean(axis=axis, keepdims=True)
@@ -88,7 +88,7 @@ def test_it_comes_after_orthogonalisation_and_before_scale(
         want = want - 0.02 * ((rows_ / cols) ** 0.5 * update + 0.1 * want)
     np.testing.assert_allclose(got[name], want, rtol=1e-9)
     kept = {s["precondition"]["second"].shape[1:] for s in state.values() if "momentum" in s}
-    assert kept == {(40, 1), (1, 40), (16, 1), (1, 16)}  # a number a neuron
+    assert kept == {(40, 1), (1, 40), (16, 1), (1, 16)}  # one number per neuron
 
 
 def test_it_needs_muon(planned: Any) -> None:

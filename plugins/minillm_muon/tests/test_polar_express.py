@@ -1,4 +1,4 @@
-"""Polar Express against the paper's algorithm, and by what it promises of singular values."""
+"""Tests of Polar Express against the paper's algorithm, and of its singular values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def odd(coefficients: Any, x: Any) -> Any:
 
 
 def best_quintic(low: float, high: float) -> np.ndarray:
-    """Remez exchange: the odd quintic whose worst distance from 1 on [low, high] is least."""
+    """Find by Remez exchange the odd quintic with the least worst-case distance from 1 on [low, high]."""
     inner = np.array([(3 * low + high) / 4, (low + 3 * high) / 4])
     for _ in range(100):
         points = np.array([low, *inner, high])
@@ -36,11 +36,11 @@ def best_quintic(low: float, high: float) -> np.ndarray:
 
 
 def papers(low: float, cushion: float, stretch: float, steps: int) -> list[np.ndarray]:
-    """Algorithm 1: each step's interval is what the one before leaves, symmetric about 1."""
+    """Run Algorithm 1: each step's interval is the image of the previous one, symmetric about 1."""
     high, found = 1.0, []
     for step in range(steps):
         one = best_quintic(max(low, cushion * high), high)
-        if cushion * high > low:  # centred about 1 on the whole interval again
+        if cushion * high > low:  # centred about 1 on the whole interval
             one *= 2 / (odd(one, low) + odd(one, high))
         if step < steps - 1:
             one /= stretch ** np.array([1, 3, 5])

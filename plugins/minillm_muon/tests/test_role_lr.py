@@ -1,4 +1,4 @@
-"""Role by role: what is asked for moves as far as asked, all else as before."""
+"""Tests of settings by role: selected parameters move as set, all others as before."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_every_parameter_has_at_most_one_option(planned: Any) -> None:
 
 
 def test_betas_and_decay_reach_the_update(planned: Any, drawn: Any, stepped: Any) -> None:
-    """Against AdamW written out for one parameter."""
+    """Compare with AdamW written out for one parameter."""
     role_lr = RoleLR(embedding=10, betas={"embedding": (0.5, 0.7)}, decay={"embedding": 2})
     plan = planned({"role_lr": role_lr}, "train.weight_decay=0.3", "model.tied=false")
     rng = np.random.default_rng(0)
@@ -75,7 +75,7 @@ def test_betas_and_decay_reach_the_update(planned: Any, drawn: Any, stepped: Any
 
 
 def test_it_multiplies_what_a_parameter_has_of_its_own(planned: Any) -> None:
-    """A norm does not decay: no factor makes it."""
+    """A norm does not decay, whatever the factor."""
     plan = planned({"role_lr": RoleLR(decay={"norm": 5})})
     assert {members(plan)[n][0].wd_mul for n in plan.parameters if "norm" in n} == {0.0}
 

@@ -1,4 +1,4 @@
-"""Two-step updates against AdamW of summed gradients, and over a resume between the two steps."""
+"""Tests of two-step updates against AdamW of summed gradients, and over a resume between the two steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RATES = {"two_step.lr": 0.01, "train.lr": 0.01, "muon.lr": 0.02}
 
 
 def adamw(param: np.ndarray, grads: list[np.ndarray], beta1: float, cautious: bool) -> np.ndarray:
-    """AdamW of one parameter: beta2 0.95, epsilon 1e-8, decay 0.1."""
+    """Apply AdamW to one parameter: beta2 0.95, epsilon 1e-8, decay 0.1."""
     m, v = 0.0, 0.0
     for t, grad in enumerate(grads, 1):
         m, v = beta1 * m + (1 - beta1) * grad, 0.95 * v + 0.05 * grad**2

@@ -1,4 +1,4 @@
-"""The floor under updates against its formula, by matrices and by rows, on Muon and on AdamW."""
+"""Tests of the floor under updates against its formula, by matrices and by rows, on Muon and on AdamW."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_updates_have_a_least_length(
     plan = planned({"muon": Muon(), "uw_floor": UWFloor(floor=floor, rows=rows)})
     rng = np.random.default_rng(0)
     params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(3)]
-    params[DOWN] *= np.exp(2 * rng.standard_normal((16, 1)))  # rows of many lengths
+    params[DOWN] *= np.exp(2 * rng.standard_normal((16, 1)))  # rows of varied norms
     got, state, now, free = params, None, params, None
     for step, grad in enumerate(grads, 1):
         moved, free = stepped(plain, now, [grad], RATES, state=free, first=step)

@@ -1,1 +1,1 @@
-"""Optimizers beside AdamW and Muon, and averages of weights."""
+"""Optimizers besides AdamW and Muon, and averages of weights."""

@@ -4,12 +4,12 @@
     R <- b R + (1 - b) mean of s over columns        (rows, 1)
     C <- b C + (1 - b) mean of s over rows           (1, columns)
     u  = g / sqrt(R C / mean(R))                     of a vector: V <- b V + (1 - b) s,  u = g / sqrt(V)
-    u <- u / max(1, rms(u) / clipping)               rms: of the parameter
+    u <- u / max(1, rms(u) / clipping)               rms: of the whole parameter
     p <- p - lr (a u + wd p)
 
-State is rows + columns numbers, not two for each weight. The paper's step is relative to the weights, a =
-max(0.001, rms(p)) and lr about 0.01; with ``relative=false`` it is 1, and lr about AdamW's. There is no first
-moment, as in the paper's own runs.
+The optimizer state has rows + columns numbers instead of two per weight. The paper's step is relative to the
+weights, a = max(0.001, rms(p)) and lr about 0.01; with ``relative=false`` a is 1, and lr about AdamW's. There is
+no first moment, as in the paper's own runs.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from minillm_optim.scope import Scope, in_scope
 
 __all__ = ["Adafactor", "factored"]
 
-SQUARE = 1e-30  # added to squares, the paper's epsilon1
-LEAST = 1e-3  # of the size of weights, its epsilon2
+SQUARE = 1e-30  # added to squares: the paper's epsilon1
+LEAST = 1e-3  # minimum scale of weights: its epsilon2
 
 
 class Adafactor(Plugin, api=1):
@@ -59,17 +59,17 @@ class Adafactor(Plugin, api=1):
 
 
 def over_columns(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a number a row of a matrix, (R, 1); of a vector, a number a weight."""
+    """Return one entry per row of a matrix, (R, 1); of a vector, one per weight."""
     return (*shape[:-1], 1) if len(shape) > 1 else shape
 
 
 def over_rows(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a number a column of a matrix, (1, C); of a vector one, which stays 0."""
+    """Return one entry per column of a matrix, (1, C); of a vector, a single one, which stays 0."""
     return (*shape[:-2], 1, shape[-1]) if len(shape) > 1 else (1,)
 
 
 def rms(ops: Any, x: Any) -> Any:
-    """x (N, ...) -> its root mean square, (N, 1, ...)."""
+    """Compute the root mean square of x (N, ...), (N, 1, ...)."""
     return ops.sqrt(ops.mean(ops.square(x), tuple(range(1, x.ndim)), keepdims=True))
 
 
@@ -83,7 +83,7 @@ def factored(
     clipping: float,
     updates: Any,
 ) -> Any:
-    """update (N, R, C) or (N, C) -> over the root of its second moments, no larger than clipping."""
+    """Divide update (N, R, C) or (N, C) by the root of its second moments, and clip it."""
     kept = 1.0 - ops.exp(ops.log(updates) * -decay)  # b(t), 0 at the first update
     squares = ops.square(update) + SQUARE
     rows, columns = state["rows"], state["columns"]
@@ -100,5 +100,5 @@ def factored(
 
 
 def relative(ops: Any, update: Any, param: Any, state: dict[str, Any]) -> Any:
-    """update and param (N, ...) -> the update in sizes of the parameter."""
+    """Scale the update by the RMS of the parameter; update and param (N, ...)."""
     return update * ops.maximum(rms(ops, param), LEAST), state

@@ -1,13 +1,13 @@
-"""AdamW whose moments are kept in 8 bits between updates (arXiv:2110.02861), or in 16.
+"""AdamW with moments stored in 8 bits between updates (arXiv:2110.02861), or in 16.
 
     m <- beta1 m + (1 - beta1) g             v <- beta2 v + (1 - beta2) g^2
     u  = m^ / (sqrt(v^) + epsilon)           m^, v^: divided by 1 - beta^t
 
-are computed in float32, and m and sqrt(v) packed: a byte a number, and four for each 256 numbers, so that
-AdamW's state takes 2.03 bytes a weight where it takes 8. Codes are not the paper's table: they follow the
-fourth power (``like:int8``), and the root of v, whose range is half as wide, is what they stand for.
-Learning rate, betas and decay are those of the run's AdamW, and so are the parameters: those that no
-other rule takes. torch's fused kernel knows float32 alone and is not used.
+are computed in float32; m and sqrt(v) are stored in one byte per number, plus four per 256 numbers, so that
+AdamW's state takes 2.03 bytes per weight instead of 8. The code is not the paper's table but follows the
+fourth power (``like:int8``), and the root of v is stored, whose exponent range is half as wide.
+Learning rate, betas and decay are those of the run's AdamW, and so are the parameters: those without
+another rule. torch's fused kernel supports float32 state only and is not used.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def adam(
     epsilon: float,
     updates: Any,
 ) -> Any:
-    """update, m and r, the root of v, (...) -> Adam's update, and the new m and r."""
+    """Compute Adam's update, and the new m and r, the root of v, all (...)."""
     m = state["m"] * beta1 + update * (1 - beta1)
     v = ops.square(state["r"]) * beta2 + ops.square(update) * (1 - beta2)
     m_hat = m / (1 - ops.exp(updates * math.log(beta1)) if beta1 else 1.0)

@@ -4,14 +4,14 @@
     v  <- beta2 v + (1 - beta2) g^2
     p  <- p - lr ((m1^ + alpha(t) m2) / (sqrt(v^) + epsilon) + wd p)
 
-m1^ and v^ are divided by 1 - beta^t, m2 is not. Both warm up over a share T of the run: alpha rises linearly
-from 0, and beta3 from beta1 so that the mean's half-life rises linearly:
+m1^ and v^ are divided by 1 - beta^t, m2 is not. Both warm up over a fraction T of the run: alpha rises linearly
+from 0, and beta3 from beta1 such that the mean's half-life rises linearly:
 
     beta3(t) = exp(ln b1 ln b3 / ((1 - t/T) ln b3 + t/T ln b1)), at most b3         b = beta1, beta3
 
-The slow mean remembers gradients of thousands of updates, where the fast one follows the newest: three
-numbers of state a weight instead of two. The paper's beta3 of 0.9999 is meant for runs of 100,000 updates
-and more; a run of n wants a half-life well below n.
+The slow mean covers gradients of thousands of updates, while the fast one follows the newest: three
+numbers of state per weight instead of two. The paper's beta3 of 0.9999 is meant for runs of 100,000 updates
+and more; a run of n updates needs a half-life well below n.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def two_means(
     warm: Any,
     updates: Any,
 ) -> Any:
-    """update and state (...) -> the update by both means; warm, from 0 to 1, is the share t/T."""
+    """Compute the update from both means (...); ``warm``, from 0 to 1, is the fraction t/T."""
     log1, log3 = math.log(beta1), math.log(beta3)
     slowness = ops.exp(log1 * log3 / ((1.0 - warm) * log3 + warm * log1))  # beta3(t)
     fast = state["fast"] * beta1 + update * (1 - beta1)

@@ -1,12 +1,12 @@
-"""Adaptive gradient clipping: a unit's gradient is at most a share of the unit (arXiv:2102.06171).
+"""Adaptive gradient clipping: a unit's gradient norm is at most a fraction of the unit's own (arXiv:2102.06171).
 
     g_i <- g_i min(1, clipping max(|w_i|, epsilon) / |g_i|)
 
-A unit i is a row of a matrix, the weights of one output or of one token, and the whole of a vector;
-| | is its Euclidean norm. Epsilon lets units that start at 0 move. It joins the gradients of every rule,
-behind the clipping of the global norm (``train.clip``; 0 leaves that out, as in the paper), which it
-replaces where single layers, and not the model as a whole, have gradients that jump. The paper leaves the
-head out; here a row of it is clipped as any other.
+A unit i is a row of a matrix, the weights of one output or of one token, or a whole vector;
+| | is its Euclidean norm. Epsilon lets units that start at 0 move. It applies to the gradients of every rule,
+after clipping by the global norm (``train.clip``; 0 disables that, as in the paper), which it
+replaces where the gradients of single layers spike, not those of the whole model. The paper leaves the
+head out; here its rows are clipped like any other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from minillm_core import Plugin, option, stage
 
 __all__ = ["AGC", "clip_units"]
 
-TINY = 1e-30  # of a norm: a unit without a gradient stays without
+TINY = 1e-30  # of a norm: a unit without gradient stays unchanged
 
 
 class AGC(Plugin, api=1):
@@ -46,7 +46,7 @@ def clip_units(
     clipping: float,
     epsilon: float,
 ) -> Any:
-    """update, param (..., C) -> the update, no row of it longer than its share of param's."""
+    """Clip the update so that no row exceeds its fraction of param's row norm; update, param (..., C)."""
 
     def norm(x: Any) -> Any:
         return ops.sqrt(ops.sum(ops.square(x), -1, keepdims=True))  # (..., 1)

@@ -1,12 +1,12 @@
-"""Cautious AdamW: weights whose update goes against their gradient stay (C-AdamW, arXiv:2411.16085).
+"""Cautious AdamW: weights whose update opposes their gradient do not move (C-AdamW, arXiv:2411.16085).
 
     m <- beta1 m + (1 - beta1) g             v <- beta2 v + (1 - beta2) g^2
     u  = m^ / (sqrt(v^) + epsilon)           m^, v^: divided by 1 - beta^t
     a  = [u g > 0]
     p <- p - lr (u a / max(mean(a), 0.001) + wd p)
 
-mean(a) is the parameter's: what is left grows by as much as is left out. The paper's Algorithm 2 divides by
-(sum(a) + 1) / n; this is its published code.
+mean(a) is over the parameter: the remaining elements grow by the fraction that is masked. The paper's
+Algorithm 2 divides by (sum(a) + 1) / n; this is its published code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minillm_optim.scope import Scope, in_scope
 
 __all__ = ["CautiousAdam", "cautious_adam"]
 
-LEAST = 1e-3  # of the share of weights that move
+LEAST = 1e-3  # minimum fraction of weights that move
 
 
 class CautiousAdam(Plugin, api=1):
@@ -40,7 +40,7 @@ class CautiousAdam(Plugin, api=1):
         adam = stage(
             cautious_adam,
             state={"m": "like", "v": "like"},
-            needs="matrix",  # the share is a parameter's: each stands by itself in a stack
+            needs="matrix",  # the fraction is per parameter, also within a stack
             beta1=self.beta1,
             beta2=self.beta2,
             epsilon=self.epsilon,
@@ -65,7 +65,7 @@ def cautious_adam(
     epsilon: float,
     updates: Any,
 ) -> Any:
-    """update, m, v (N, ...) -> Adam's update, 0 where its sign is not the gradient's; m and v."""
+    """Compute Adam's update (N, ...), 0 where its sign differs from the gradient's; and m and v."""
     m = state["m"] * beta1 + update * (1 - beta1)
     v = state["v"] * beta2 + ops.square(update) * (1 - beta2)
     root = ops.sqrt(unbiased(ops, v, beta2, updates))

@@ -1,16 +1,16 @@
-"""EMA: an exponential moving average of the weights, which is what is evaluated (arXiv:2411.18704).
+"""EMA: an exponential moving average of the weights, used for evaluation (arXiv:2411.18704).
 
-    a_t <- theta_t + d_t (a_(t-1) - theta_t)        behind each update, theta_t what it wrote
-    d_t  = min(decay, (t - 1) / (t + 9))            t = 1, 2, ... updates that are averaged
+    a_t <- theta_t + d_t (a_(t-1) - theta_t)        after each update, theta_t its result
+    d_t  = min(decay, (t - 1) / (t + 9))            t = 1, 2, ... counts averaged updates
 
-The decay warms up, in the place of a bias correction: d_1 = 0, so that the average begins as the weights
-and not as zeros, and while t < 10 / (1 - decay) it is over about the last tenth of the updates, which
-forgets the bad weights of the beginning. From ``start`` on (a share of the run) updates are averaged;
-before that the weights themselves are evaluated.
+The decay warms up, in place of a bias correction: d_1 = 0, so that the average starts as the weights
+and not as zeros, and while t < 10 / (1 - decay) it covers about the last tenth of the updates, which
+forgets the poor weights of the beginning. Updates are averaged after the fraction ``start`` of the run;
+before that, the weights themselves are evaluated.
 
-Training never sees it: eager, a run has the weights, bit by bit, of a run without the plugin (compiled
-code may round otherwise). Where the rate falls to 0 at the end there is little left to average: it is for
-runs at a constant rate, and for looking into a run before its rate comes down.
+Training does not depend on it: in eager mode, the weights are bitwise those of a run without the plugin
+(compiled code may round differently). Where the learning rate falls to 0 at the end, the average adds little:
+it is meant for runs at a constant rate, and for evaluating a run before its rate decays.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ class EMA(Plugin, api=1):
 def average(
     ops: Any, update: Any, param: Any, state: dict[str, Any], *, decay: float, begun: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Take the new parameter into the average, (N, ...); count, (N, 1, ...), are those averaged so far."""
+    """Update the average (N, ...) with the new parameter; count (N, 1, ...) of averaged updates."""
     count = state["count"] + begun
     kept = ops.minimum(ops.maximum((count - 1.0) / (count + 9.0), 0.0), decay)
     return update, {"mean": param + kept * (state["mean"] - param), "count": count}
 
 
 def averaged(ops: Any, param: Any, state: Mapping[str, Any]) -> Any:
-    """Return the average; the parameter where there is none yet."""
+    """Return the average; the parameter where there is no average yet."""
     return ops.where(state["average.count"] > 0, state["average.mean"], param)

@@ -1,16 +1,16 @@
-"""EMA-Nesterov: gradients are taken ahead of the weights, along a mean of how they moved (arXiv:2605.25395).
+"""EMA-Nesterov: gradients are taken at a look-ahead point along an average of past updates (arXiv:2605.25395).
 
-    y <- x + beta_t m                         where the gradient is taken: the parameter that is trained
+    y <- x + beta_t m                         where the gradient is taken: the trained parameter
     x' = any rule's update of y
     m <- gamma m + (1 - gamma) (x' - x),  x <- x'
 
 Nesterov's look-ahead with a mean over hundreds of updates as its direction. beta_t is ``beta`` times the run's
-schedule between two shares of the run, and 0 before and after. modded-nanogpt's optimization track has it with
-Muon (2026-05-22: beta 0.6, from update 500 to 2,400 of 3,150) and below its best results, 0.3. Evaluated, sampled
-from and exported is x. Kept are y, as the parameter, x and m; m begins behind the first update, and beta_t is
-the number of the update that y comes from, an update earlier than there.
+schedule between two fractions of the run, and 0 before and after. modded-nanogpt's optimization track has it with
+Muon (2026-05-22: beta 0.6, from update 500 to 2,400 of 3,150) and in its best results, 0.3. Evaluation,
+sampling and export use x. Stored are y, as the parameter, x and m; m starts after the first update, and beta_t is
+that of the update which produced y, one update earlier than there.
 
-beta 0 is the rule alone, bit by bit. Another average of the weights wants the same view: one of them.
+beta 0 is the rule alone, bitwise. Another average of the weights needs the same view: only one can be active.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def ahead(
     gamma: float,
     lr_mul: Any,
 ) -> Any:
-    """param x', weights x, mean m (...), begun (1, ...) -> y; and the new x and m."""
+    """Compute y from param x', weights x, mean m (...), begun (1, ...); and the new x and m."""
     before = ops.where(state["begun"] > 0, state["weights"], param)
     mean = state["mean"] * gamma + (param - before) * (1 - gamma)
     begun = ops.ones_like(state["begun"])
@@ -77,5 +77,5 @@ def ahead(
 
 
 def behind(ops: Any, param: Any, state: Mapping[str, Any]) -> Any:
-    """Return x; the parameter where no update was made yet."""
+    """Return x; the parameter where there was no update yet."""
     return ops.where(state["lookahead.begun"] > 0, state["lookahead.weights"], param)

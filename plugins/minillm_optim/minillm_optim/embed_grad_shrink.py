@@ -1,12 +1,12 @@
-"""Embedding gradient shrink: the table's gradient from the lookup is multiplied by alpha (GLM-130B, arXiv:2210.02414).
+"""Embedding gradient shrink: the lookup's gradient is multiplied by alpha (GLM-130B, arXiv:2210.02414).
 
-    x <- sg(x) + alpha (x - sg(x))              sg: no gradient flows through it
+    x <- sg(x) + alpha (x - sg(x))              sg: stop-gradient
 
-The value is x, bit by bit; the gradient of what is looked up is alpha times its own. Gradients of an embedding are
-the largest and the least even of a model early on, and go before a spike of the loss; alpha 0.1 kept them of
-130 billion parameters down. Where the head is the embedding (``model.tied``), only the lookup's part is shrunk.
-AdamW divides by a gradient's usual size: what is left there of alpha is its part in the global norm that is
-clipped (``train.clip``), and in the sum with a tied head's. alpha 1 changes nothing.
+The value is x, bitwise; the gradient of the looked-up rows is multiplied by alpha. Gradients of an embedding are
+the largest and most uneven of a model early in training, and precede loss spikes; alpha 0.1 stabilised the
+130 billion parameters. With a tied head (``model.tied``), only the lookup's part is scaled.
+AdamW divides by a gradient's usual magnitude: there alpha only affects the global norm used for
+clipping (``train.clip``), and the sum with a tied head's gradient. alpha 1 has no effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EmbedGradShrink(Plugin, api=1, export="llama", identity_at_init=True, surr
 
 
 class Shrunk(Module):
-    """x (B, T, C) -> x, its gradient times alpha."""
+    """The identity x (B, T, C) -> x, with its gradient times alpha."""
 
     def __init__(self, alpha: float) -> None:
         super().__init__()

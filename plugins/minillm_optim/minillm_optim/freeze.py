@@ -1,12 +1,12 @@
-"""Freezing: parameters that keep their values, for the whole run, up to a share of it or from one on.
+"""Freezing: parameters keep their values for the whole run, up to a fraction of it, or from one on.
 
-    freeze.of=["layers.[0-3].*"]                        for good: no gradient, no optimizer state
+    freeze.of=["layers.[0-3].*"]                        permanently: no gradient, no optimizer state
     freeze.of=["embedding.*"] freeze.until=0.1          trained from a tenth of the run on
-    freeze.of=["norm"] freeze.after=0.5                 trained up to its half
+    freeze.of=["norm"] freeze.after=0.5                 trained during the first half
 
-With a share the rate is 0 where they are frozen (and the decay, which it multiplies): the gradient is still
-computed, and moments follow it, so that a parameter that is thawed goes on as one that was trained. For good, it is
-left out of the backward pass, and a rule of another plugin for it is passed over with a note.
+With a fraction, the learning rate is 0 while they are frozen (and so is the decay, which it multiplies): the
+gradient is still computed and the moments are updated, so that a thawed parameter continues normally. Permanently
+frozen parameters are excluded from the backward pass, and another plugin's rule for them is skipped with a note.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Freeze(Plugin, api=1):
         chosen = {
             info.lr_mul for name, info in optimizer.parameters.items() if self._chosen(name, info)
         }
-        for factor in sorted(chosen):  # a parameter's own, where it is trained
+        for factor in sorted(chosen):  # a parameter's own learning-rate factor, where it is trained
             optimizer.set(
                 lambda name, info, own=factor: self._chosen(name, info) and info.lr_mul == own,
                 lr_mul=self._between(factor),
@@ -65,7 +65,7 @@ class Freeze(Plugin, api=1):
         return any(_fits(pattern, name, info) for pattern in self.of)
 
     def _between(self, factor: float) -> Any:
-        """Schedule a factor on the rate: 0 where they are frozen."""
+        """Schedule a factor on the learning rate: 0 while the parameters are frozen."""
         begin = [(0.0, factor)] if self.until is None else [(0.0, 0.0), (self.until, factor)]
         end = [] if self.after is None else [(self.after, 0.0)]
         return plateaus(*begin, *end)

@@ -1,18 +1,18 @@
-"""GaLore: AdamW's moments are kept of a low-rank projection of the gradient (arXiv:2403.03507).
+"""GaLore: AdamW's moments are those of a low-rank projection of the gradient (arXiv:2403.03507).
 
     r = P^T g                                       g (R, C), R <= C, P (R, rank), r (rank, C); a tall g is transposed
     m <- beta1 m + (1 - beta1) r                    v <- beta2 v + (1 - beta2) r^2
     u  = scale P (m^ / (sqrt(v^) + epsilon))        m^, v^: divided by 1 - beta^t
     p <- p - lr (u + wd p)
 
-In every ``every``-th update P becomes orthonormal columns near the largest left singular vectors of that g: by
-orthogonal iteration, P <- the orthonormal factor of (g g^T + damping |g|^2 1) P, ``iterations`` times, from the P
-before, or 1's first columns at the first; the paper takes the SVD. Moments stay as they are when it turns, as in
-the paper. Epsilon is 1e-8 and 1e-4 of the largest sqrt(v^) of a matrix, so that directions which a gradient of
-less rank has not stay still.
+Every ``every`` updates P is set to orthonormal columns near the largest left singular vectors of that g: by
+orthogonal iteration, P <- the orthonormal factor of (g g^T + damping |g|^2 1) P, ``iterations`` times, from the
+previous P, or the first columns of 1 at the start; the paper computes the SVD. Moments are unchanged when P
+changes, as in the paper. Epsilon is 1e-8 plus 1e-4 of the largest sqrt(v^) of a matrix, so that directions missing
+in a gradient of lower rank do not move.
 
-The hidden matrices follow it; the rest stays with AdamW. State: 2 rank (R + C) numbers less R rank a matrix, where
-AdamW keeps 2 R C. With the rank of the matrix P is a turn of all of space, and nothing is left out.
+It applies to the hidden matrices; the others stay with AdamW. State: 2 rank (R + C) - R rank numbers per matrix,
+instead of AdamW's 2 R C. At full rank P is a rotation of the whole space, and nothing is projected out.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ def of_moments(shape: tuple[int, int], rank: int) -> tuple[int, int]:
 
 
 def turned_to(ops: Any, g: Any, basis: Any, *, iterations: int, damping: float) -> Any:
-    """Update g (N, R, C), R <= C, basis (N, R, rank) -> orthonormal, nearer to g's largest left singular vectors."""
+    """Turn basis (N, R, rank) towards the largest left singular vectors of g (N, R, C), R <= C; orthonormal."""
     size = ops.maximum(ops.sum(ops.square(g), (-2, -1), keepdims=True), TINY)
     for _ in range(iterations):
         damped = g @ (ops.matrix_transpose(g) @ basis) + basis * (size * damping)
         q, r = ops.qr(damped / size)
         diagonal = ops.sum(r * eye(ops, *r.shape[-2:]), -2, keepdims=True)  # (N, 1, rank)
-        basis = ops.where(diagonal < 0, -q, q)  # a column's sign is the framework's
+        basis = ops.where(diagonal < 0, -q, q)  # frameworks differ in a column's sign
     return basis
 
 
 def eye(ops: Any, rows: int, columns: int) -> Any:
-    """1's first rows and columns, (1, rows, columns)."""
+    """Return the first rows and columns of the identity, (1, rows, columns)."""
     same = ops.expand_dims(ops.arange(rows), 1) == ops.expand_dims(ops.arange(columns), 0)
     return ops.expand_dims(ops.astype(same, "float32"), 0)
 
@@ -105,12 +105,12 @@ def adam_of_projection(
     updates: Any,
     due: bool,
 ) -> Any:
-    """update (N, R, C); m, v (N, rank, C), basis (N, R, rank) where R <= C -> Adam's update of rank ``rank``."""
+    """Compute Adam's update of rank ``rank`` (N, R, C); m, v (N, rank, C), basis (N, R, rank) where R <= C."""
     tall = update.shape[-2] > update.shape[-1]
     g = ops.matrix_transpose(update) if tall else update
     basis = state["basis"]
     if due:
-        first = eye(ops, *basis.shape[-2:])  # state begins at 0
+        first = eye(ops, *basis.shape[-2:])  # state is initialised to 0
         start = ops.where(updates > 1, basis, first)
         basis = turned_to(ops, g, start, iterations=iterations, damping=damping)
     low = ops.matrix_transpose(basis) @ g

@@ -1,14 +1,14 @@
-"""The infinite schedule: down to a rate that can be held as long as there is data (arXiv:2403.08763).
+"""The infinite schedule: cooldown to a constant learning rate that can be held indefinitely (arXiv:2403.08763).
 
     warm-up      the run's own, to the peak
     cooldown     from the peak to ``constant`` of it, along half a cosine or an inverse root:
                  1 + (constant - 1) h(y) / h(1),  h(y) = 1 / sqrt(1 + 10 y) - 1,  y from 0 to 1
-    constant     held: a branch of the run can continue from there on other text, without a new warm-up
-    annealing    constant (least / constant)^y in the last part of the run, from where it is evaluated
+    constant     held: a branch of the run can continue from there on other text, without another warm-up
+    annealing    constant (least / constant)^y in the last part of the run, before evaluation
 
-Shares are of what follows the warm-up, where the paper counts steps: ``--branch RUN@STEP`` with
-``infinite_lr.annealing=0`` never anneals, and another branch anneals. The defaults are the paper's
-rates: 0.55 and 0.1 of the peak.
+Fractions are of the run after the warm-up, where the paper counts steps: a run with
+``infinite_lr.annealing=0`` never anneals, and a branch ``--branch RUN@STEP`` can anneal. The defaults are the
+paper's rates: 0.55 and 0.1 of the peak.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from minillm_core import PlanError, Plugin, option
 __all__ = ["InfiniteLR", "phased"]
 
 ALPHA = 10.0
-"""Of the inverse root: how much of the way down is at its beginning."""
+"""Constant of the inverse root: how much of the descent happens at its beginning."""
 
 
 class InfiniteLR(Plugin, api=1):
@@ -58,7 +58,7 @@ class InfiniteLR(Plugin, api=1):
 def phased(
     x: float, *, cooldown: float, form: str, constant: float, annealing: float, least: float
 ) -> float:
-    """Return the share of a peak at x of what follows the warm-up."""
+    """Return the fraction of the peak at x, the fraction of the run after the warm-up."""
     if x < cooldown:
         return 1.0 + (constant - 1.0) * FORMS[form](x / cooldown)
     if annealing and x > 1.0 - annealing:
@@ -75,4 +75,4 @@ def _inverse_root(y: float) -> float:
 
 
 FORMS = {"cosine": _cosine, "inverse_root": _inverse_root}
-"""From 0 to 1: which share of the way down lies behind."""
+"""Maps 0..1 to the completed fraction of the descent."""

@@ -1,10 +1,10 @@
-"""Clipping by layers: the gradients of a layer have a norm of ``most`` together, at most.
+"""Layer-wise gradient clipping: the gradients of a layer have at most the joint norm ``most``.
 
     g <- g min(1, most / |G|)              | |: Euclidean, of all gradients G of the parameter's layer
 
-A layer is a block, with its attention, MLP and norms; the embedding, the head and what else is in no block are
-layers of their own. Where one layer's gradients jump, the others keep theirs, which clipping by the global norm
-makes smaller as well (``train.clip``; it comes first, and 0 leaves it out). It joins the gradients of every rule.
+A layer is a block, with its attention, MLP and norms; the embedding, the head and every parameter outside the
+blocks are layers of their own. Where one layer's gradients spike, the others are unchanged, unlike under clipping
+by the global norm (``train.clip``; it is applied first, 0 disables it). It applies to the gradients of every rule.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from minillm_core import Plugin, option, stage
 
 __all__ = ["LayerClip", "clip_layer"]
 
-EPSILON = 1e-6  # beside a norm, as torch's clip_grad_norm_ has it
+EPSILON = 1e-6  # added to a norm, as in torch's clip_grad_norm_
 
 
 class LayerClip(Plugin, api=1):
@@ -42,5 +42,5 @@ def clip_layer(
     most: float,
     layer_grad_norm: Any,
 ) -> Any:
-    """update (...), layer_grad_norm 0-d or (N, 1, ...) -> the update, as its layer's gradients are clipped."""
+    """Clip the update (...) by its layer's gradient norm; layer_grad_norm 0-d or (N, 1, ...)."""
     return update * ops.minimum(most / (layer_grad_norm + EPSILON), 1.0), state

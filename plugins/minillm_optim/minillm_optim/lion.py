@@ -4,8 +4,8 @@
     p <- p - lr (u + wd p)
     m <- b2 m + (1 - b2) g
 
-Each weight moves by the learning rate, whatever the size of its gradient: the rate is a third to a
-tenth of AdamW's, the decay as many times larger. One moment instead of two.
+Each weight moves by the learning rate, whatever the magnitude of its gradient: the rate is a third to a
+tenth of AdamW's, the decay larger by the same factor. One moment instead of two.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Lion(Plugin, api=1):
 def lion(
     ops: Any, update: Any, param: Any, state: dict[str, Any], *, beta1: float, beta2: float
 ) -> Any:
-    """update, momentum (N, ...) -> -1, 0 or 1 for each weight; 0 where nothing has ever moved it."""
+    """Return -1, 0 or 1 for each weight (N, ...); 0 where update and momentum have always been 0."""
     mean = state["momentum"]
     mixed = mean * beta1 + update * (1 - beta1)
     zero = ops.zeros_like(mixed)

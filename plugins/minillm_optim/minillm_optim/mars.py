@@ -1,13 +1,13 @@
-"""MARS: AdamW on gradients whose variance is reduced by the one before (arXiv:2411.10438).
+"""MARS: AdamW on variance-reduced gradients, corrected by the previous one (arXiv:2411.10438).
 
-    c  = g + gamma beta1 / (1 - beta1) (g - g')          g': the gradient of the update before
+    c  = g + gamma beta1 / (1 - beta1) (g - g')          g': the gradient of the previous update
     c <- c min(1, 1 / |c|)                               | |: the parameter's Euclidean norm
     m <- beta1 m + (1 - beta1) c             v <- beta2 v + (1 - beta2) c^2
     p <- p - lr (m^ / (sqrt(v^) + epsilon) + wd p)
 
-This is MARS-AdamW in its approximate form, the one of the paper's language models: g' is the gradient that
-the last update had, not that of the new weights on the old batch, so that a step costs no second pass. At
-the first update g' is g. A third number of state a weight holds it.
+This is MARS-AdamW in its approximate form, used for the paper's language models: g' is the gradient of the
+previous update, not that of the new weights on the previous batch, so that a step needs no second pass. At
+the first update g' is g. It is stored as a third number of state per weight.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class MARS(Plugin, api=1):
         adam = stage(
             corrected_adam,
             state={"m": "like", "v": "like", "last": "like"},
-            needs="matrix",  # the norm is a parameter's: each stands by itself in a stack
+            needs="matrix",  # the norm is per parameter, also within a stack
             gamma=self.gamma,
             beta1=self.beta1,
             beta2=self.beta2,
@@ -64,7 +64,7 @@ def corrected_adam(
     epsilon: float,
     updates: Any,
 ) -> Any:
-    """update, m, v and last, the gradient before, (N, ...) -> Adam's update of what is corrected."""
+    """Compute Adam's update of the corrected gradient; update, m, v and ``last``, the one before (N, ...)."""
     last = ops.where(updates > 1, state["last"], update)
     c = update + (update - last) * (gamma * beta1 / (1 - beta1))
     norm = ops.sqrt(ops.sum(ops.square(c), tuple(range(1, c.ndim)), keepdims=True))  # (N, 1, ...)

@@ -1,11 +1,11 @@
-"""Power cooldown: the rate is flat, and then falls as a power of what is left (modded-nanogpt's PowerCool).
+"""Power cooldown: a constant learning rate, then a power of the remaining run (modded-nanogpt's PowerCool).
 
-    factor(x) = min(1, ((end - x) / cooldown)^power)        x: share of the run behind the warm-up, 0 to 1
+    factor(x) = min(1, ((end - x) / cooldown)^power)        x: fraction of the run after the warm-up, 0 to 1
 
-min(lr, c (t_end - t)^1.2) of the optimization track's results since 2026-05-09, c so that the fall begins
-``cooldown`` before ``end``. Power 1 and end 1 are train.schedule=wsd with that train.cooldown; a power above 1
-is steep first, and comes near 0 slowly. With an end above 1 the run stops on the way down, as theirs do, and
-with one below 1 it ends in steps of 0.
+min(lr, c (t_end - t)^1.2) of the optimization track's results since 2026-05-09, with c such that the fall starts
+``cooldown`` before ``end``. Power 1 and end 1 equal train.schedule=wsd with that train.cooldown; a power above 1
+falls steeply at first, and approaches 0 slowly. With an end above 1 the run stops before reaching 0, as theirs do,
+and with one below 1 its last steps have learning rate 0.
 """
 
 from __future__ import annotations
@@ -35,5 +35,5 @@ class PowerCooldown(Plugin, api=1):
 
 
 def falling(x: float, *, power: float, cooldown: float, end: float) -> float:
-    """Return the share of a peak at x of what follows the warm-up."""
+    """Return the fraction of the peak at x, the fraction of the run after the warm-up."""
     return min(1.0, max(0.0, end - x) / cooldown) ** power

@@ -1,27 +1,27 @@
-"""Schedule-free AdamW: no decay of the rate, since an average is evaluated (arXiv:2405.15682).
+"""Schedule-free AdamW: no learning-rate decay, as an average of the iterates is evaluated (arXiv:2405.15682).
 
-    z: where plain steps lead,    x: an average of the z,    y: between them, where gradients are taken
+    z: the plain iterates,    x: an average of the z,    y: between them, where gradients are taken
 
-    y_t     = (1 - beta1) z_t + beta1 x_t                  the parameter that is trained
+    y_t     = (1 - beta1) z_t + beta1 x_t                  the trained parameter
     v_t     = beta2 v_(t-1) + (1 - beta2) g(y_t)^2
     u_t     = g(y_t) / (sqrt(v_t / (1 - beta2^t)) + epsilon) + wd y_t
     z_(t+1) = z_t - lr_t u_t
     x_(t+1) = (1 - c_t) x_t + c_t z_(t+1)                  c_t = w_t / (w_1 + ... + w_t)
     w_t     = max(lr_1 ... lr_t)^2
 
-beta1 has the place of a momentum. Kept are y, as the parameter, z and v: the memory of AdamW. x follows,
+beta1 replaces a momentum. Stored are y, as the parameter, z and v: the memory of AdamW. The average is
 
     x = y + (1 - 1 / beta1) (z - y)
 
-and is what is evaluated, sampled from, exported. y moves in one step, which has no difference of near
-numbers in it:
+and is used for evaluation, sampling and export. y is updated in one expression, without differences of nearly
+equal numbers:
 
     y_(t+1) = y_t + c_t (z_t - y_t) - lr_t (1 - beta1 (1 - c_t)) u_t
 
-The rate rises over the run's own warm-up (train.warmup) and stays: its cooldown (train.schedule) has no
-part in it. A run need not know its end, and can be evaluated anywhere as if the rate had come down there.
-The authors advise rates of 1 to 10 times AdamW's, and beta1 of 0.95 to 0.98 for long runs. What moves the
-parameter behind the write (``snoo``, ``ema_nesterov``) is refused: z and x would be around where it was.
+The learning rate rises over the run's warm-up (train.warmup) and stays constant: its cooldown (train.schedule)
+is ignored. A run need not know its length, and can be evaluated at any step as if the rate had decayed there.
+The authors advise rates of 1 to 10 times AdamW's, and beta1 of 0.95 to 0.98 for long runs. A stage that moves the
+parameter after the write (``snoo``, ``ema_nesterov``) is refused: z and x would refer to its former place.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def write(
     lr_mul: Any,
     beta1: float,
 ) -> tuple[Any, dict[str, Any]]:
-    """Move y, the parameter, and z; of ``total``, the sum of the weights, and ``peak`` one each, (N, 1, ...)."""
+    """Move y, the parameter, and z; ``total``, the sum of the w_t, and ``peak`` are (N, 1, ...)."""
     z = ops.where(state["total"] > 0, state["z"], param)
     peak = ops.maximum(state["peak"], lr)
     total = state["total"] + ops.square(peak)
@@ -106,6 +106,6 @@ def write(
 
 
 def evaluated(ops: Any, param: Any, state: Mapping[str, Any], *, beta1: float) -> Any:
-    """Return x; the parameter where no step was made yet."""
+    """Return x; the parameter where there was no step yet."""
     x = param + (state["write.z"] - param) * (1 - 1 / beta1)
     return ops.where(state["write.total"] > 0, x, param)

@@ -1,4 +1,4 @@
-"""Which parameters follow a rule of this distribution."""
+"""The parameters that follow a rule of this distribution."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ Scope = Literal["all", "hidden", "rest"]
 
 
 def in_scope(scope: Scope) -> Callable[[str, Any], bool]:
-    """Return ``where(name, info)`` of a scope.
+    """Return the predicate ``where(name, info)`` of a scope.
 
-    ``hidden`` are the matrices inside the blocks (attention, MLP, adapters), which Muon takes as well;
-    ``rest`` is everything else, so that two rules share a model: ``muon`` beside ``lion.scope=rest``.
+    ``hidden`` selects the matrices inside the blocks (attention, MLP, adapters), as Muon does;
+    ``rest`` everything else, so that two rules can share a model: ``muon`` with ``lion.scope=rest``.
     """
 
     def where(name: str, info: Any) -> bool:

@@ -1,23 +1,23 @@
-"""Shampoo: gradients between inverse roots of their row and column statistics (arXiv:1802.09568).
+"""Shampoo: gradients preconditioned by inverse roots of row and column statistics (arXiv:1802.09568).
 
     L <- beta2 L + (1 - beta2) g g^T         R <- beta2 R + (1 - beta2) g^T g
     m <- beta1 m + (1 - beta1) g             v <- beta2 v + (1 - beta2) g^2
     u  = L^(-1/4) m R^(-1/4)
     p <- p - lr (|a| / |u| u + wd p)         a = m^ / (sqrt(v^) + 1e-8), AdamW's update
 
-Statistics are running means and the size of a step is AdamW's, as in distributed Shampoo (arXiv:2309.06497,
-there called grafting), so that ``shampoo.lr`` is AdamW's too. The roots are made in every ``every``-th update, by
-a coupled Newton iteration of products alone (arXiv:2002.09018, from Iannazzo, 2006), for p = 4:
+Statistics are running means and the magnitude of a step is AdamW's, as in distributed Shampoo (arXiv:2309.06497,
+there called grafting), so that ``shampoo.lr`` has AdamW's scale. The roots are computed every ``every`` updates,
+by a coupled Newton iteration with products only (arXiv:2002.09018, from Iannazzo, 2006), for p = 4:
 
     A = L + damping |L| 1,  M = A (1 + p) / (2 |A|),  H = ((1 + p) / (2 |A|))^(1/p) 1
-    T = ((p + 1) 1 - M) / p,  M <- T^p M,  H <- H T              M goes to 1, H to A^(-1/p)
+    T = ((p + 1) 1 - M) / p,  M <- T^p M,  H <- H T              M converges to 1, H to A^(-1/p)
 
-It needs no eigenvalues, which not all frameworks compute on all devices. An iteration raises the least
-eigenvalue of M by (1 + 1/p)^p = 2.44: 20 of them are enough for damping of 1e-5, 25 for 1e-6, where the
-rounding of float32 is 2e-3 of a root. All of them are one graph, which torch compiles for minutes.
+It needs no eigendecomposition, which not all frameworks support on all devices. An iteration raises the
+smallest eigenvalue of M by (1 + 1/p)^p = 2.44: 20 of them suffice for damping of 1e-5, 25 for 1e-6, where
+float32 rounding is 2e-3 of a root. All iterations are one graph, which torch compiles for minutes.
 
-The hidden matrices follow it; the rest stays with AdamW. Between two roots a step costs four products a
-matrix. State: two numbers a weight, and four square matrices.
+It applies to the hidden matrices; the others stay with AdamW. Between two roots a step costs four products per
+matrix. State: two numbers per weight, and four square matrices.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from minillm_optim.scope import in_scope
 __all__ = ["Shampoo", "inverse_root", "precondition"]
 
 POWER = 4
-"""Of the inverse roots of a matrix's two statistics."""
+"""Exponent of the inverse roots of a matrix's two statistics."""
 
-EPSILON = 1e-8  # of AdamW
-TINY = 1e-30  # of norms: a matrix that never had a gradient stays
+EPSILON = 1e-8  # AdamW's
+TINY = 1e-30  # of norms: a matrix that never had a gradient is unchanged
 
 
 class Shampoo(Plugin, api=1):
@@ -78,17 +78,17 @@ class Shampoo(Plugin, api=1):
 
 
 def of_rows(shape: tuple[int, int]) -> tuple[int, int]:
-    """(R, C) -> (R, R)."""
+    """Return (R, R) for (R, C)."""
     return shape[0], shape[0]
 
 
 def of_columns(shape: tuple[int, int]) -> tuple[int, int]:
-    """(R, C) -> (C, C)."""
+    """Return (C, C) for (R, C)."""
     return shape[1], shape[1]
 
 
 def statistics(ops: Any, update: Any, state: Mapping[str, Any], beta2: float) -> tuple[Any, Any]:
-    """update g (N, R, C) -> the running means of g g^T (N, R, R) and g^T g (N, C, C), this one included."""
+    """Update the running means of g g^T (N, R, R) and g^T g (N, C, C) with g (N, R, C)."""
     turned = ops.matrix_transpose(update)
     left = state["left"] * beta2 + (update @ turned) * (1 - beta2)
     right = state["right"] * beta2 + (turned @ update) * (1 - beta2)
@@ -96,19 +96,19 @@ def statistics(ops: Any, update: Any, state: Mapping[str, Any], beta2: float) ->
 
 
 def norm(ops: Any, x: Any) -> Any:
-    """x (N, R, C) -> (N, 1, 1), of Frobenius."""
+    """Compute the Frobenius norm of x (N, R, C), (N, 1, 1)."""
     return ops.sqrt(ops.sum(ops.square(x), (-2, -1), keepdims=True))
 
 
 def identity(ops: Any, x: Any) -> Any:
-    """x (N, R, R) -> 1, (1, R, R)."""
+    """Return the identity (1, R, R) for x (N, R, R)."""
     place = ops.arange(x.shape[-1])
     same = ops.expand_dims(place, 0) == ops.expand_dims(place, 1)
     return ops.expand_dims(ops.astype(same, "float32"), 0)
 
 
 def inverse_root(ops: Any, x: Any, *, damping: float, iterations: int) -> Any:
-    """Symmetric x (N, R, R), no eigenvalue below 0 -> (x + damping |x| 1)^(-1/4); of 0, a multiple of 1."""
+    """Compute (x + damping |x| 1)^(-1/4) of symmetric positive semidefinite x (N, R, R); of 0, a multiple of 1."""
     one = identity(ops, x)
     damped = x + one * (ops.maximum(norm(ops, x), TINY) * damping)
     scale = (1.0 + POWER) / (2.0 * norm(ops, damped))  # (N, 1, 1)
@@ -133,7 +133,7 @@ def precondition(
     updates: Any,
     due: bool,
 ) -> Any:
-    """update, m, v (N, R, C); left (N, R, R), right (N, C, C), and their roots -> an update as long as Adam's."""
+    """Compute an update with Adam's norm; update, m, v (N, R, C); left (N, R, R), right (N, C, C), roots."""
     left, right = statistics(ops, update, state, beta2)
     left_root, right_root = state["left_root"], state["right_root"]
     if due:

@@ -1,18 +1,18 @@
 """Snoo: every K-th update is followed by a Nesterov step of slow weights (arXiv:2510.15830).
 
-    f: the weights that updates move;  s: the slow ones;  in every K-th update, behind it
+    f: the fast weights, moved by updates;  s: the slow ones;  after every K-th update
 
-    d <- s - f                              how far they came since
+    d <- s - f                              their movement since
     m <- mu m + d
     s <- s - eta (d + mu m)                 torch's SGD, nesterov, of d as a gradient
     f <- s
 
-It is Lookahead, and DiLoCo of one worker, with a momentum: eta 1 and mu 0 are the inner optimizer alone, bit by
-bit. modded-nanogpt's second track (record of 2025-09-16) has it beside Muon and Adam, with the numbers that are
-the defaults here. Slow weights begin as those behind the first update, and outer steps are behind the updates
-K + 1, 2 K + 1 ...; there all of it is one update earlier. Two numbers a weight more are kept: s and m. A parameter
-whose rate is 0 (``freeze``) stays. It is refused beside ``schedule_free``, which keeps points of its own around
-the parameter: those would be of a place that the outer step has left.
+It is Lookahead, and DiLoCo with one worker, with a momentum: eta 1 and mu 0 are the inner optimizer alone,
+bitwise. modded-nanogpt's second track (record of 2025-09-16) has it with Muon and Adam; its values are
+the defaults here. Slow weights start as those after the first update, and outer steps follow the updates
+K + 1, 2 K + 1 ...; there everything is one update earlier. Two more numbers per weight are stored: s and m. A
+parameter whose learning rate is 0 (``freeze``) is unchanged. It conflicts with ``schedule_free``, whose own points
+refer to the parameter: they would refer to a place that the outer step has left.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def outer(
     momentum: float,
     lr_mul: Any,
 ) -> Any:
-    """param, slow, momentum (...), begun (1, ...) -> the parameter after an outer step; and slow is that."""
+    """Compute parameter and slow weights after an outer step; param, slow, momentum (...), begun (1, ...)."""
     slow = ops.where(state["begun"] > 0, state["slow"], param)
     difference = slow - param
     mean = state["momentum"] * momentum + difference
@@ -63,7 +63,7 @@ def outer(
 
 
 def unless_still(ops: Any, new: Any, param: Any, lr_mul: Any) -> Any:
-    """Return new, or param (...) where the factor on its rate is 0: a number, 0-d or (N, 1, ...)."""
+    """Return ``new``, or param (...) where the factor on its learning rate is 0: a number, 0-d or (N, 1, ...)."""
     if isinstance(lr_mul, (int, float)):
         return new if lr_mul else param
     return ops.where(lr_mul == 0, param, new)

@@ -6,13 +6,13 @@
     u  = P (m^' / (sqrt(v^) + epsilon)) Q^T  m^' = P^T m^ Q;  m^, v^: divided by 1 - beta^t
     p <- p - lr (u + wd p)
 
-In every ``every``-th update P is the orthonormal factor of (L + damping |L| 1) P, Q likewise: one step of
-orthogonal iteration, which Shampoo's roots need thirty for. P and Q begin at 1, where SOAP is AdamW; the
-paper begins with the eigenvectors of the first gradient and leaves that update out. The multiple of 1 leaves
-eigenvectors as they are, and lets rounding choose none of them, as it would where a statistic has no
-eigenvalues to speak of. For the same reason epsilon is 1e-8 and 1e-4 of the largest sqrt(v^) of a matrix.
+Every ``every`` updates P is set to the orthonormal factor of (L + damping |L| 1) P, Q likewise: one step of
+orthogonal iteration, where Shampoo's roots need thirty. P and Q start at 1, where SOAP equals AdamW; the
+paper starts with the eigenvectors of the first gradient and skips that update. The added multiple of 1 does not
+change eigenvectors, and prevents rounding from choosing them where a statistic's eigenvalues are
+negligible. For the same reason epsilon is 1e-8 plus 1e-4 of the largest sqrt(v^) of a matrix.
 
-The hidden matrices follow it; the rest stays with AdamW. State: two numbers a weight, and four square
+It applies to the hidden matrices; the others stay with AdamW. State: two numbers per weight, and four square
 matrices.
 """
 
@@ -33,7 +33,7 @@ TINY = 1e-30  # of norms
 
 SIDES: Mapping[str, Any] = {"left": of_rows, "right": of_columns}
 STATISTICS = {**SIDES, **{f"{side}_basis": shape for side, shape in SIDES.items()}}
-"""Entries of a stage's state: L and R, and a basis of each."""
+"""Entries of a stage's state: L and R, and a basis for each."""
 
 
 class SOAP(Plugin, api=1):
@@ -69,11 +69,11 @@ class SOAP(Plugin, api=1):
 
 
 def turned(ops: Any, statistic: Any, basis: Any, damping: float) -> Any:
-    """Symmetric statistic, basis (N, R, R) -> the basis, nearer to the eigenvectors, largest first."""
+    """Turn basis (N, R, R) towards the eigenvectors of a symmetric statistic (N, R, R), largest first."""
     one = identity(ops, statistic)
     damped = statistic + one * (ops.maximum(norm(ops, statistic), TINY) * damping)
     q, r = ops.qr(damped @ basis)
-    diagonal = ops.sum(r * one, -2, keepdims=True)  # (N, 1, R): a column's sign is the framework's
+    diagonal = ops.sum(r * one, -2, keepdims=True)  # (N, 1, R): signs differ by framework
     return ops.where(diagonal < 0, -q, q)
 
 
@@ -86,9 +86,9 @@ def followed(
     updates: Any,
     due: bool,
 ) -> tuple[dict[str, Any], Any, Any]:
-    """update (N, R, C) -> :data:`STATISTICS` with it, and the bases P (N, R, R), Q (N, C, C), turned where due."""
+    """Update :data:`STATISTICS` with update (N, R, C), and turn the bases P (N, R, R), Q (N, C, C) where due."""
     left, right = statistics(ops, update, state, beta)
-    p, q = (  # state begins at 0, bases at 1
+    p, q = (  # state is initialised to 0, bases start at 1
         ops.where(updates > 1, state[f"{side}_basis"], identity(ops, state[f"{side}_basis"]))
         for side in SIDES
     )
@@ -98,12 +98,12 @@ def followed(
 
 
 def into(ops: Any, x: Any, p: Any, q: Any) -> Any:
-    """x (N, R, C) -> P^T x Q."""
+    """Compute P^T x Q of x (N, R, C)."""
     return ops.matrix_transpose(p) @ x @ q
 
 
 def divided(ops: Any, x: Any, root: Any, p: Any, q: Any) -> Any:
-    """x and its usual size (N, R, C), both in the bases -> P (x / (root + epsilon)) Q^T."""
+    """Compute P (x / (root + epsilon)) Q^T of x and its usual magnitude (N, R, C), both in the bases."""
     floor = ops.max(ops.max(root, -1, keepdims=True), -2, keepdims=True) * RELATIVE + EPSILON
     return p @ (x / (root + floor)) @ ops.matrix_transpose(q)
 
@@ -120,7 +120,7 @@ def adam_in_eigenbasis(
     updates: Any,
     due: bool,
 ) -> Any:
-    """update, m, v (N, R, C); left (N, R, R), right (N, C, C), and their bases -> Adam's update, turned back."""
+    """Compute Adam's update in the bases, and rotate back; m, v (N, R, C); left (N, R, R), right (N, C, C)."""
     kept, p, q = followed(ops, update, state, beta2, damping, updates, due)
     m = state["m"] * beta1 + update * (1 - beta1)
     v = state["v"] * beta2 + ops.square(into(ops, update, p, q)) * (1 - beta2)

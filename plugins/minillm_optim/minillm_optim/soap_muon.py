@@ -1,4 +1,4 @@
-"""SOAP-Muon: Muon whose momentum is divided by its usual size in SOAP's bases first.
+"""SOAP-Muon: Muon whose momentum is first divided by its usual magnitude in SOAP's bases.
 
     m <- mu m + (1 - mu) g,  n = (1 - mu) g + mu m                Muon's momentum
     L <- beta L + (1 - beta) g g^T,   R <- beta R + (1 - beta) g^T g
@@ -6,12 +6,12 @@
     u  = NewtonSchulz(P ((P^T n Q) / (sqrt(v) + epsilon)) Q^T)    then Muon's scale and decay
 
 (N. Vyas, "SOAP-Muon"; modded-nanogpt's optimization track since 2026-05-04, from 2026-06-09 on all hidden matrices
-and with bases turned in every update, ``soap_muon.every=1``, as its best results.) Bases, how they turn and their
-start are SOAP's: see there. The published code restores the length of n behind the division; orthogonalisation,
-which is next, does not see it. Statistics take the gradient before the bases are used, there behind it.
+and with bases updated every time, ``soap_muon.every=1``, as in its best results.) The bases, their updates and
+initial values are SOAP's. The published code restores the norm of n after the division; orthogonalisation,
+which follows, does not depend on it. Statistics are updated before the bases are used, there after it.
 
-It takes the place of Muon's momentum: ``muon_eq`` wants the same one. State beside Muon's: a number a weight, and
-four square matrices. A QR of each side in every turn: dear without many updates between turns.
+It replaces Muon's momentum and so conflicts with ``muon_eq``. State besides Muon's: one number per weight, and
+four square matrices. Each update of the bases is a QR of each side: expensive if frequent.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def divided_in_eigenbasis(
     updates: Any,
     due: bool,
 ) -> Any:
-    """update, momentum, v (N, R, C); left (N, R, R), right (N, C, C), and their bases -> what Muon orthogonalises."""
+    """Compute the matrix to orthogonalise; momentum, v (N, R, C); left (N, R, R), right (N, C, C), bases."""
     kept, p, q = followed(ops, update, state, beta, damping, updates, due)
     mean = state["momentum"] * momentum + update * (1 - momentum)
     ahead = into(ops, update * (1 - momentum) + mean * momentum, p, q)

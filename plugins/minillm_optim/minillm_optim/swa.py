@@ -1,14 +1,14 @@
-"""SWA: the mean of the weights over the end of a run, which is what is evaluated (arXiv:1803.05407).
+"""SWA: the mean of the weights over the end of a run, used for evaluation (arXiv:1803.05407).
 
-    a_n <- a_(n-1) + (theta_t - a_(n-1)) / n        n = 1, 2, ... weights that are averaged
+    a_n <- a_(n-1) + (theta_t - a_(n-1)) / n        n = 1, 2, ... counts averaged weights
 
-over every update of the last share of the run (``last``), or with ``every = k`` over every k-th one: those
-of the updates k, 2 k, 3 k ... With k of some hundred it is the mean of the checkpoints that LAWA takes
-(arXiv:2306.03241), all of the tail and not the latest few, so that one array holds it. Before the tail the
-weights themselves are evaluated.
+over every update of the last fraction of the run (``last``), or with ``every = k`` over every k-th one: the
+updates k, 2 k, 3 k ... With k of some hundred it is the mean of checkpoints as in LAWA
+(arXiv:2306.03241), over the whole tail instead of the latest few, so that one array suffices. Before the tail
+the weights themselves are evaluated.
 
-Training never sees it: eager, a run has the weights, bit by bit, of a run without the plugin (compiled
-code may round otherwise).
+Training does not depend on it: in eager mode, the weights are bitwise those of a run without the plugin
+(compiled code may round differently).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def mean(
     begun: Any,
     updates: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """Take the new parameter into the mean, (N, ...); count, (N, 1, ...), are those averaged so far."""
+    """Update the mean (N, ...) with the new parameter; count, (N, 1, ...), is the number of averaged updates."""
     due = begun
     if period > 1:
         due = ops.where(updates % float(period) == 0, ops.ones_like(updates), 0.0) * begun
@@ -59,5 +59,5 @@ def mean(
 
 
 def averaged(ops: Any, param: Any, state: Mapping[str, Any]) -> Any:
-    """Return the mean; the parameter where there is none yet."""
+    """Return the mean; the parameter where there is no mean yet."""
     return ops.where(state["average.count"] > 0, state["average.mean"], param)

@@ -1,4 +1,4 @@
-"""AdamW in 8 bits: its formulas, how near it stays to AdamW, and what is kept of it."""
+"""Tests of AdamW in 8 bits: its formulas, its deviation from AdamW, and its stored state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AdamW's kin against their papers' formulas in NumPy, several updates, and beside Muon."""
+"""Tests of AdamW's variants against their papers' formulas in NumPy, over several updates, and with Muon."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Arrays = dict[str, np.ndarray]
 
 
 class Cautious:
-    """Algorithm of the published code, one parameter."""
+    """The published code's algorithm for one parameter."""
 
     m = v = 0.0
 
@@ -33,7 +33,7 @@ class Cautious:
 
 
 class Mixture:
-    """AdEMAMix with a warm-up of the whole run."""
+    """AdEMAMix with a warm-up over the whole run."""
 
     fast = slow = v = 0.0
 
@@ -49,7 +49,7 @@ class Mixture:
 
 
 class Corrected:
-    """MARS-AdamW, approximate."""
+    """MARS-AdamW, in its approximate form."""
 
     m = v = 0.0
     last: np.ndarray | None = None
@@ -64,7 +64,7 @@ class Corrected:
 
 
 class Factored:
-    """Adafactor, relative steps."""
+    """Adafactor with relative steps."""
 
     rows = columns = v = 0.0
 
@@ -95,7 +95,7 @@ def test_updates_are_the_papers(planned: Any, drawn: Any, stepped: Any, name: st
     plan = planned({name: plugin(**options)}, "train.weight_decay=0.5")
     rng = np.random.default_rng(0)
     params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(UPDATES)]
-    params["layers.0.attention_norm.weight"] *= 1e-5  # smaller than Adafactor's least size
+    params["layers.0.attention_norm.weight"] *= 1e-5  # below Adafactor's minimum scale
     got, state = params, None
     for t, grad in enumerate(grads, 1):
         values = plan.values(t / UPDATES) | {f"{name}.lr": 0.1}
@@ -119,7 +119,7 @@ def test_adafactors_are_torchs_where_steps_are_relative(
     tensors = {name: torch.nn.Parameter(torch.tensor(p)) for name, p in params.items()}
     theirs = torch.optim.Adafactor(tensors.values(), lr=0.1, weight_decay=0.0, eps=(1e-30, 1e-3))
     for step, grad in enumerate(grads, 1):
-        assert 1 / math.sqrt(step) >= 0.1  # torch's rate is the smaller one
+        assert 1 / math.sqrt(step) >= 0.1  # torch's learning rate is the smaller one
         for name, tensor in tensors.items():
             tensor.grad = torch.tensor(grad[name])
         theirs.step()

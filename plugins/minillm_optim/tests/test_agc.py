@@ -1,4 +1,4 @@
-"""Adaptive clipping against its formula, in front of AdamW and of Muon, on every framework."""
+"""Tests of adaptive clipping against its formula, before AdamW and Muon, on every framework."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minillm_optim.lion import Lion
 
 
 def by_hand(grad: np.ndarray, weight: np.ndarray, clipping: float, epsilon: float) -> np.ndarray:
-    """One unit after the other, as the paper has it."""
+    """Clip unit by unit, as in the paper."""
     found = np.empty_like(grad)
     for place in np.ndindex(grad.shape[:-1]):
         size = np.linalg.norm(grad[place])
@@ -29,7 +29,7 @@ def test_units_are_clipped_by_their_own_norm(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(0)
     grad = rng.standard_normal(shape) * np.exp(rng.standard_normal((*shape[:-1], 1)))
     weight = rng.standard_normal(shape)
-    grad[..., :1], weight[:1] = 0.0, 0.0  # units at 0, and weights without a gradient
+    grad[..., :1], weight[:1] = 0.0, 0.0  # units of zeros, and weights without gradient
     got, state = clip_units(NumPyOps(), grad, weight, {}, clipping=0.5, epsilon=1e-3)
     np.testing.assert_allclose(got, by_hand(grad, weight, 0.5, 1e-3), rtol=1e-12)
     assert state == {}

@@ -1,4 +1,4 @@
-"""Averages of weights against their formulas in NumPy: what a stage keeps, and what is evaluated."""
+"""Tests of weight averages against their formulas in NumPy: stored state and evaluated weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Arrays = dict[str, np.ndarray]
 
 @pytest.fixture
 def followed(drawn: Any, stepped: Any) -> Callable[..., Iterator[tuple[Arrays, Arrays, Arrays]]]:
-    """Parameters, what is evaluated in their place and gradients, before and after each of 12 steps."""
+    """Record parameters, evaluated weights and gradients, before and after each of 12 steps."""
 
     def follow(plan: Any) -> Iterator[tuple[Arrays, Arrays, Arrays]]:
         rng, groups = np.random.default_rng(0), {str(i): g for i, g in enumerate(plan.groups)}
@@ -92,7 +92,7 @@ def test_swa_is_the_mean_of_the_tail(
 def test_schedule_free_is_the_papers(
     planned: Any, followed: Any, warmup: float, beta1: float
 ) -> None:
-    """x, y and z by their definitions, each kept; the parameter is y, and x is evaluated."""
+    """Compare x, y and z with their definitions; the parameter is y, and x is evaluated."""
     free = ScheduleFree(lr=0.1, beta1=beta1, beta2=0.8, epsilon=1e-4, weight_decay=0.3)
     plan = planned({"free": free}, f"train.warmup={warmup}")
     x, z, v, total, peak = {}, {}, {}, 0.0, 0.0

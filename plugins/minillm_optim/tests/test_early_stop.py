@@ -1,4 +1,4 @@
-"""Early stopping: what it decides, and that a run it ends is done, resumed or not."""
+"""Tests of early stopping: its decision, and that a run it ends is complete, resumed or not."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_kill_before_the_last_checkpoint_stops_at_the_same_step(text: str) -> 
         if isinstance(event, Evaluated) and event.stop:
             break
     run.save()
-    run.close()  # the record says that it was ended, and not that it was done
+    run.close()  # the record has it as ended, not as complete
     assert json.loads(Path("killed/run.json").read_text())["exit"] != 0
     assert Run.open("killed").train().step == 4
     assert json.loads(Path("killed/run.json").read_text())["exit"] == 0

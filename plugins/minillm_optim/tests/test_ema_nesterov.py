@@ -1,4 +1,4 @@
-"""EMA-Nesterov against its published loop around AdamW and Muon: where gradients are taken, what is evaluated."""
+"""Tests of EMA-Nesterov against its published loop around AdamW and Muon: gradients, and evaluated weights."""
 
 from __future__ import annotations
 

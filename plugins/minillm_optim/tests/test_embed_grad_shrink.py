@@ -1,4 +1,4 @@
-"""The embedding's gradient against that of the plain model: the lookup's part, and nothing else, times alpha."""
+"""Test of the embedding's gradient: only the lookup's part is multiplied by alpha."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_tables_gradient_is_shrunk_and_no_other(backend: str) -> None:
     np.testing.assert_array_equal(shrunk.hidden, whole.hidden)
     for name, gradient in whole.gradients.items():
         got, nothing = shrunk.gradients[name], none.gradients[name]
-        if name == "embedding.weight":  # with alpha 0 a tied head's part is left
+        if name == "embedding.weight":  # with alpha 0 a tied head's part remains
             want = nothing + ALPHA * (gradient - nothing)
             assert np.abs(gradient - nothing).max() > 1e-4
             np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-7)

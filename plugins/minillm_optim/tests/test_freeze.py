@@ -1,4 +1,4 @@
-"""Frozen parameters: which, when, and that the others train as if they were constants."""
+"""Tests of frozen parameters: selection and time, and that the others train as with constants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RATES = ("train.lr=0.01", "train.warmup=0", "train.schedule=constant")
 
 
 def moves(planned: Any, drawn: Any, stepped: Any, plugins: Any, name: str) -> list[float]:
-    """How far a parameter moves in each of ten steps."""
+    """Measure how far a parameter moves in each of ten steps."""
     plan, rng = planned(plugins, *RATES), np.random.default_rng(0)
     now, state, found = drawn(plan, rng), None, []
     for step in range(1, STEPS + 1):

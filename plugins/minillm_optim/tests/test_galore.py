@@ -1,4 +1,4 @@
-"""GaLore against the paper's formulas in NumPy, its projections against the SVD, and what it keeps."""
+"""Tests of GaLore against the paper's formulas in NumPy, of its projections against the SVD, and of its state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_gradient_of_nothing_turns_nothing() -> None:
 
 
 def by_hand(weight: np.ndarray, grads: list[np.ndarray], rank: int, every: int) -> np.ndarray:
-    """One matrix: two iterations, damping 1e-3, betas 0.9 and 0.999, scale 0.25, decay 0.5."""
+    """Update one matrix: two iterations, damping 1e-3, betas 0.9 and 0.999, scale 0.25, decay 0.5."""
     tall = weight.shape[0] > weight.shape[1]
     p, m, v = np.eye(min(weight.shape))[:, :rank], 0.0, 0.0
     for t, grad in enumerate(grads, 1):

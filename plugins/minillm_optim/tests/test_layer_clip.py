@@ -1,4 +1,4 @@
-"""Clipping by layers against torch's clip_grad_norm_ of each layer, in front of AdamW and of Muon by heads."""
+"""Tests of layer-wise clipping against torch's clip_grad_norm_ per layer, before AdamW and head-wise Muon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RATES = {"train.lr": 0.01, "muon.lr": 0.02}
 
 
 def clipped(grads: dict[str, np.ndarray], most: float) -> dict[str, np.ndarray]:
-    """Torch's function on the two layers of the model, and on each of the others alone."""
+    """Apply torch's function to the two layers of the model, and to each other parameter alone."""
     layers = [[n for n in grads if n.startswith(f"layers.{i}.")] for i in range(2)]
     layers += [[name] for name in grads if not name.startswith("layers.")]
     found = {}
@@ -38,7 +38,7 @@ def test_rules_are_given_gradients_clipped_by_layers(
     rng = np.random.default_rng(0)
     params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(2)]
     for name in grads[0]:
-        if not name.startswith("layers.1."):  # whose norm stays large
+        if not name.startswith("layers.1."):  # whose norm remains large
             grads[0][name] = grads[0][name] * 0.01
     cut = [clipped(one, 3.0) for one in grads]
     assert np.array_equal(cut[0]["norm.weight"], grads[0]["norm.weight"])

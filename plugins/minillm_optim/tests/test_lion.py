@@ -1,4 +1,4 @@
-"""Lion against its formulas in NumPy, and beside Muon."""
+"""Tests of Lion against its formulas in NumPy, and with Muon."""
 
 from __future__ import annotations
 

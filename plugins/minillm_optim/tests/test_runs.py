@@ -1,4 +1,4 @@
-"""Runs whose evaluated weights are not the trained ones: readers take the one, training the other."""
+"""Tests of runs whose evaluated weights differ from the trained ones: each consumer uses the right ones."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def begun(text: Path, tmp_path: Path) -> Any:
-    """``begun("ema", "torch")``: a run in memory or in a folder, not trained yet."""
+    """Return ``begun("ema", "torch")``: a run in memory or in a folder, not yet trained."""
 
     def begin(plugins: str, backend: str, out: str | None = None, **settings: Any) -> Run:
         more = {k if "." in k else k.replace("_", ".", 1): v for k, v in settings.items()}
@@ -89,7 +89,7 @@ def test_every_reader_takes_what_was_evaluated(
     plain = begun("", backend)
     reader = plain._job.trainer
     reader.load({f"model.{key}": array for key, array in raw.items()})
-    assert np.abs(plain.logits(ids) - logits).max() > 1e-3  # the trained weights say something else
+    assert np.abs(plain.logits(ids) - logits).max() > 1e-3  # the trained weights give other logits
     reader.load({f"model.{key}": array for key, array in viewed.items()})
     np.testing.assert_allclose(plain.logits(ids), logits, atol=1e-5)
 
@@ -134,7 +134,7 @@ STACKS = {
     "soap_muon": ("muon,soap_muon,head_muon,cautious_wd,ema_nesterov,infinite_lr", {}),
     "galore": ("galore,two_step_embed,snoo,cautious_wd", {"galore.rank": 4, "galore.every": 3}),
 }
-"""What goes together; a branch from step 5 begins between the two steps of a table."""
+"""Compatible combinations; a branch from step 5 starts between the two steps of a table."""
 
 
 @BACKENDS
@@ -172,7 +172,7 @@ def test_techniques_go_together_and_a_branch_goes_on_as_its_run(
 def test_a_run_is_read_where_the_plugin_is_not_installed(
     begun: Any, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is evaluated is in the checkpoint: no reader needs who computed it."""
+    """The checkpoint has the evaluated weights: readers do not need the plugin."""
     *_, last = (e for e in begun("swa", "torch", "run").steps() if type(e).__name__ == "Evaluated")
     for module in ("minillm_core.train.restore", "minillm_core.plugins.discover"):
         known = __import__(module, fromlist=["installed_names"]).installed_names()
@@ -204,7 +204,7 @@ def test_it_goes_with_others(begun: Any, tmp_path: Path, plugins: str) -> None:
     logits = run.logits(ids)
     if run.plan.export.layout is not None:
         run.export(tmp_path / "model")
-        if run.plan.export.layout == "own":  # which minillm does not read
+        if run.plan.export.layout == "own":  # minillm does not read its own layout
             tensors = load_file(tmp_path / "model" / "model.safetensors")
             for name, array in raw_and_viewed(tmp_path / "tuned", run.step)[1].items():
                 np.testing.assert_array_equal(tensors[f"model.{name}"], array)

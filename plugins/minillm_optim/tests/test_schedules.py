@@ -1,4 +1,4 @@
-"""Schedules in the place of train.schedule: their formulas, which rates follow, and where they are wsd."""
+"""Tests of schedules that replace train.schedule: formulas, affected rates, and equality with wsd."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_power_one_is_wsd(planned: Any) -> None:
 
 @pytest.mark.parametrize("end", [0.9, 1.0, 1.25])
 def test_rates_are_the_least_of_the_peak_and_a_power(planned: Any, end: float) -> None:
-    """min(lr, c (t_end - t)^1.2), as the record writes it, in steps of a run of 1,000."""
+    """Compare with min(lr, c (t_end - t)^1.2), the record's form, in steps of a run of 1,000."""
     plan = planned({"muon": Muon(lr=0.5), "p": PowerCooldown(cooldown=0.5, end=end)}, *RATE)
     t, t_end = 1000 * PLACES, 100 + 900 * end
     c = 1 / 450**1.2

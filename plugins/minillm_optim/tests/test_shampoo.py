@@ -1,4 +1,4 @@
-"""Shampoo: its roots against eigenvalues, its updates against its formulas, and its turns."""
+"""Tests of Shampoo: its roots against eigenvalues, its updates against its formulas, and their intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snoo against torch's SGD as its published code uses it, beside AdamW and Muon, and where it is neither."""
+"""Tests of Snoo against torch's SGD as in its published code, with AdamW and Muon, and of its neutral settings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS = 8
 def test_outer_steps_are_those_of_torchs_sgd(
     planned: Any, drawn: Any, stepped: Any, rule: dict[str, Any], every: int
 ) -> None:
-    """The inner updates are those of a run without it, from the weights that the outer step left."""
+    """Inner updates equal those of a run without it, from the weights that the outer step left."""
     plain = planned(rule)
     plan = planned(rule | {"snoo": Snoo(every=every, lr=0.7, momentum=0.4)})
     rng = np.random.default_rng(0)
@@ -69,7 +69,7 @@ def test_it_goes_with_an_average_and_with_a_write_of_another(planned: Any) -> No
 
 @pytest.mark.parametrize("scope", ["all", "hidden"])
 def test_it_does_not_move_what_a_write_keeps_points_beside(planned: Any, scope: str) -> None:
-    """Schedule-free's z and its average are of the parameter that its write left."""
+    """Schedule-free's z and its average refer to the parameter that its write left."""
     with pytest.raises(
         PlanError, match=r"'snoo' moves parameters behind the write of 'free'"
     ) as found:

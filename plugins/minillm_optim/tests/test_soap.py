@@ -1,4 +1,4 @@
-"""SOAP: its bases against eigenvectors, its updates against its formulas, and where it is AdamW."""
+"""Tests of SOAP: its bases against eigenvectors, its updates against its formulas, and equality with AdamW."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_statistic_of_nothing_turns_nothing() -> None:
 
 
 def adam(g: np.ndarray, m: Any, v: Any, t: int, p: Any, q: Any) -> tuple[np.ndarray, Any, Any]:
-    """AdamW's update in a basis, betas 0.95, one matrix."""
+    """Compute AdamW's update in a basis, betas 0.95, one matrix."""
     m, v = 0.95 * m + 0.05 * g, 0.95 * v + 0.05 * (p.T @ g @ q) ** 2
     root = np.sqrt(v / (1 - 0.95**t))
     inner = (p.T @ (m / (1 - 0.95**t)) @ q) / (root + 1e-8 + 1e-4 * root.max())

@@ -1,4 +1,4 @@
-"""SOAP-Muon against its formulas in NumPy, one matrix at a time, and beside what else extends Muon."""
+"""Tests of SOAP-Muon against its formulas in NumPy, matrix by matrix, and with other extensions of Muon."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def turn(x: np.ndarray, basis: np.ndarray) -> np.ndarray:
 
 
 def by_hand(weight: np.ndarray, grads: list[np.ndarray], every: int) -> np.ndarray:
-    """Muon of 0.95 with decay 0.1, its momentum divided in bases that every k-th update turns."""
+    """Apply Muon of 0.95 with decay 0.1, its momentum divided in bases that are updated every k-th time."""
     m, v, left, right = 0.0, 0.0, 0.0, 0.0
     p, q = (np.eye(size) for size in weight.shape)
     tall = max(1, weight.shape[0] / weight.shape[1]) ** 0.5

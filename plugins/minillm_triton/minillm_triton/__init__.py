@@ -1,1 +1,1 @@
-"""minillm's own Triton kernels as candidates for its ops. The entry point names the module that has them."""
+"""minillm's own Triton kernels as candidates for its ops; the entry point names the plugin's module."""

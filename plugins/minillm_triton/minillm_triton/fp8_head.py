@@ -1,9 +1,9 @@
-"""The head in fp8: products of 8-bit numbers in the linear cross-entropy, on NVIDIA GPUs from Ada on.
+"""The head in fp8: matrix products in fp8 in the linear cross-entropy, on NVIDIA GPUs from Ada on.
 
-Two of its three products, the logits and the gradient of the hidden state, take half their time; the gradient
-of the head is as before. (modded-nanogpt, record of 2025-01-13: the head in fp8, with fixed scales. Here each
-scale is a power of two from the array's own largest number in the same step, so that there is none to tune, to save or
-to resume.)
+Two of its three products, the logits and the gradient of the hidden state, take half the time; the gradient
+of the head is unchanged. (modded-nanogpt, record of 2025-01-13: the head in fp8, with fixed scales. Here each
+scale is a power of two computed from the array's largest value in the same step, so that nothing must be tuned,
+saved or resumed.)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from minillm_triton.triton import accepts_loss
 
 __all__ = ["Fp8Head"]
 
-MULTIPLE = 16  # what the products of 8-bit numbers take
+MULTIPLE = 16  # required by fp8 products
 SIZES = {"width": "model.dim", "vocab": "model.vocab"}  # fact -> its setting
 
 
@@ -41,7 +41,7 @@ class Fp8Head(Plugin, api=1, backends=("torch",), devices=("cuda",)):
 
 
 def accepts_fp8(request: Request) -> str | None:
-    """Accept what the kernel without fp8 does, in bfloat16 and in whole sixteens."""
+    """Accept the requests of the kernel without fp8, in bfloat16 and with sizes that are multiples of 16."""
     if request.dtype != "bfloat16":
         return f"rounds from bfloat16, not from {request.dtype}"
     for fact, key in SIZES.items():

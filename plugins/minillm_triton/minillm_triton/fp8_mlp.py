@@ -1,16 +1,16 @@
-"""ReLU squared MLP in fp8: both products of the forward pass of 8-bit numbers, on NVIDIA GPUs from Ada on.
+"""ReLU squared MLP in fp8: both matrix products of the forward pass in fp8, on NVIDIA GPUs from Ada on.
 
     y = relu(x Wup^T)^2 Wdown^T
 
-takes the place of `relu2`, with its parameters, sizes and initial values. (modded-nanogpt, records of 2026-05-21 and
-2026-07-17: its up- and its down-projection in fp8, the latter with a scale of the step before.)
+replaces `relu2`, with its parameters, sizes and initial values. (modded-nanogpt, records of 2026-05-21 and
+2026-07-17: its up- and its down-projection in fp8, the latter with the previous step's scale.)
 
-Each operand is rounded to e4m3 with one scale for the whole array, a power of two. The weights' come from their own
-largest numbers. Those of x and of relu(.)^2 would take another pass over each, so they come from the
-step before: the largest numbers are State, saved and resumed, and the update writes them. There is room for numbers twice as
-large; beyond it they are cut off. The backward pass multiplies in bfloat16, the numbers before they were rounded.
+Each operand is rounded to e4m3 with one scale for the whole array, a power of two. The weights' scales are
+computed from their own largest values. Those of x and of relu(.)^2 would need another pass over each, so the
+previous step's largest values are used: they are State, saved and resumed, and written by the update. Values up
+to twice as large fit; larger ones are clipped. The backward pass uses bfloat16 and the unrounded operands.
 
-Not on MLX: Apple's GPUs multiply no 8-bit floats, so that it would only round.
+Not on MLX: Apple's GPUs have no fp8 products, so that it would only round.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from minillm_core import Constant, Layers, Linear, Module, Normal, PlanError, Pl
 
 __all__ = ["MLP", "Fp8MLP"]
 
-MULTIPLE = 16  # what the products of 8-bit numbers take
-LARGEST_INPUT = 16.0  # of a normalised x, to begin with
-LARGEST_SQUARE = 64.0  # of relu(.)^2, to begin with: the product is of order one
+MULTIPLE = 16  # required by fp8 products
+LARGEST_INPUT = 16.0  # of a normalised x, initially
+LARGEST_SQUARE = 64.0  # of relu(.)^2, initially: the product is of order one
 
 
 class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
@@ -49,7 +49,7 @@ class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
 
 
 class PlainMLP(Module):
-    """x (B, T, C) -> relu(x Wup^T)^2 Wdown^T (B, T, C), as it is where nothing is trained."""
+    """x (B, T, C) -> relu(x Wup^T)^2 Wdown^T (B, T, C), without fp8, where nothing is trained."""
 
     def __init__(self, geometry: Any, hidden: int, down_lr_mul: float) -> None:
         super().__init__()
@@ -70,10 +70,10 @@ class PlainMLP(Module):
 
 
 class MLP(PlainMLP):
-    """The same by products of 8-bit numbers, and the largest numbers that were multiplied, () each."""
+    """The MLP with fp8 products, and the largest values of the operands, () each."""
 
     statistics = {"of_x": "max", "of_h": "max"}  # noqa: RUF012
-    written_as = PlainMLP  # a model directory needs no kernels
+    written_as = PlainMLP  # a model directory needs no fp8 kernels
 
     def __init__(self, geometry: Any, hidden: int, down_lr_mul: float) -> None:
         super().__init__(geometry, hidden, down_lr_mul)
@@ -88,10 +88,10 @@ class MLP(PlainMLP):
         return y, of_x, of_h
 
     def product(self, x: Any, leaf: Linear, expected: Any) -> tuple[Any, Any]:
-        """Multiply x (..., C) with a leaf's weight: (..., O), and the largest number of x, ().
+        """Multiply x (..., C) with a linear module's weight: (..., O), and the largest absolute value of x, ().
 
         Raises:
-            PlanError: a plugin has claimed the leaf's product, which is not called here.
+            PlanError: a plugin has claimed the module's product, which is not called here.
         """
         from minillm_triton.kernels.mlp import fp8_linear, served
 
@@ -107,5 +107,5 @@ class MLP(PlainMLP):
         return leaf(x), self.ops.stop_gradient(self.ops.max(self.ops.abs(x)))
 
     def next_state(self, of_x: Any, of_h: Any) -> dict[str, Any]:
-        """Expect in the next step what was the largest in this one."""
+        """Use this step's largest values in the next step."""
         return {"largest_x": of_x, "largest_h": of_h}

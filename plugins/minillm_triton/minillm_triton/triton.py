@@ -8,7 +8,7 @@ from minillm_core import Candidate, Plugin, Request, option
 
 __all__ = ["Triton"]
 
-MOST_TARGETS = 8  # each is one more comparison a logit
+MOST_TARGETS = 8  # each is one more comparison per logit
 Wanted = Literal["auto"] | bool
 
 
@@ -56,7 +56,7 @@ def accepts_loss(request: Request) -> str | None:
 
 
 def accepts_gram(request: Request) -> str | None:
-    """Accept any matrices, where a rule of the optimizer has some."""
+    """Accept any matrices, where an update rule multiplies some."""
     if not request.facts.get("matrices", True):
         return "no rule of the optimizer takes whole matrices, as muon does"
     return None

@@ -1,8 +1,8 @@
-"""Triton's language, as far as our kernels use it, on torch's CPU tensors, with checks.
+"""The subset of Triton's language that our kernels use, on torch CPU tensors, with checks.
 
-A launch runs its programs one after another in a shuffled order. Each access is checked: within the
-tensor it points into, never to an address that another program of the launch writes, and never to a
-number that nothing has written. It says nothing about speed or about compilation.
+A launch runs its programs one after another in a shuffled order. Each access is checked: it must be within
+the tensor, not at an address that another program of the launch writes, and not a read of uninitialised
+memory. It does not model speed or compilation.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ torch = pytest.importorskip("torch")
 Tensor = torch.Tensor
 
 NEVER = -1
-ANY = -2  # several programs read it
+ANY = -2  # read by several programs
 
 
 class KernelFault(AssertionError):
-    """An access that a device would have answered with anything."""
+    """An access that is undefined on a device."""
 
 
 @dataclass
 class Memory:
-    """A tensor's numbers, and which program of this launch wrote and read each."""
+    """A tensor's values, and the program of this launch that wrote and read each."""
 
     flat: Any
     writers: Any = field(init=False)
@@ -52,17 +52,17 @@ class Pointer:
 
     @property
     def dtype(self) -> Any:
-        """The kind of pointer."""
+        """Return the pointer's type."""
         return SimpleNamespace(element_ty=self.memory.flat.dtype)
 
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.memory, self.at + offset)
 
     def checked(self, mask: Any, program: int, doing: str) -> Any:
-        """The addresses that are used.
+        """Return the addresses used.
 
         Raises:
-            KernelFault: one outside the tensor, or written by another program.
+            KernelFault: an address is outside the tensor, or written by another program.
         """
         used = self.at if mask is None else self.at[mask.broadcast_to(self.at.shape)]
         size = self.memory.flat.numel()
@@ -76,7 +76,7 @@ class Pointer:
 
 
 class Launch:
-    """The language as one program of a launch sees it."""
+    """The language from the view of one program of a launch."""
 
     def __init__(self) -> None:
         self.program, self.programs = 0, 1
@@ -92,7 +92,7 @@ class Launch:
     def load(self, pointer: Pointer, mask: Any = None, other: float = 0.0) -> Any:
         used = pointer.checked(mask, self.program, "reads")
         memory = pointer.memory
-        numbers = memory.flat[used].clone()  # of one address torch makes a view
+        numbers = memory.flat[used].clone()  # for a single address torch returns a view
         if numbers.is_floating_point() and bool(numbers.isnan().any()):
             raise KernelFault(f"program {self.program} reads what was never written")
         readers = memory.readers[used]
@@ -122,7 +122,7 @@ def _reduction(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def modules(order: random.Random) -> dict[str, ModuleType]:
-    """``triton`` and ``triton.language`` for sys.modules; programs run in the given order."""
+    """Return ``triton`` and ``triton.language`` for sys.modules; programs run in the given order."""
     launch = Launch()
 
     class Kernel:
@@ -181,14 +181,14 @@ def modules(order: random.Random) -> dict[str, ModuleType]:
 
 @pytest.fixture(scope="session")
 def kernels() -> Iterator[Callable[..., Any]]:
-    """The module of an op's kernel, by name, over the language above.
+    """Return a function that imports an op's kernel module with the language above.
 
-    With a piece of its source and another in its place, a module apart: a wrong kernel.
+    With a replacement in its source it is a separate module: a faulty kernel.
     """
     package, apart = "minillm_triton.kernels.", count()
 
     def made(name: str, there: str = "", instead: str = "") -> Any:
-        # Only while it is imported: torch looks for Triton by itself.
+        # Only during the import: torch itself looks for Triton.
         with pytest.MonkeyPatch.context() as patch:
             for triton, module in modules(random.Random(0)).items():
                 patch.setitem(sys.modules, triton, module)

@@ -1,4 +1,4 @@
-"""The plugin of this distribution under the contract kit; what needs a GPU is skipped without one."""
+"""Conformance tests of this distribution's plugin; GPU tests are skipped without one."""
 
 from __future__ import annotations
 

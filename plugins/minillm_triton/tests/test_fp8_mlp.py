@@ -1,4 +1,4 @@
-"""The MLP in fp8: products against float64 of their rounded operands, scales that are carried, what is refused."""
+"""Tests of the MLP in fp8: products against float64 of the rounded operands, saved scales, refusals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def stepped(run: Any, plan: Plan, seed: int) -> float:
 
 
 def rounded(x: Any, by: float) -> Any:
-    """The nearest numbers of e4m3 times a power of two, float64: three bits behind the point, 448 the largest."""
+    """Round to e4m3 times a power of two, float64: three mantissa bits, maximum 448."""
     x = x.detach().double().numpy() / by
     exponent = np.floor(np.log2(np.maximum(np.abs(x), 2.0**-6)))
     unit = 2.0 ** (exponent - 3)
@@ -69,11 +69,11 @@ def scale(most: float) -> float:
     expected=st.sampled_from([0.5, 3.0, 16.0, 1000.0]),
     seed=st.integers(0, 2**32 - 1),
 )
-@example(rows=17, width=3, outputs=2, expected=0.01, seed=0)  # most numbers are cut off
+@example(rows=17, width=3, outputs=2, expected=0.01, seed=0)  # most values are clipped
 def test_a_product_is_that_of_its_rounded_operands(
     rows: int, width: int, outputs: int, expected: float, seed: int
 ) -> None:
-    """And both gradients are bfloat16's, of the operands before they were rounded."""
+    """Both gradients are bfloat16's, of the unrounded operands."""
     rng = np.random.default_rng(seed)
     x, weight, up = (
         torch.from_numpy(rng.standard_normal(shape, np.float32)).bfloat16()
@@ -94,7 +94,7 @@ def test_a_product_is_that_of_its_rounded_operands(
 
 
 def test_the_mlp_is_off_by_what_eight_bits_are() -> None:
-    """Against relu(x Wup^T)^2 Wdown^T in float64: the tolerance that the README states."""
+    """Compare with relu(x Wup^T)^2 Wdown^T in float64: the tolerance in the README."""
     torch.manual_seed(0)
     x = torch.randn(512, 128)
     up, down = torch.randn(384, 128) * 128**-0.5, torch.randn(128, 384) * 384**-0.5
@@ -127,7 +127,7 @@ def test_scales_follow_the_largest_numbers_of_the_step_before_and_are_resumed() 
         np.testing.assert_array_equal(again.arrays()[name], array, err_msg=name)
     without = create_trainer(plan, "torch")
     without.resume({**saved, **{name: np.array(1e-4, np.float32) for name in names}})
-    assert [stepped(without, plan, seed) for seed in (1, 2)] != losses  # scales are used
+    assert [stepped(without, plan, seed) for seed in (1, 2)] != losses  # the scales have an effect
 
 
 def test_a_step_is_one_graph_and_gives_the_losses_of_eager(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,19 +176,19 @@ def test_what_it_cannot_multiply_is_refused() -> None:
     run = create_trainer(plan, "torch")
     with pytest.raises(BackendError, match="rounds from bfloat16, not from float32"):
         stepped(run, plan, 0)
-    total, count = run.evaluate(batches(plan))  # looking at it is no training
+    total, count = run.evaluate(batches(plan))  # evaluation is not training
     assert total / count == pytest.approx(np.log(64), rel=0.2)
 
 
 class Twice(Module):
-    """A product of one's own."""
+    """A custom matrix product."""
 
     def forward(self, x: Any, weight: Any) -> Any:
         return 2.0 * self.ops.linear(x, weight)
 
 
 class Claims(Plugin, api=1):
-    """Claims the product of a leaf."""
+    """Claims the product of a linear module."""
 
     def build_model(self, model: Any) -> None:
         model.linear("layers.0.mlp.up", Twice)
@@ -216,7 +216,7 @@ def test_numbers_beyond_the_range_are_its_largest() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 @pytest.mark.filterwarnings("default")
 def test_a_gpu_gives_what_a_cpu_gives() -> None:
-    """The product, its gradients and the largest number, compiled, at the preset's sizes in small."""
+    """Compare product, gradients and the largest value, compiled, at scaled-down preset sizes."""
     torch.manual_seed(0)
     x, weight = torch.randn(300, 768), torch.randn(3072, 768) * 768**-0.5
     expected, up = torch.tensor(5.0), torch.randn(300, 3072).bfloat16()

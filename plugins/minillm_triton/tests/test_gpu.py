@@ -1,4 +1,4 @@
-"""The kernels against minillm's reference, on a GPU."""
+"""Tests of the kernels against minillm's reference, on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    pytest.mark.filterwarnings("default"),  # inductor has advice on TF32
+    pytest.mark.filterwarnings("default"),  # inductor recommends TF32
 ]
 
 
@@ -32,7 +32,7 @@ def test_gram(dtype: str, shape: tuple[int, ...], compiled: bool) -> None:
         limit = max(exact.norm().item(), exact.numel() ** 0.5)
         assert (made.double() - exact).norm().item() <= CONTRACTS["gram"].tolerance[dtype] * limit
         assert torch.equal(made, made.mT)
-        x = made  # symmetric, as beta asks
+        x = made  # symmetric, as beta requires
 
 
 FORMS = (
@@ -44,7 +44,7 @@ FORMS = (
 
 
 def results(kernel: Any, arrays: list[Any], rest: tuple[Any, ...]) -> list[Any]:
-    """Outputs and gradients, in float64."""
+    """Compute outputs and gradients, in float64."""
     given = [x.detach().requires_grad_() for x in arrays]
     outputs = kernel(*given, *rest)
     return [x.detach().double() for x in (*outputs, *torch.autograd.grad(outputs[0], given))]
@@ -58,7 +58,7 @@ def test_loss(form: LossForm, targets: int, dtype: str, compiled: bool) -> None:
     from minillm_core.backends.torch.loss import dense
     from minillm_triton.kernels import loss
 
-    torch.compiler.reset()  # it compiles a function for eight sets of constants at most
+    torch.compiler.reset()  # it compiles a function for at most eight sets of constants
     torch.manual_seed(0)
     N, C, V = 700, 64, 5003
     ids = torch.randint(-1, V, (targets, N), device="cuda", dtype=torch.int32)
@@ -96,6 +96,6 @@ def test_fp8_is_off_by_what_eight_bits_are(form: LossForm, targets: int, compile
     rounded = [x.bfloat16() for x in arrays]
     got = results(kernel, rounded, (ids, weights, form))
     exact = results(dense, [x.double() for x in rounded], (ids, weights, form))
-    # seen on an H200: 5e-4 of the losses, 6 % of the hidden gradient, 3 % of the weight's
+    # measured on an H200: 5e-4 of the losses, 6 % of the hidden gradient, 3 % of the weight's
     for mine, theirs, bound in zip(got, exact, (2e-3, 2e-3, 0.0, 0.1, 0.05), strict=True):
         assert (mine - theirs).norm() <= bound * theirs.norm()

@@ -1,4 +1,4 @@
-"""Symmetric products by halves, on a stand-in for Triton that checks every access."""
+"""Tests of symmetric products on a replacement of Triton that checks every access."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SMALL = {"TILES": {4: (4, 1)}, "DEPTH": 8}
 
 @pytest.fixture(scope="module")
 def module(kernels: Any) -> Any:
-    """The kernel in small: tiles of 4, products in pieces of 8."""
+    """Load the kernel with small sizes: tiles of 4, products in pieces of 8."""
     found = kernels("gram")
     with pytest.MonkeyPatch.context() as patch:
         for name, small in SMALL.items():
@@ -38,7 +38,7 @@ def check(module: Any, case: Case) -> None:
     got = module.gram(torch.from_numpy(x), alpha, beta).double().numpy()
     limit = max(np.linalg.norm(exact), exact.size**0.5)
     assert np.linalg.norm(got - exact) <= CONTRACTS["gram"].tolerance["float32"] * limit
-    np.testing.assert_array_equal(got, np.swapaxes(got, 1, 2))  # to the bit
+    np.testing.assert_array_equal(got, np.swapaxes(got, 1, 2))  # bitwise
 
 
 CASES = st.tuples(
@@ -59,7 +59,7 @@ def test_it_keeps_its_contract(module: Any, case: Case) -> None:
     check(module, case)
 
 
-# Wrong kernels: name -> (what stands there, what is put there instead)
+# Faulty kernels: name -> (original code, replacement)
 FAULTS = {
     "no mirror image": ("        if j < i:", "        if j < 0:"),
     "the mirror image is not turned": ("tl.trans(tile_made)", "tile_made"),

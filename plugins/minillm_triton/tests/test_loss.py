@@ -1,4 +1,4 @@
-"""The loss by its contract, on a stand-in for Triton that checks every access."""
+"""Tests of the loss by its contract, on a replacement of Triton that checks every access."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ Case = tuple[int, int, int, int, int, str | None, LossForm]  # N, C, V, K, seed,
 
 @pytest.fixture(autouse=True)
 def fresh_memory_is_no_number() -> Iterator[None]:
-    torch.use_deterministic_algorithms(True)  # fills what torch.empty gives
+    torch.use_deterministic_algorithms(True)  # fills the memory of torch.empty
     yield
     torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(scope="module")
 def module(kernels: Any) -> Any:
-    """The kernel in small: chunks of eight rows or one tile, blocks of 16 logits, three programs."""
+    """Load the kernel with small sizes: chunks of eight rows or one tile, blocks of 16 logits, three programs."""
     found = kernels("loss")
     with pytest.MonkeyPatch.context() as patch:
         for name, small in SMALL.items():
@@ -47,12 +47,12 @@ def module(kernels: Any) -> Any:
 
 
 def arguments(case: Case) -> tuple[Any, ...]:
-    """(hidden, weight, targets, weights, form)."""
+    """Draw (hidden, weight, targets, weights, form)."""
     N, C, V, K, seed, weighted, form = case
     rng = np.random.default_rng(seed)
     hidden, weight = (rng.standard_normal(shape, np.float32) for shape in ((N, C), (V, C)))
     targets = rng.integers(-1, V, (K, N)).astype(np.int32)
-    targets[:, rng.random(N) < 0.2] = -100  # rows that no target supervises
+    targets[:, rng.random(N) < 0.2] = -100  # rows without supervision
     shape = {None: None, "target": (K,), "position": (K, N)}[weighted]
     weights = None if shape is None else torch.from_numpy(rng.random(shape, np.float32))
     given_ = [torch.from_numpy(x).requires_grad_() for x in (hidden, weight)]
@@ -60,7 +60,7 @@ def arguments(case: Case) -> tuple[Any, ...]:
 
 
 def results(kernel: Any, hidden: Any, weight: Any, *rest: Any) -> list[np.ndarray]:
-    """Outputs and gradients."""
+    """Compute outputs and gradients."""
     total, sums, count = kernel(hidden, weight, *rest)
     assert not sums.requires_grad
     grads = torch.autograd.grad(total, [hidden, weight], torch.tensor(0.375, dtype=total.dtype))
@@ -127,7 +127,7 @@ def test_chunks_are_whole_tiles_within_their_bytes(
     monkeypatch.setattr(module, "TILE", 128)
     monkeypatch.setattr(module, "CHUNK_BYTES", 200 * 2**20)
     hidden = torch.empty(1, 1, dtype=torch.bfloat16)
-    for V, rows in ((50_304, 16 * 128), (151_936, 5 * 128), (2**30, 128)):  # a tile at least
+    for V, rows in ((50_304, 16 * 128), (151_936, 5 * 128), (2**30, 128)):  # at least one tile
         assert module.chunk_rows(hidden, torch.empty(1, 1).expand(V, 1), module.CHUNK_BYTES) == rows
 
 
@@ -135,7 +135,7 @@ def test_chunks_are_whole_tiles_within_their_bytes(
 @given(CASES)
 @example((19, 2, 3, 2, 5, "position", LossForm(cap=SigmoidCap(23.0, 5.0, 7.5), scale=0.25)))
 def test_fp8_is_what_its_rounded_operands_give(module: Any, case: Case) -> None:
-    """Both products of 8-bit numbers, in float64 from the operands rounded as they were; the third as it is."""
+    """Compare both fp8 products with float64 of the rounded operands; the third product is unchanged."""
     N, C, V, *rest = case
     given_ = arguments((N, 16 * C, 16 * ((V + 15) // 16), *rest))
     hidden, weight, targets, *more = given_
@@ -150,7 +150,7 @@ def test_fp8_is_what_its_rounded_operands_give(module: Any, case: Case) -> None:
     exact = results(core_loss.dense, h, w, targets, *more)
     scale = max(1.0, float(np.abs(exact[0])))
     np.testing.assert_allclose(ours[0], exact[0], atol=2e-5 * scale)
-    # e5m2 has two bits behind the point: each gradient of a logit is off by an eighth at most
+    # e5m2 has two mantissa bits: each gradient of a logit is off by at most an eighth
     logits, one = (h @ w.T).detach().requires_grad_(), torch.eye(len(w)).double().requires_grad_()
     of_logits = results(core_loss.dense, logits, one, targets, *more)[3]
     most = np.abs(of_logits) @ np.abs(w.detach().numpy()) / 8.0
@@ -158,7 +158,7 @@ def test_fp8_is_what_its_rounded_operands_give(module: Any, case: Case) -> None:
     assert np.linalg.norm(ours[4] - exact[4]) <= 0.08 * max(np.linalg.norm(exact[4]), 1e-3)
 
 
-# Wrong kernels: name -> (what stands there, what is put there instead)
+# Faulty kernels: name -> (original code, replacement)
 FAULTS = {
     "writes past a row's end": (
         "tl.store(here + first + columns, d.to(product.dtype), mask=inside)",
@@ -215,6 +215,6 @@ def test_a_wrong_kernel_is_caught(kernels: Any, fault: str) -> None:
             case = (19, 4, 45, 3, seed, "position", form)
             try:
                 test_the_loss_keeps_its_contract.hypothesis.inner_test(wrong, case)
-            except AssertionError:  # a wrong number, or an access that is no program's
+            except AssertionError:  # a wrong value, or an invalid access
                 caught = True
     assert caught

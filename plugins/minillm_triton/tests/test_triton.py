@@ -1,4 +1,4 @@
-"""Which requests the kernels serve, what they say of the others, and what is refused before a run."""
+"""Tests of supported requests, of the reasons for others, and of errors before a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CUDA = Detected("torch", "cuda", "a test")
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if Triton were there."""
+    """Fake an installation of Triton."""
     real = install.installed_version
     monkeypatch.setattr(
         install, "installed_version", lambda name: "3.6.0" if name == "triton" else real(name)
@@ -29,7 +29,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Ahead(Plugin, api=1):
-    """Many further targets."""
+    """Adds many further targets."""
 
     def compute_loss(self, loss: Any) -> None:
         for offset in range(2, 10):
@@ -100,7 +100,7 @@ def test_what_is_insisted_on_and_cannot_be_had_is_refused() -> None:
         bind(CUDA, planned(Ahead()))
     assert "leave the plugin out: 'chunked' serves then" in str(caught.value)
     with pytest.raises(BackendError, match="none of the kernels that plugin 'triton' brings"):
-        bind(CUDA, planned(Ahead(), loss="auto"))  # nor has AdamW a matrix
+        bind(CUDA, planned(Ahead(), loss="auto"))  # AdamW has no matrix products either
     assert "linear_cross_entropy" not in offers(loss=False)
     with pytest.raises(PlanError, match="put nothing into the plan"):
         planned(loss=False, gram=False)
@@ -111,7 +111,7 @@ def test_fp8_serves_where_its_plugin_is_named_and_before_the_others() -> None:
     both = [("fp8_head", Fp8Head()), ("triton", Triton())]
     plan = build_plan(config, [LoadedPlugin.of(name, plugin) for name, plugin in both])
     with pytest.raises(BackendError, match="none of the kernels that plugin 'triton' brings"):
-        bind(CUDA, plan)  # AdamW has no matrix, and the loss is fp8's
+        bind(CUDA, plan)  # AdamW has no matrix products, and the loss uses fp8
     alone = build_plan(config, [LoadedPlugin.of("fp8_head", Fp8Head())])
     chosen = {choice.op: choice.kernel for choice in bind(CUDA, alone)[0].kernels}
     assert chosen["linear_cross_entropy"] == "fp8"

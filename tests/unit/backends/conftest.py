@@ -1,4 +1,4 @@
-"""A small plan, from settings and plugins made in a test."""
+"""Fixture: a small plan, from settings and plugins defined in a test."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SMALL = {
 
 @pytest.fixture(scope="session")
 def plan_of() -> Any:
-    """``plan_of({"name": plugin}, train_dtype="bfloat16")``: ``train_dtype`` is train.dtype."""
+    """Return ``plan_of({"name": plugin}, train_dtype="bfloat16")``: ``train_dtype`` is train.dtype."""
 
     def make(plugins: dict[str, Any] | None = None, **settings: Any) -> Plan:
         given = SMALL | {key.replace("_", ".", 1): value for key, value in settings.items()}

@@ -1,4 +1,4 @@
-"""What a plan asks of a machine, and what it is bound to."""
+"""Tests of binding a plan to a machine: its requirements, and the result."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_kernel_that_cannot_serve_is_refused(plan_of: Any) -> None:
 
 
 def test_torchs_own_loss_is_refused_where_it_cannot_serve(plan_of: Any) -> None:
-    pytest.importorskip("torch", minversion="2.13")  # an older one has no such loss, and says that
+    pytest.importorskip("torch", minversion="2.13")  # older versions lack it, with that reason
     here = Detected("torch", "cpu", "test")
     plan = plan_of({"batcher": Batcher()}, kernels="linear_cross_entropy=torch")
     with pytest.raises(BackendError, match="one target"):

@@ -1,4 +1,4 @@
-"""The choice of backend, device and preset, for every machine that there could be."""
+"""Tests of the choice of backend, device and preset, for every kind of machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every framework's out-of-memory error becomes the same error of minillm."""
+"""Tests that every framework's out-of-memory error becomes minillm's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_what_no_cpu_can_hold_is_out_of_memory(size: int) -> None:
     assert refused.value.fix
 
 
-def test_mlx_s_words_are_known() -> None:  # it may end the process instead of saying them
+def test_mlx_s_words_are_known() -> None:  # it may end the process instead of raising
     with pytest.raises(OutOfMemory), memory_or_error():
         raise RuntimeError("[malloc] Unable to allocate 281474976710656 bytes.")
 
@@ -36,13 +36,13 @@ def test_other_errors_pass() -> None:
 def test_the_peak_is_the_process_s_and_never_falls() -> None:
     before = process_peak()
     assert before is not None
-    # As much as lifts the peak whatever earlier tests of this process left of it, and 64 MiB.
+    # Enough to raise the peak after any earlier tests of this process, and 64 MiB.
     size = max(before - psutil.Process().memory_info().rss, 0) + (1 << 26)
     held = np.ones(size, np.uint8)
     peak = process_peak()
     del held
     assert peak is not None
-    assert before < peak  # and the kernel counts in batches, so that it may fall by a little
+    assert before < peak  # and the kernel counts in batches, so that it may fall slightly
     assert process_peak() == pytest.approx(peak, rel=0.02)
     assert peak < memory()
     assert peak >= psutil.Process().memory_info().rss / 2

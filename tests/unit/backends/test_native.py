@@ -1,4 +1,4 @@
-"""Materialised modules are the framework's own: its tools find what they look for."""
+"""Tests that materialised modules are native modules, for the framework's own tools."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BACKENDS = ["torch", "mlx"]
 
 
 class Kept(Module):
-    """A parameter, a constant, State, a leaf, and plain values of every kind."""
+    """A parameter, a constant, State, a linear module, and plain values of every kind."""
 
     statistics = {"seen": "sum"}  # noqa: RUF012
 
@@ -43,7 +43,7 @@ class Kept(Module):
 
 
 class Keeper(Plugin, api=1):
-    """Puts it into every layer."""
+    """Adds Kept to every layer."""
 
     def build_attention(self, attn: Any) -> None:
         attn.out.gate(Kept)
@@ -96,7 +96,7 @@ def test_plain_values_stay_what_they_are(trainer_of: Any, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_plain_values_are_frozen_once_materialised(trainer_of: Any, backend: str) -> None:
-    """A compiled step has them baked in: a change would be lost without a word."""
+    """A compiled step treats them as constants: a change would be ignored silently."""
     _, run = trainer_of(backend)
     kept = run.model.layers[0].attention.out["keeper"]
     for name, value in (("sizes", [3]), ("names", None), ("fresh", 1.0), ("leaves", [])):
@@ -151,28 +151,28 @@ def test_declarations_are_the_plan_s(trainer_of: Any, backend: str) -> None:
 
 
 class Doubling(Module):
-    """Doubles its input while training, as a native dropout does something then and only then."""
+    """Doubles its input in training mode only, like a native dropout."""
 
     def forward(self, x: Any) -> Any:
         return x * (2.0 if self.training else 1.0)
 
 
 class Doubler(Plugin, api=1):
-    """Doubles what is embedded, in training."""
+    """Doubles embeddings, in training."""
 
     def build_model(self, model: Any) -> None:
         model.embed.mix(Doubling)
 
 
 class Nothing(Module):
-    """x -> x."""
+    """The identity."""
 
     def forward(self, x: Any) -> Any:
         return x * 1.0
 
 
 class Same(Plugin, api=1):
-    """Leaves what is embedded alone."""
+    """Leaves embeddings unchanged."""
 
     def build_model(self, model: Any) -> None:
         model.embed.mix(Nothing)

@@ -1,4 +1,4 @@
-"""The positions that are gathered: all that anything is predicted at, distinct, in few numbers."""
+"""Tests of gathered positions: all supervised ones, distinct, in few sizes."""
 
 from __future__ import annotations
 

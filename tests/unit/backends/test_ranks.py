@@ -1,4 +1,4 @@
-"""``minillm train --gpus N``: which processes it starts, and when it is refused."""
+"""Tests of ``minillm train --gpus N``: started processes, and refusals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CUDA = Detected("torch", "cuda", "named")
 
 
 class Launches:
-    """Ranks whose launcher records what it was asked to start."""
+    """Ranks whose launcher records its calls."""
 
     started: tuple[int, tuple[str, ...]] | None = None
 
@@ -26,7 +26,7 @@ class Launches:
 
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``launch(gpus, size=, rank=)`` on a machine of two GPUs: the exit code, and what was started."""
+    """Return ``launch(gpus, size=, rank=)`` on a machine of two GPUs: the exit code, and the launcher's calls."""
 
     def call(gpus: int, *, size: int | None = None, detected: Detected = CUDA) -> Any:
         if size is not None:
@@ -46,7 +46,7 @@ def test_a_process_for_each_gpu(launch: Any) -> None:
 
 @pytest.mark.parametrize(("gpus", "size"), [(1, None), (1, 1), (2, 2)])
 def test_what_runs_in_this_process_starts_no_other(launch: Any, gpus: int, size: int) -> None:
-    """Among them every process that the launcher started: it has the same arguments."""
+    """This includes every process started by the launcher: it has the same arguments."""
     assert launch(gpus, size=size) == (None, None)
 
 

@@ -1,4 +1,4 @@
-"""Loss scaling: both frameworks follow the same rule, over any history."""
+"""Tests of loss scaling: both frameworks follow the same rule, over any history."""
 
 from __future__ import annotations
 

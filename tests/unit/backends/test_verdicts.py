@@ -1,4 +1,4 @@
-"""Kernels that plugins bring are chosen, noted with a reason, or refused: never passed over."""
+"""Tests that plugins' kernels are selected, noted with a reason, or refused: never ignored silently."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ ASKED = tuple(Request(op, "torch", "cpu", "float32") for op in ("swiglu", "rms_n
 def offer(
     op: str, name: str = "quick", *, why: str | None = None, rank: int = 0, **more: Any
 ) -> Candidate:
-    """A plugin's kernel; refused for ``why``."""
+    """Build a plugin's kernel; refused for ``why``."""
     accepts = {"accepts": lambda r: why, "rank": lambda r: rank}
     return Candidate(op, name, ("torch",), "p:f", **accepts, **more)
 
 
 def notes(*offers: Candidate) -> tuple[str, ...]:
-    """What is said of the plugin that brings these."""
+    """Return the notes on the plugin that provides these kernels."""
     choices = choose_all(ASKED, (*offers, *CORE))
     brought = [("trick", one) for one in offers]
     for conflict in kernel_conflicts(brought, CORE, ASKED, choices):
@@ -118,7 +118,7 @@ def test_the_request_is_judged_before_the_installation() -> None:
 
 
 class Norms(Plugin, api=1):
-    """Brings a kernel that eager mode alone can use."""
+    """Provides a kernel for eager mode only."""
 
     disable_option: str = "norms=false"
 
@@ -141,12 +141,12 @@ def test_a_plan_alone_refuses_what_no_device_would_serve(plan_of: Any) -> None:
     with pytest.raises(BackendError, match=r"'norms' .* compiled cuda, bfloat16") as refused:
         kernel_preflight(plan_of({"norms": Norms()}))
     assert (refused.value.fix or "").startswith("leave the plugin out: 'fused' serves then")
-    kernel_preflight(plan_of({"norms": Norms()}, train_compile="off"))  # what is installed: later
+    kernel_preflight(plan_of({"norms": Norms()}, train_compile="off"))  # installed: checked later
     kernel_preflight(plan_of({"norms": Norms(disable_option="")}))
 
 
 def test_a_plan_for_a_device_is_refused_as_a_run_there_would_be(plan_of: Any) -> None:
-    """Whatever is installed here."""
+    """This does not depend on the installed packages."""
     there, norms = Detected("torch", "cuda", "test"), {"norms": Norms(disable_option="")}
     eager = {"train_compile": "off"}
     assert kernel_preflight(plan_of(norms, **eager), there) == ()
@@ -164,7 +164,7 @@ def test_a_plan_for_a_device_is_refused_as_a_run_there_would_be(plan_of: Any) ->
 
 
 class Brings(Plugin, api=1):
-    """Brings one kernel, which refuses."""
+    """Provides one kernel, which refuses."""
 
     op: str = "swiglu"
     because: str = "no"
@@ -174,7 +174,7 @@ class Brings(Plugin, api=1):
 
 
 def clashes(plan: Any) -> dict[str, tuple[str, ...]]:
-    """Op -> the plugins that ``plugins why`` names there as a run's hindrance."""
+    """Return op -> the plugins that ``plugins why`` names as an obstacle to a run."""
     answers = kernel_answers(plan, Detected("torch", "cpu", "test"))
     return {one.also[0]: one.clashes[0].who for one in answers if one.clashes}
 

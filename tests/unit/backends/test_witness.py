@@ -1,4 +1,4 @@
-"""What trainers witness of plugins: initial values and kernels; and names with dots reach a node."""
+"""Tests of the trainers' evidence on plugins: initial values and kernels; and names with dots reach a node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OUTPUT = "layers.0.attention.o.weight"
 
 
 def trained(plan: Any, backend: str) -> Any:
-    """A trainer after one step."""
+    """Return a trainer after one step."""
     run = create(Detected(backend, "cpu", "test"), plan).trainer(plan, 0)
     ids = np.arange(16, dtype=np.int32).reshape(2, 8)
     batch = {"ids": ids, "labels": ids, "documents": ids * 0, "positions": ids % 8}
@@ -57,7 +57,7 @@ def doubled(gate: Any, up: Any) -> Any:
 
 
 class Kernels(Plugin, api=1):
-    """A kernel for an op that runs, and one for an op that training does not ask for."""
+    """A kernel for an op that runs, and one for an op that training does not use."""
 
     def kernel_provider(self, kernels: Any) -> None:
         for op in ("swiglu", "logits"):
@@ -82,7 +82,7 @@ def test_a_kernel_is_shown_where_its_op_ran(plan_of: Any, backend: str) -> None:
 
 
 class Fade(Module):
-    """y times a schedule's number, plus nothing of a tap."""
+    """y times a schedule value, plus 0 times a tap."""
 
     reads = {"rate": "train.lr", "strength": "fades.residual.x0"}  # noqa: RUF012
 
@@ -106,5 +106,5 @@ def test_names_with_dots_and_taps_reach_a_node(plan_of: Any, backend: str) -> No
     assert plan.spec.taps == (("early", "layers.0.mid"),)
     assert {"early", "train.lr", "fades.residual.x0"} <= set(plan.spec.blocks[1].reads())
     run, result = trained(plan, backend)
-    assert result.loss == pytest.approx(np.log(31), rel=1e-6)  # faded to nothing: uniform
+    assert result.loss == pytest.approx(np.log(31), rel=1e-6)  # scaled to 0: uniform
     assert run.witnesses()["node:norm"] > 0

@@ -1,4 +1,4 @@
-"""A checkpoint is whole or not there, wherever its writer dies."""
+"""Tests that a checkpoint is complete or absent, at whatever point its writer dies."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ PRINTABLE = st.characters(codec="utf-8").filter(str.isprintable)
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: no handler of the code under test may run."""
+    """A replacement of SIGKILL: no handler of the tested code may run."""
 
 
 @pytest.fixture
 def die_at(monkeypatch: pytest.MonkeyPatch):
-    """Make the n-th touch of the disk die: before it, half-way through a write, or after it."""
+    """Return a function that kills at the n-th disk access: before it, within a write, or after it."""
 
     def arm(n: int, when: str, error: BaseException) -> list[str]:
         touched: list[str] = []
@@ -48,7 +48,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch):
                 touched.append(f"{name} {path.name}")
                 here = len(touched) == n + 1
                 if here and isinstance(error, Killed):
-                    # no handler of a process that was killed cleans up
+                    # a killed process runs no clean-up handlers
                     monkeypatch.setattr(shutil, "rmtree", lambda *args, **options: None)
                 if here and when == "before":
                     raise error
@@ -189,7 +189,7 @@ def test_a_full_disk_leaves_nothing_behind_and_says_how_much_was_needed(
 
 
 def test_a_disk_that_takes_no_more_is_survived(tmp_path: Path) -> None:
-    """The kernel refuses this time, in the middle of a file."""
+    """Here the kernel refuses, in the middle of a file."""
     commit(tmp_path, 1, STATE, {})
     large = {"model.w": np.zeros(1 << 18, np.float32)}
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -412,7 +412,7 @@ def test_the_newest_that_verify_are_kept(tmp_path: Path) -> None:
     assert left == [paths[step].name for step in (3, 4, 5, 6)]
     for step in (3, 4, 6):
         (paths[step] / "model.safetensors").write_bytes(b"")
-    assert retain(tmp_path, 1) == []  # nothing verifies: nothing goes
+    assert retain(tmp_path, 1) == []  # nothing verifies: nothing is deleted
 
 
 def test_what_is_spared_stays_beside_the_newest(tmp_path: Path) -> None:

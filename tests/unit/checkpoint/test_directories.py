@@ -1,4 +1,4 @@
-"""Formats of model directories: which one reads or writes a directory, and the errors where none does."""
+"""Tests of model directory formats: the format that reads or writes a directory, and errors without one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ A, B, NEITHER = Format("a.json"), Format("b.json"), object()
 
 @pytest.fixture
 def offer(monkeypatch: pytest.MonkeyPatch) -> Offer:
-    """Put entry points in the place of those that are installed: layout=name of this module."""
+    """Replace the installed entry points: layout=name of this module."""
 
     def put(*layouts: tuple[str, str]) -> None:
         made = [EntryPoint(one, f"{__name__}:{name}", directories.GROUP) for one, name in layouts]

@@ -1,6 +1,6 @@
-"""Files that somebody made to do harm: refused with a reason, and nothing else happens.
+"""Tests of malicious files: refused with a reason, without side effects.
 
-Their manifests are right: whoever can change a file can change its digest.
+Their manifests are valid: an attacker who can change a file can change its digest.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ ODD += [[], {}, [0], "F32", "F64", "F8_E4M3", "BF16", "", "../x", "\0", "\ud800"
 
 
 def mutated(draw: random.Random) -> bytes:
-    """A file like ours in which something is wrong, in its structure or in its bytes."""
+    """Build a file like ours with a fault in its structure or its bytes."""
     data = whole()
     length = int.from_bytes(data[:8], "little")
     entries, body = json.loads(data[8 : 8 + length]), data[8 + length :]
@@ -169,7 +169,7 @@ def mutated(draw: random.Random) -> bytes:
     structure = [change_key, change_element, scale_shape, shift, swap, drop_key, drop, rename]
     draw.choice([*structure, set_entry])()
     text = json.dumps(entries)
-    if draw.random() < 0.1:  # a key twice, numbers that are none, depth
+    if draw.random() < 0.1:  # a duplicate key, invalid numbers, depth
         text = text[:-1] + draw.choice(
             [f', "model.half": {json.dumps(ENTRY)}}}', ', "a": NaN}', ', "a": 1e999}', "}}", ""]
         )
@@ -181,7 +181,7 @@ def mutated(draw: random.Random) -> bytes:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_mutated_headers(seed: int) -> None:
-    """Refused with a ValueError; or sound, and then safetensors reads the same from it."""
+    """Either refused with a ValueError, or valid, and then safetensors reads the same from it."""
     draw = random.Random(seed)
     reasons = []
     for _ in range(500):
@@ -269,7 +269,7 @@ BAD_STATE: dict[str, bytes] = {
 
 @pytest.fixture(scope="module")
 def sealed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, bytes], Path]:
-    """``sealed(name, content)``: a checkpoint with that file, and a manifest that says so."""
+    """Return ``sealed(name, content)``: a checkpoint with that file, and a matching manifest."""
     out = tmp_path_factory.mktemp("hostile")
     good = commit(out, 1, TENSORS, {"tokens": 1})
     bad = commit(out, 2, TENSORS, {"tokens": 2})
@@ -320,7 +320,7 @@ def test_a_hostile_file_is_refused_although_its_digest_is_right(
 
 
 def test_the_reference_refuses_them_too() -> None:
-    """Or is as strict as one can be who has no tensors of his own to compare with."""
+    """Or it is as strict as possible without the expected tensors."""
     ours_alone = {
         "bfloat16",
         "a dimension that MLX cannot count",

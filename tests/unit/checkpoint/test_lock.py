@@ -1,4 +1,4 @@
-"""One trainer per folder, whatever became of the one before it."""
+"""Tests of the lock: one trainer per folder, whatever happened to the previous one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from minillm_core.checkpoint.lock import LOCK, Owner, lock
 from minillm_core.errors import MinillmError, Refusal
 
-# Takes the folder, says so, and keeps it until its standard input ends.
+# Lock the folder, report it, and hold it until standard input ends.
 TRAINER = """
 import errno, fcntl, os, sys
 from pathlib import Path
@@ -75,7 +75,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def go(*processes: subprocess.Popen[str]) -> list[str]:
-    """Let them start at once; what each says."""
+    """Release them at once; return the output of each."""
     for process in processes:
         assert process.stdin
         process.stdin.write("\n")
@@ -85,7 +85,7 @@ def go(*processes: subprocess.Popen[str]) -> list[str]:
 
 @pytest.fixture
 def no_flock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file system without locks."""
+    """Fake a file system without locks."""
 
     def unsupported(_handle: int, _operation: int) -> None:
         raise OSError(errno.ENOTSUP, "Operation not supported")
@@ -95,14 +95,14 @@ def no_flock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["kernel", "record"])
 def by(request: pytest.FixtureRequest) -> str:
-    """Who decides: the kernel, or the file's content."""
+    """Select what decides: the kernel's lock, or the file's content."""
     if request.param == "record":
         request.getfixturevalue("no_flock")
     return request.param
 
 
 def leave(out: Path, **changes) -> Owner:
-    """A lock file that somebody left behind."""
+    """Leave a stale lock file."""
     owner = Owner.this().model_copy(update=changes)
     (out / LOCK).write_bytes(owner.encode())
     return owner
@@ -115,7 +115,7 @@ def dead_pid() -> int:
 
 
 def state(out: Path) -> tuple:
-    """All that a refusal must leave as it was."""
+    """Return everything that a refusal must not change."""
     files = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in out.iterdir()}
     return files, out.stat().st_mtime_ns
 
@@ -173,7 +173,7 @@ def test_of_many_at_once_exactly_one_takes_over(tmp_path: Path, start: Start, by
 def test_who_found_the_owner_dead_looks_again_before_taking_over(
     tmp_path: Path, no_flock: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another one takes over just after the dead owner was found dead."""
+    """Another process takes over just after the dead owner was detected."""
     real, winner, asked = Owner.alive, lock(tmp_path), []
     leave(tmp_path, pid=dead_pid())
 
@@ -233,7 +233,7 @@ def test_a_child_that_holds_the_file_after_its_parent_is_told_of(tmp_path: Path)
 
 
 def test_a_number_that_another_process_has_now_fools_nobody(tmp_path: Path, by: str) -> None:
-    parent = psutil.Process(os.getppid())  # alive, and not what took the folder
+    parent = psutil.Process(os.getppid())  # alive, but not the lock's owner
     leave(tmp_path, pid=parent.pid, started=1e9, uptime=-5.0)
     with lock(tmp_path):
         pass
@@ -281,7 +281,7 @@ def test_what_only_a_person_can_decide_is_left_to_one(
             (tmp_path / LOCK).write_bytes(content)
         case "other host":
             leave(tmp_path, host="elsewhere\x1b[31m", pid=dead_pid())
-        case _:  # one who took over was killed between its two steps
+        case _:  # a process that took over was killed between its two steps
             leave(tmp_path, pid=dead_pid())
             (tmp_path / f"{LOCK}.takeover").write_bytes(b"")
     before = state(tmp_path)
@@ -316,7 +316,7 @@ def test_what_the_kernel_decides_needs_no_words(tmp_path: Path) -> None:
 def test_the_file_of_somebody_who_came_after_is_left_alone(tmp_path: Path, by: str) -> None:
     first, second = lock(tmp_path), lock(tmp_path)
     first.__enter__()
-    (tmp_path / LOCK).unlink()  # by a person, who should not have
+    (tmp_path / LOCK).unlink()  # deleted by hand, against the rules
     with second:
         first.__exit__(None, None, None)
         with pytest.raises(Refusal), lock(tmp_path):
@@ -390,4 +390,4 @@ def test_the_holder_notices_that_the_folder_is_no_longer_its_own(tmp_path: Path,
         (out / LOCK).write_bytes((moved / LOCK).read_bytes())
         with pytest.raises(MinillmError, match=r"lock\.json was removed or replaced"):
             held.check()
-    assert (out / LOCK).exists()  # which is not this process's to remove
+    assert (out / LOCK).exists()  # which this process must not remove

@@ -1,4 +1,4 @@
-"""Whatever happens to a checkpoint's bytes is noticed before anything is loaded."""
+"""Tests that any change of a checkpoint's bytes is detected before anything is loaded."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_every_flipped_bit_of_a_manifest_is_noticed(copy) -> None:
     path = newest_folder(out) / MANIFEST
     whole = path.read_bytes()
     for place in range(len(whole)):
-        for bit in (0, 5):  # 5 is the case of a letter, and turns a space into a NUL
+        for bit in (0, 5):  # bit 5 is the case of a letter, and turns a space into a NUL
             data = bytearray(whole)
             data[place] ^= 1 << bit
             path.write_bytes(data)
@@ -151,12 +151,12 @@ def test_a_link_or_a_pipe_is_no_file(copy, tmp_path: Path, name: str) -> None:
     path.symlink_to(tmp_path / name)
     assert_detected(out)
     path.unlink()
-    os.mkfifo(path)  # opening it would wait for ever
+    os.mkfifo(path)  # opening it would block forever
     assert_detected(out)
 
 
 def forge(folder: Path, document: dict) -> None:
-    """Write a manifest whose own digest is right, as someone who means harm could."""
+    """Write a manifest whose own digest is right, as an attacker could."""
     import xxhash
 
     document.pop("xxh3_128", None)
@@ -214,7 +214,7 @@ def test_a_manifest_that_is_none_is_refused(copy, content: bytes) -> None:
 
 def test_a_giant_manifest_is_not_read(copy) -> None:
     folder = newest_folder(copy())
-    os.truncate(folder / MANIFEST, 1 << 32)  # a hole: takes no room
+    os.truncate(folder / MANIFEST, 1 << 32)  # a sparse file: takes no space
     assert "more than" in verify(folder)[0]
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoint a run goes on from, and what becomes of those that do not verify."""
+"""Tests of the checkpoint that a run resumes from, and of invalid checkpoints."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_the_newest_good_one_is_taken_and_bad_newer_ones_go_aside(
                 newest_or_refuse(out)
         else:
             assert newest_and_set_aside(out, told.append) is None
-    assert len(told) == len(newer)  # said once
+    assert len(told) == len(newer)  # reported once
     for line, step in zip(told, newer, strict=True):
         assert f"step-{step:08d} does not verify and is now step-{step:08d}.corrupt: " in line
         assert "state.json: " in line
         assert (out / "checkpoints" / f"step-{step:08d}.corrupt").is_dir()
-    if good:  # older bad ones were not looked at
+    if good:  # older invalid ones were not checked
         assert len(names(out)) == len(good)
 
 
@@ -187,7 +187,7 @@ def test_rows_are_read_when_they_are_needed_and_no_others(
 def test_what_is_removed_while_it_is_verified_makes_room_for_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer replaces every checkpoint that was listed, before the first one is opened."""
+    """The trainer replaces every listed checkpoint before the first one is opened."""
     for step in (1, 2):
         commit(tmp_path, step, STATE, {})
     real, listed = layout.folders, []

@@ -1,4 +1,4 @@
-"""Saving in the background: in order, one at a time, and nothing that went wrong is lost."""
+"""Tests of background saves: in order, one at a time, without losing errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minillm_core.checkpoint.read import newest, newest_or_refuse
 from minillm_core.checkpoint.writer import Result, Writer
 from minillm_core.errors import Interrupted, MinillmError, NonFinite
 
-TIMEOUT = 20.0  # seconds until a test that waits for another thread gives up
+TIMEOUT = 20.0  # timeout in seconds of a test that waits for another thread
 
 
 def state(value: float = 0.0) -> dict[str, np.ndarray]:
@@ -28,7 +28,7 @@ def state(value: float = 0.0) -> dict[str, np.ndarray]:
 
 
 class Gate:
-    """A snapshot that waits until it is let through."""
+    """A snapshot that blocks until it is released."""
 
     def __init__(self) -> None:
         self.asked, self.open = threading.Event(), threading.Event()

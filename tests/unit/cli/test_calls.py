@@ -1,4 +1,4 @@
-"""What each command hands to the code that does the work, and how it shows what comes back."""
+"""Tests of the commands' calls of the implementing functions, and of the display of results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Program = Callable[..., tuple[int, str, str]]
 
 
 class Spy:
-    """Keeps what it was called with."""
+    """Records its calls."""
 
     def __init__(self, result: Any = None) -> None:
         self.result = result
@@ -50,7 +50,7 @@ def test_train_hands_over_what_was_asked(program: Program, monkeypatch) -> None:
 
 
 class Opened:
-    """Stands for a run's folder that was opened: gives results, and keeps what it was called with."""
+    """A replacement of an opened run folder: returns results, and records its calls."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, result: Any) -> None:
         self.open, self.evaluate, self.export = Spy(self), Spy(result), Spy(result)
@@ -123,7 +123,7 @@ def test_a_plan_is_one_document(program: Program) -> None:
     document = json.loads(out)
     assert set(document) == {"plan", "plan_hash", "plugins", "export", "settings", "costs"}
     assert document["plugins"] == []
-    assert "preset" in err  # what the machine decided is said, but not on stdout
+    assert "preset" in err  # the machine's choice is printed, but not on stdout
 
 
 def test_two_plans_are_one_document(program: Program, tmp_path: Path) -> None:

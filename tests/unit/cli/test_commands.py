@@ -1,4 +1,4 @@
-"""The commands and their flags are those that were agreed, and starting up is light."""
+"""Tests that commands and flags are the specified ones, and that start-up is fast."""
 
 from __future__ import annotations
 
@@ -145,13 +145,13 @@ MORE = {
     ("kernels", "bench"): {"OP", "--kernel", "--plugins", "--backend", "--device", "--dtype"}
     | {"--shape", "--repeats"},
 }
-"""Flags beyond the agreed ones."""
+"""Flags beyond the specified ones."""
 GROUPS = [("plugins",), ("data",), ("data", "cache"), ("kernels",)]
 EVERYWHERE = {"--debug", "--help"}
 
 
 def ours(path: tuple[str, ...], inner: Mapping[str, Any]) -> bool:
-    """Tell whether a command is the core's, or one of a distribution of ours that is installed."""
+    """Return whether a command belongs to the core, or to an installed first-party distribution."""
     group: Any = COMMANDS
     for name in path[:-1]:
         group = group.commands[name]
@@ -161,7 +161,7 @@ def ours(path: tuple[str, ...], inner: Mapping[str, Any]) -> bool:
 
 
 def commands() -> dict[tuple[str, ...], set[str]]:
-    """Command -> its options and arguments, as they are typed."""
+    """Return command -> its options and arguments, in command-line form."""
     found: dict[tuple[str, ...], set[str]] = {}
     todo: list[tuple[tuple[str, ...], Any]] = [((), root())]
     while todo:
@@ -171,7 +171,7 @@ def commands() -> dict[tuple[str, ...], set[str]]:
         inner = getattr(command, "commands", None)
         if inner is not None:
             names = [*inner]
-            if isinstance(command, CommandGroup):  # with those of our other distributions
+            if isinstance(command, CommandGroup):  # including commands of our other distributions
                 names = [name for name in command.list_commands(None) if ours((*path, name), inner)]
             todo += [((*path, name), inner[name]) for name in names]
         else:

@@ -1,4 +1,4 @@
-"""With ``--json`` stdout is one document, whatever a plugin prints, wherever it prints it."""
+"""Tests that with ``--json`` stdout is one document, whatever a plugin prints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors become exit codes and at most twelve lines on stderr."""
+"""Tests that errors become exit codes and at most twelve lines on stderr."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FAMILY = [
     one
     for one in vars(errors).values()
     if isinstance(one, type) and issubclass(one, MinillmError)
-    if one is not errors.PluginCodeError  # made from a plugin and a hook
+    if one is not errors.PluginCodeError  # built from a plugin and a hook
 ]
 
 
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
-    """Let every command raise."""
+    """Make every command raise."""
 
     def fail(error: BaseException) -> None:
         def app(*_: object, **__: object) -> None:
@@ -253,7 +253,7 @@ def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("torn", ["entry_points.txt", "METADATA"])
 def test_a_distribution_that_cannot_be_read_ends_no_command(tmp_path: Path, torn: str) -> None:
-    """No plugin of pydantic or torch is imported unless it was named."""
+    """Plugins of pydantic or torch are only imported if named."""
     (tmp_path / "loud.py").write_text("raise SystemExit('imported')\n")
     for name in ("torn", "loud"):
         folder = tmp_path / f"{name}-1.0.dist-info"

@@ -1,4 +1,4 @@
-"""What ``minillm generate`` prints where, and how it is interrupted."""
+"""Tests of the output streams of ``minillm generate``, and of interruptions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Program = Callable[..., tuple[int, str, str]]
 
 
 class Writing:
-    """Stands for the writer of a run: gives some pieces, and keeps what it was asked for."""
+    """A replacement of a run's generator: yields some pieces, and records its calls."""
 
     def __init__(self) -> None:
         self.opened: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Commands of other distributions: listed without an import, imported when run, errors under their name."""
+"""Tests of other distributions' commands: listed without import, imported when run, errors under their name."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ LOUD = "raise SystemExit('imported')\n"
 
 @pytest.fixture
 def offer(site: Any) -> Callable[..., None]:
-    """Install ``dist-<name>`` with commands: ``name = point``, their module ``pkg_<name>.tool``."""
+    """Install ``dist-<name>`` with commands: ``name = point``, in the module ``pkg_<name>.tool``."""
 
     def install(
         name: str, body: str = "print(len(text) * times)", *, source: str = COUNT, **points: str
@@ -82,7 +82,7 @@ def offer(site: Any) -> Callable[..., None]:
 
 
 def shown(page: str) -> str:
-    """A help page as one line without its frames."""
+    """Return a help page as one line without its frames."""
     return " ".join(page.translate(str.maketrans("│╭╮╰╯─", "      ")).split())
 
 

@@ -1,4 +1,4 @@
-"""What a planned run costs here: time, readings of the data, disk; nothing of it is in the plan."""
+"""Tests of a planned run's costs on this machine: time, epochs of the data, disk; the plan excludes them."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_measured_speed_and_a_counted_corpus_are_used(
     costs = after["costs"]
     assert (costs["seconds"], costs["epochs"], costs["train_tokens_counted"]) == (100, 10, True)
     assert before.pop("costs") != after.pop("costs")
-    assert before == after  # the plan, its hash, and all else
+    assert before == after  # the plan, its hash, and everything else
 
 
 def test_a_run_by_the_clock_has_as_many_steps_as_fit(
@@ -125,4 +125,4 @@ def test_what_several_gpus_cost_is_brought_by_a_distribution(
     assert (code, out, asked) == (2, "", [("minillm.forecasts", "torch")])
     assert "a forecast for several GPUs on torch needs a distribution that is not installed" in said
     assert re.search("pip install .*minillm-mesh", said)
-    assert program("plan", *TINY)[0] == 0  # without --gpus none is looked for
+    assert program("plan", *TINY)[0] == 0  # without --gpus none is searched

@@ -1,4 +1,4 @@
-"""``minillm plugins why``: one document on stdout, messages on stderr, 2 where there is a clash."""
+"""Tests of ``minillm plugins why``: one document on stdout, messages on stderr, exit code 2 for a conflict."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Trick(Plugin, api=1):
 
 @pytest.fixture
 def clash(tmp_path: Path) -> str:
-    """``--plugins`` with two that claim one slot."""
+    """Return ``--plugins`` with two plugins that claim one slot."""
     (tmp_path / "trick.py").write_text(LAYOUT)
     return f"paired_heads,{tmp_path / 'trick.py'}:Trick"
 
@@ -127,7 +127,7 @@ def test_defaults_that_no_plugin_touches_are_left_out_of_the_table(program: Prog
     assert len(shown) < len(rows) / 2
     gone = [row for row in rows if row not in shown]
     assert len(gone) == hidden
-    for row in gone:  # what is as it is everywhere
+    for row in gone:  # unchanged everywhere
         assert row[0].startswith(("opt.set[", "opt.assign["))
         assert " core " in f" {' '.join(row)} "
         assert any(word in row for word in ("1", "adamw", "own"))

@@ -1,4 +1,4 @@
-"""From the command line to a config, a backend and plugins; and the refusals on the way."""
+"""Tests of the path from a command line to config, backend and plugins; and of its errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Trick(Plugin, api=1, backends=("mlx",)):
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let the probe find this machine."""
+    """Make the probe find this machine."""
 
     def become(**facts: Any) -> None:
         monkeypatch.setattr(detect, "probe", lambda: Machine(**facts))

@@ -1,4 +1,4 @@
-"""``--preset speedrun``, a preset that names plugins, through the program."""
+"""Tests of ``--preset speedrun``, a preset that names plugins, through the program."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PLAN = ("plan", "--preset", RECIPE)
 
 @pytest.fixture
 def absent(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let none of a distribution's plugins be installed."""
+    """Hide all plugins of one distribution."""
     from minillm_core.plugins import discover, first_party
 
     found, version = discover.entry_points, first_party.installed_version
@@ -146,7 +146,7 @@ def test_info_says_which_presets_name_a_plugin(program: Program) -> None:
 
 
 def test_the_slots_of_a_plugin_are_those_with_the_presets_options() -> None:
-    """At its defaults role_lr changes nothing."""
+    """At its defaults role_lr has no effect."""
     assert info("role_lr", planned_on(RECIPE))["slots"] == []
     assert info("role_lr", planned_on(RECIPE), {"role_lr": {"head": 2.0}})["slots"]
 

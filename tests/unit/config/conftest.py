@@ -11,7 +11,7 @@ from minillm_core.config.load import Loaded, load
 
 @pytest.fixture(scope="session")
 def loaded() -> Callable[..., Loaded]:
-    """Load on a machine whose preset is tiny."""
+    """Load settings on a machine whose preset is tiny."""
 
     def call(*assignments: str, **given: Any) -> Loaded:
         given.setdefault("default_preset", lambda: ("tiny", "a test"))

@@ -1,4 +1,4 @@
-"""Settings that follow another one: horizons of a recipe, and the dial of preset depth."""
+"""Tests of settings derived from another one: horizons of a recipe, and the dial of preset depth."""
 
 from __future__ import annotations
 

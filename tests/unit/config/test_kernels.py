@@ -1,4 +1,4 @@
-"""What a user may say of kernels, as a setting and as the policy that it means."""
+"""Tests of kernel policies: the setting's syntax, and the policy that it defines."""
 
 from __future__ import annotations
 

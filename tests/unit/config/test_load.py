@@ -1,4 +1,4 @@
-"""Precedence, origins, and every refusal of a setting."""
+"""Tests of precedence, origins, and every refusal of a setting."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_settings_file_serves_as_a_preset_below_all_others(tmp_path: Path) -> 
     file.write_text("[train]\nlr = 0.25\n")
     default = {"default_preset": lambda: ("tiny", "a CPU")}
     result = load(preset=str(best), file=file, assignments=["train.clip=3"], **default)
-    assert (result.preset, result.model.layers) == ("small", 8)  # the shape that it names
+    assert (result.preset, result.model.layers) == ("small", 8)  # the shape of the named preset
     assert (result.train.steps, result.train.minutes) == (7, None)
     assert (result.train.lr, result.train.clip) == (0.25, 3.0)
     assert result.plugins == {"muon": {"lr": 0.1}}

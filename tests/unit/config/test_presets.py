@@ -1,4 +1,4 @@
-"""The presets: what each of them must be."""
+"""Tests of the presets' properties."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MILLIONS = {
 
 
 def parameters(model: ModelConfig) -> int:
-    """By formula: embedding, attention (q, o, k, v), gated MLP, norms."""
+    """Count by formula: embedding, attention (q, o, k, v), gated MLP, norms."""
     width = model.dim // model.heads
     attention = 2 * model.dim * model.heads * width + 2 * model.dim * model.kv_heads * width
     block = attention + 3 * model.dim * model.hidden + 2 * model.dim
@@ -76,7 +76,7 @@ def test_a_shape_names_no_plugin(loaded: Load, name: str) -> None:
 def test_a_recipe_names_plugins_of_ours_with_their_origin(loaded: Load, name: str) -> None:
     found = loaded(preset=name)
     assert found.config.plugins == plugins_of(name) != {}
-    assert set(found.config.plugins) <= set(FIRST_PARTY)  # or nobody could be told what to install
+    assert set(found.config.plugins) <= set(FIRST_PARTY)  # or no error could name what to install
     for plugin, options in found.config.plugins.items():
         for key in (f"plugins.{plugin}", *(f"{plugin}.{option}" for option in options)):
             assert found.origins[key] == f"preset {name}"

@@ -1,4 +1,4 @@
-"""Values from the command line, and settings described in plain words."""
+"""Tests of values from the command line, and of settings' descriptions in words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Documents of random ids, and the stream that they should give, built by concatenation."""
+"""Fixtures: documents of random ids, and the expected stream, built by concatenation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minillm_core.data import Corpus, Documents, open_corpus
 @pytest.fixture(scope="session")
 def reference_stream() -> Callable[..., tuple[np.ndarray, np.ndarray]]:
     def stream(documents: Documents, seed: int, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """The first tokens of the endless stream, and where documents begin in it."""
+        """Return the first tokens of the endless stream, and where documents begin in it."""
         ids, starts, epoch = [], [], 0
         while len(ids) < tokens:
             for index in np.random.default_rng(seed + epoch).permutation(len(documents)):
@@ -49,7 +49,7 @@ def corpus_of(tmp_path: Path) -> Callable[..., Corpus]:
 
 @pytest.fixture
 def texts() -> list[str]:
-    """Forty documents with a vocabulary small enough to be learnt."""
+    """Return forty documents with a learnably small vocabulary."""
     words = np.array(["the", "a", "cat", "sat", "ran", "on", "mat", "and", "then", "it"])
     rng = np.random.default_rng(0)
     return [

@@ -1,4 +1,4 @@
-"""Text in blocks: kept as they are made, read in order while the rest is tokenised beside training."""
+"""Tests of text in blocks: cached one by one, read in order while the rest is tokenised during training."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ blocks_of_lengths = st.lists(
 
 
 class Given:
-    """Blocks that are there, as a text's may be, whose ids are all different."""
+    """Available blocks of a text whose ids are all different."""
 
     vocab = VOCAB
 
@@ -90,7 +90,7 @@ def test_each_block_is_shuffled_and_follows_the_one_before(
     wanted: list[int] = []
     for epoch in range(8):
         for number, block in enumerate(text.blocks):
-            key = (seed + epoch, number) if number else seed + epoch  # one block: as without them
+            key = (seed + epoch, number) if number else seed + epoch  # one block: as without blocks
             for index in np.random.default_rng(key).permutation(len(block)):
                 wanted += block[int(index)].tolist()
     assert read.tolist() == wanted[: len(read)]
@@ -130,7 +130,7 @@ def test_shuffled_rows_are_every_token_once_and_stay_in_their_block(
 def test_a_block_is_asked_for_when_it_is_read() -> None:
     text = Given([[60], [60], [60]])
     steps(text, 1, seq_len=50, prefetch=1)
-    assert text.asked == 1 or text.asked == 2  # the loader is a step or two ahead
+    assert text.asked == 1 or text.asked == 2  # the dataloader is a step or two ahead
     with pytest.raises(DataError, match="past the end"):
         steps(text, 1, cursor=steps(text, 1)[0].cursor | {"document": 3})
 
@@ -140,11 +140,11 @@ Open = Callable[..., Corpus]
 
 @pytest.fixture
 def files(tmp_path: Path, texts: list[str]) -> list[Path]:
-    """Texts in several formats, among them a long one that is read in pieces."""
+    """Create texts in several formats, including a long one that is read in pieces."""
     folder = tmp_path / "text"
     folder.mkdir()
     (folder / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n\n" for t in texts[:20]))
-    (folder / "b.txt").write_text("\n".join(texts) * 300)  # more than a piece
+    (folder / "b.txt").write_text("\n".join(texts) * 300)  # longer than a piece
     (folder / "c.txt").write_text("")
     (folder / "d.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts[20:]))
     return [folder]
@@ -234,7 +234,7 @@ def test_the_rest_is_tokenised_beside_training(
     corpus.check_unchanged()
     again = corpus_of(files, val=str(files[0] / "d.jsonl"), **size)
     assert again.fingerprint == corpus.fingerprint
-    for number in (1, 2):  # one that was lost is made again
+    for number in (1, 2):  # a lost block is rebuilt
         store.disk.remove(again.train._cache.folder_of(again.train._cache.key, number))  # type: ignore[attr-defined]
     assert [one.digest for one in all_blocks(again)] == [one.digest for one in found]
     other = corpus_of(files, val=str(files[0] / "d.jsonl"), tokenizer=tokenizer, block=6_000)
@@ -272,7 +272,7 @@ def test_what_is_wrong_further_on_comes_with_its_place(
 ) -> None:
     path = files[0] / "d.jsonl"
     path.write_text(f"{path.read_text()}{line}\n")
-    for name in ("c1.txt", "c2.txt"):  # more than is read ahead
+    for name in ("c1.txt", "c2.txt"):  # longer than the read-ahead
         (files[0] / name).write_text((files[0] / "b.txt").read_text())
     corpus = corpus_of(files, tokenizer=tokenizer, block=5_000)
     (error,) = waiting(corpus, 1_000)

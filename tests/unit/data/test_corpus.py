@@ -1,4 +1,4 @@
-"""Files to a corpus: split, cache, fingerprint, and everything that is refused on the way."""
+"""Tests of building a corpus from files: split, cache, fingerprint, and every refusal."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_sample_is_whole_documents_in_order_and_full(
     assert sample.drawn == sum(len(document) + 4 for document in drawn)
     if sample.total <= limit:
         assert drawn == documents
-    elif run + 406 < limit:  # a run, and with it what is missing, is at most so long
+    elif run + 406 < limit:  # at most the length of a run with its missing part
         assert limit >= sample.drawn >= limit - run - 406
 
 
@@ -294,7 +294,7 @@ def test_an_entry_made_up_to_harm_is_made_again(
     elif name == "fifo":
         (folder / "meta.json").unlink()
         os.mkfifo(folder / "meta.json")
-    else:  # with a digest and a seal that are right
+    else:  # with a valid digest and seal
         ids = np.fromfile(folder / "ids.bin", "<u2")
         ids[-1] = 60_000
         (folder / "ids.bin").write_bytes(ids.tobytes())
@@ -341,7 +341,7 @@ def test_a_shard_that_changes_under_a_run_is_named(
             write_shard(path, np.zeros(5, int), 300)
         else:
             path.unlink()
-        if change in ("replace", "remove"):  # what is mapped stays as it was
+        if change in ("replace", "remove"):  # the mapped data is unchanged
             corpus.check_unchanged()
             assert len({next(loader).micro[0]["ids"].max() for _ in range(3)}) == 3
             return
@@ -546,7 +546,7 @@ def test_a_file_is_read_once_and_again_when_anything_of_it_changes(
     first = corpus_of(paths).fingerprint
     assert read == paths
     assert corpus_of(paths).fingerprint == first
-    assert read == paths * 2  # written a moment ago: another write might leave the same times
+    assert read == paths * 2  # recently written: another write might have the same times
 
     monkeypatch.setattr(store, "_SETTLED", -1.0)
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""Texts divided for training and encoding: without a trace, but for words without an end."""
+"""Tests of texts divided for tokenizer training and encoding: exact, except within endless words."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_preparing_ends_when_it_is_interrupted_and_leaves_nothing(
     repeats = 20 if phase == "tokenising" else 1
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 9))) for _ in range(40_000)]
-    # Tokenising has to last until the signal comes.
+    # Tokenisation must last until the signal arrives.
     (tmp_path / "a.txt").write_text(" ".join(rng.choices(words, k=1_500_000)) * repeats)
     command = [sys.executable, "-c", PREPARE, str(tmp_path / "a.txt"), str(tmp_path / "cache")]
     command.append(str(vocab))
@@ -170,7 +170,7 @@ def test_preparing_ends_when_it_is_interrupted_and_leaves_nothing(
         process.send_signal(number)
         code = process.wait()
     assert code == (130 if number == signal.SIGINT else -number)
-    assert time.monotonic() - began < 5  # a second on a machine that nothing else uses
+    assert time.monotonic() - began < 5  # a second on an idle machine
     tokens = tmp_path / "cache" / "tokens"
     left = os.listdir(tokens) if tokens.exists() else []
     assert not left if number == signal.SIGINT else all(".tmp-" in name for name in left)

@@ -1,4 +1,4 @@
-"""Text and JSON lines: what is read, and where exactly it is when something cannot be."""
+"""Tests of text and JSON lines: contents, and exact positions of errors."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_text_file_is_one_document_with_its_line_ends(
 @pytest.mark.parametrize(
     "line",
     [
-        b'{"text": "a\xe2\x80\xa8b\xc2\x85c"}\n',  # U+2028 and U+0085 end no line
+        b'{"text": "a\xe2\x80\xa8b\xc2\x85c"}\n',  # U+2028 and U+0085 are not line ends
         b'{"text": "nul \\u0000 inside"}\n',
         b'{"text": "pair \\ud83d\\ude00"}\n',
         b'{"text": "crlf"}\r\n',

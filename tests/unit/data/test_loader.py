@@ -1,4 +1,4 @@
-"""The loader: the stream's rows in steps, its thread, its failures, its end."""
+"""Tests of the dataloader: the stream's rows in steps, its thread, its failures, its end."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_prefetching_is_bounded(documents: Documents) -> None:
         for _ in range(20):
             next(loader)
         time.sleep(0.2)
-        assert latest <= 20 + 3  # three in the queue, one waiting to get in
+        assert latest <= 20 + 3  # three in the queue, one blocked
 
 
 def test_a_closed_loader_is_at_its_end(documents: Documents) -> None:
@@ -198,7 +198,7 @@ def test_nobody_has_to_wait_for_a_hook_that_hangs(documents: Documents) -> None:
     )
     with pytest.raises(Cancelled):
         next(loader)
-    loader.close(0.01)  # and the thread is left to itself
+    loader.close(0.01)  # and the thread is abandoned
     goes_on.set()
 
 

@@ -1,4 +1,4 @@
-"""Mixtures: rows of each source in proportion over any stretch, resumed, and read by several ranks."""
+"""Tests of mixtures: proportional rows of each source over any stretch, resumed, and read by several ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ sources = st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=6), min_siz
 
 
 class Marked:
-    """Rows that hold the number of their source and their place in it."""
+    """Rows with the number of their source and their position in it."""
 
     def __init__(self, source: int) -> None:
         self.source, self.at = source, 0
@@ -79,7 +79,7 @@ def test_a_turn_is_that_of_the_rule_in_fractions(weights: list[float], count: in
 
 
 class Whole(Packer):
-    """Cuts documents into rows, never two of them in one."""
+    """A packer with rows of single documents, which it cuts."""
 
     def row(self, take: Callable[[], Piece]) -> list[Piece]:
         document = self.pending.pop() if self.pending else take()
@@ -92,7 +92,7 @@ PACKED = {"packer": Function("mine", f"{__name__}:Whole", (("capacity", 7),))}
 
 
 def parts_of(lengths: Sequence[Sequence[int]]) -> tuple[Documents, list[Documents]]:
-    """All documents, their ids all different, and those of each source."""
+    """Return all documents, with distinct ids, and those of each source."""
     every = [n for source in lengths for n in source]
     ends = np.cumsum(every)
     ids = [range(end - n, end) for n, end in zip(every, ends, strict=True)]
@@ -141,10 +141,10 @@ def test_a_mixture_is_the_rows_of_its_sources_for_any_split_ranks_and_resume(
         np.testing.assert_array_equal(rows(several, name), expected)
     assert several[-1].cursor == one[-1].cursor
 
-    for ranks in (2, 4):  # together they read the same rows, and go on from each other's cursor
+    for ranks in (2, 4):  # together they read the same rows, and continue from each other's cursor
         count, sizes = 24 // ranks, split | {"rows": rows_ * ranks}
         each = [steps(whole, mixed, count, ranks=ranks, rank=r, **sizes) for r in range(ranks)]
-        of_rows = accumulate % ranks > 0  # else each has some of the micro-batches
+        of_rows = accumulate % ranks > 0  # otherwise each has some of the micro-batches
         for name, expected in stream.items():
             together: list[np.ndarray] = []
             for several_ in zip(*each, strict=True):  # the step of every rank
@@ -184,7 +184,7 @@ def test_a_cursor_of_another_mixture_is_refused() -> None:
 
 @pytest.fixture
 def mixed_files(tmp_path: Path, texts: list[str]) -> list[str]:
-    """A JSON lines file, a folder of two texts, and a shard."""
+    """Create a JSON lines file, a folder of two texts, and a shard."""
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts[:25]))
     (tmp_path / "b").mkdir()
     for number in (0, 1):

@@ -1,4 +1,4 @@
-"""Rows of a packer and epochs of an order: laid out as it says, counted, resumed, and checked."""
+"""Tests of a packer's rows and an order's epochs: layout, counts, resume, and checks."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ sizes = st.tuples(st.integers(1, 3), st.integers(1, 3))
 
 
 def of_lengths(lengths: list[int]) -> Documents:
-    """Documents whose ids are all different."""
+    """Build documents with distinct ids."""
     ends = np.cumsum(lengths)
     return Documents.of([range(end - n, end) for n, end in zip(lengths, ends, strict=True)], VOCAB)
 
 
 class Held(Function):
-    """A claim of something that no reference leads to."""
+    """A claim without a resolvable reference."""
 
     def call(self, *given: Any) -> Any:
         return HELD[self.reference](*given)
@@ -65,7 +65,7 @@ def same(one: list[StepBatch], two: list[StepBatch]) -> None:
 
 
 class Fuzz(Packer):
-    """Cuts, keeps, reorders and drops by a generator of its own, which is its state."""
+    """A packer that cuts, keeps, reorders and drops by a random generator, which is its state."""
 
     laid: list[list[Piece]]
 
@@ -115,7 +115,7 @@ def test_rows_hold_what_the_packer_says(
     documents, laid = of_lengths(lengths), []
     size = {"rows": split[0], "accumulate": split[1], "seq_len": seq_len, "seed": seed}
     found = steps(documents, count, by(recording(laid), capacity=seq_len + 1), **size)
-    laid = laid[: count * split[0] * split[1]]  # the loader is ahead
+    laid = laid[: count * split[0] * split[1]]  # the dataloader is ahead
     ids, starts = reference_stream(documents, seed, max(p.last for row in laid for p in row) + 2)
     supervised = real = 0
     for row, *made in zip(laid, *(rows(found, name) for name in FIELDS), strict=True):
@@ -128,7 +128,7 @@ def test_rows_hold_what_the_packer_says(
             number += t > 0 and (jumps or starts[place])
             known = not jumps or (starts[place] and starts[at[t - 1] + 1])
             wanted[:, t] = ids[place], ids[place] if known and t else -1, number
-        if len(at) == seq_len:  # the last label is what follows in the text
+        if len(at) == seq_len:  # the last label is the next token in the text
             wanted[1, seq_len] = ids[at[-1] + 1]
         np.testing.assert_array_equal(made[0], wanted[0, :-1])
         np.testing.assert_array_equal(made[1], wanted[1, 1:])
@@ -197,7 +197,7 @@ def test_rows_are_the_same_however_they_are_split_into_steps(
 
 
 class Windows(Packer):
-    """Documents end to end, as without a packer, but for the label-only token."""
+    """Contiguous documents, as without a packer, except for the label-only token."""
 
     def row(self, take: Callable[[], Piece]) -> list[Piece]:
         while sum(piece.tokens for piece in self.pending) < self.capacity:
@@ -305,7 +305,7 @@ def twice(packer: Packer, take: Callable[[], Piece]) -> list[Piece]:
 
 
 def remembered(packer: Packer, take: Callable[[], Piece]) -> list[Piece]:
-    """Its first document again and again: neither taken for this row nor pending."""
+    """Return its first document repeatedly: neither used in this row nor pending."""
     if "first" not in vars(packer):
         vars(packer)["first"] = take()
     return [vars(packer)["first"]]
@@ -383,7 +383,7 @@ def test_rows_of_changing_lengths_are_the_same_when_resumed_at_any_step(
     def shape_at(step: int) -> Any:
         return plan[min(step, len(plan)) - 1]
 
-    # a batch without a label is no step: the next one has the sizes of the same step
+    # a batch without labels is not a step: the next one has the sizes of the same step
     empty = data.draw(st.sets(st.integers(1, 12)))
 
     def unlabelled(batch: dict[str, Any], phase: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Token shards: round trip, damage, ids out of range."""
+"""Tests of token shards: round trip, damage, ids out of range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources of plugins: documents with fields beside their tokens, encoded, kept, split, packed and resumed."""
+"""Tests of plugins' sources: documents with fields, encoded, cached, split, packed and resumed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CALLS: list[str] = []
 
 
 def turns(files: Any, reading: Any, *, system: bool = False) -> Iterator[list[Segment]]:
-    """A question and its answer a line; the answer is trained on."""
+    """Yield a question and its answer per line; the answer is trained on."""
     CALLS.append("turns")
     for file in files:
         for _, _, one in file.format.records(file.path, file.packing, reading):
@@ -152,7 +152,7 @@ def test_targets_are_of_the_token_that_is_predicted(tmp_path: Path, chats: Path)
         steps = list(itertools.islice(loader, 60))
         rest = list(itertools.islice(loader, 5))
     flat = {n: np.concatenate([s.micro[0][n].ravel() for s in steps]) for n in steps[0].micro[0]}
-    np.testing.assert_array_equal(flat["target_role"][:-1], flat["role"][1:])  # row ends too
+    np.testing.assert_array_equal(flat["target_role"][:-1], flat["role"][1:])  # including row ends
     trained = flat["labels"] >= 0
     np.testing.assert_array_equal(trained, flat["target_role"] == 2)
     np.testing.assert_array_equal(flat["labels"][:-1][trained[:-1]], flat["ids"][1:][trained[:-1]])
@@ -171,7 +171,7 @@ def test_targets_are_of_the_token_that_is_predicted(tmp_path: Path, chats: Path)
 
 
 class Cutting(Packer):
-    """A short and a long piece of documents in turn, from their second token on."""
+    """A packer with a short and a long piece of alternate documents, from their second token on."""
 
     def row(self, take: Any) -> Any:
         return [take().part(1, 4), take().part(0, 6)]
@@ -339,7 +339,7 @@ def test_a_model_of_synthetic_documents_is_evaluated_on_files(tmp_path: Path) ->
 
 def test_pieces_of_a_long_text_are_one_document(tmp_path: Path) -> None:
     long = tmp_path / "long.txt"
-    long.write_text("some words in a line\n" * 80_000)  # more than a piece
+    long.write_text("some words in a line\n" * 80_000)  # longer than a piece
     plan = planned(Given(source=((apart,), {"fields": {"role": "int32"}})))
     documents = open_documents(
         [str(long)],

@@ -1,4 +1,4 @@
-"""Which files are read, in which order, and what is said of the others."""
+"""Tests of the files that are read, their order, and messages about the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def quiet(line: str) -> None:
 
 @pytest.fixture(autouse=True)
 def core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No distribution offers a further format."""
+    """Hide further formats of other distributions."""
     monkeypatch.setattr(formats, "entry_points", lambda group: [])
 
 

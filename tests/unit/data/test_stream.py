@@ -1,4 +1,4 @@
-"""The stream: documents in seeded order, end to end, however it is cut; resumed at any place."""
+"""Tests of the stream: documents in seeded order, contiguous, for any split; resumed at any position."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_any_change_changes_the_fingerprint(lists: list[list[int]], data: st.Dat
     changed[row][-1] = (changed[row][-1] + 1) % VOCAB
     assert before != fingerprint(Documents.of(changed, VOCAB), 0)
     longest = max(lists, key=len)
-    if len(longest) > 1:  # the same ids, cut into other documents
+    if len(longest) > 1:  # the same ids, divided into other documents
         cut = [part for ids in lists for part in ([ids[:1], ids[1:]] if ids is longest else [ids])]
         assert before != fingerprint(Documents.of(cut, VOCAB), 0)
 

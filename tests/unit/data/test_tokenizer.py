@@ -1,4 +1,4 @@
-"""The tokenizer: bytes in and out, text that is only text, bytes a token, what is refused."""
+"""Tests of the tokenizer: byte round trip, special tokens in text, bytes per token, refusals."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_the_special_token_written_out_is_text(
 
 @pytest.fixture(scope="module")
 def plain(tokenizer: Tokenizer) -> Tokenizer:
-    """The same, without fastokens."""
+    """Return the same tokenizer without fastokens."""
     found = Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.text()))
     vars(found)["_quick"] = None
     return found
@@ -202,7 +202,7 @@ def test_another_token_begins_documents_where_it_is_named(
     assert "data.end_of_text=</s>" in str(raised.value.fix)
     loaded = Tokenizer.load(path, 300, "</s>")
     assert (loaded.end_of_text, loaded.end_of_text_token) == (0, "</s>")
-    (written,) = loaded.encode(["a</s>b"])  # the name written out is text
+    (written,) = loaded.encode(["a</s>b"])  # the name in a text is plain text
     assert 0 not in written
     assert loaded.decode(written) == "a</s>b"
 
@@ -314,7 +314,7 @@ def test_truncation_and_padding_of_a_file_do_not_change_text(
 def test_ids_one_by_one_give_the_text_of_all(tokenizer: Tokenizer, ids: list[int]) -> None:
     step = tokenizer.stream()
     given, all_of_it = "".join(map(step, ids)), tokenizer.decode(ids)
-    # half a character, or two thirds of a surrogate, is waited for at the end
+    # an incomplete character at the end is held back
     assert all_of_it in (given, given + "\ufffd", given + "\ufffd\ufffd")
 
 

@@ -1,4 +1,4 @@
-"""Validation windows: every prediction once, in order, padded at the end and nowhere else."""
+"""Tests of evaluation windows: every prediction once, in order, with padding only at the end."""
 
 from __future__ import annotations
 

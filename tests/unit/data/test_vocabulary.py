@@ -1,4 +1,4 @@
-"""A small text gets a small vocabulary, by one rule."""
+"""Tests of the rule for the vocabulary size of a small text."""
 
 from __future__ import annotations
 

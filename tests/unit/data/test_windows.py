@@ -1,4 +1,4 @@
-"""Rows in an order that a plugin claims: every token once an epoch, resumed, in any split."""
+"""Tests of windows, rows in a plugin's order: every token once per epoch, resumed, in any split."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHUFFLED = {"windows": Function("mine", "minillm_data.shuffle_rows:shuffled", ()
 
 
 def of_lengths(lengths: list[int]) -> Documents:
-    """Documents whose ids are all different."""
+    """Build documents with distinct ids."""
     ends = np.cumsum(lengths)
     return Documents.of([range(end - n, end) for n, end in zip(lengths, ends, strict=True)], VOCAB)
 

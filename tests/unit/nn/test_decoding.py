@@ -1,4 +1,4 @@
-"""What is kept of a sequence, and which modules may look back."""
+"""Tests of cached arrays of a sequence, and of modules with a lookback."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_past_holds_the_latest_columns(sizes: list[int], lookback: int, stre
 
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=6), width=st.integers(1, 4))
 def test_what_has_no_columns_stays_as_it_is(sizes: list[int], width: int) -> None:
-    """A table that looks like columns in one feed is found out in the next of another size."""
+    """A table that looks like columns in one feed is recognised in the next feed of another size."""
     cache, table = KVCache(), np.ones((1, width))
     for size in sizes:
         feed(cache, size)
@@ -73,7 +73,7 @@ class Looking(Module):
 
 
 class Outer(Module):
-    """A node whose part looks back."""
+    """A node whose submodule has a lookback."""
 
     def __init__(self, own: int) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ class Product(Module):
 
 
 class Both(Looking):
-    """Looks back, and keeps."""
+    """Has a lookback, and caches an array."""
 
     keeps = ("seen",)
 

@@ -1,4 +1,4 @@
-"""Initial values: a stream for each parameter, the same bits whoever else is there."""
+"""Tests of initial values: a random stream per parameter, independent of other parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes: planned modules, and how their arguments find them."""
+"""Tests of nodes: planned modules, and how their arguments are resolved."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_names_are_those_of_the_call() -> None:
 
 
 class Seen:
-    """A framework that only notes what took part, and counts an array's first number."""
+    """A framework that only records evidence, and counts an array's first number."""
 
     def __init__(self) -> None:
         self.keys: list[str] = []
@@ -159,7 +159,7 @@ class Seen:
 
 
 class Called(SimpleNamespace):
-    """A node as a scope sees it."""
+    """A node in the form that a scope uses."""
 
     def __call__(self, *arguments: Any) -> Any:
         return self.give(*arguments)

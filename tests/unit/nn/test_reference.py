@@ -1,4 +1,4 @@
-"""References: what can be found again is named, and nothing else."""
+"""Tests of references: only objects that can be found again have names."""
 
 from __future__ import annotations
 

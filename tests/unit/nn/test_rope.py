@@ -1,4 +1,4 @@
-"""Rotary tables: one for the whole run, or one for each number of a staged argument."""
+"""Tests of rotary tables: one for the whole run, or one for each value of a staged argument."""
 
 from __future__ import annotations
 

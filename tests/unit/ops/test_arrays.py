@@ -1,4 +1,4 @@
-"""The array functions: all three backends have all of them, with one meaning."""
+"""Tests of the array functions: all three backends have all of them, with equal results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def host(x: Any) -> np.ndarray:
 
 
 def same(call: Callable[[Any, Callable[[np.ndarray], Any]], Any], rtol: float = 1e-6) -> None:
-    """``call(ops, convert)`` gives on every framework what it gives in NumPy float64."""
+    """Compare ``call(ops, convert)`` on every framework with NumPy float64."""
     expected = call(ORACLE, lambda x: x)
     expected = expected if isinstance(expected, (list, tuple)) else [expected]
     for name, (ops, convert) in SIDES.items():
@@ -192,7 +192,7 @@ def test_split_and_take(x: np.ndarray, axis: int, data: st.DataObject) -> None:
     n = x.shape[axis]
     cut = data.draw(st.integers(0, n))
     parts = data.draw(st.sampled_from([d for d in range(1, n + 1) if n % d == 0]))
-    if 0 < cut < n:  # MLX has no empty arrays in a split
+    if 0 < cut < n:  # MLX does not split off empty arrays
         same(lambda ops, of: list(ops.split(of(x), (cut, n - cut), axis)))
     same(lambda ops, of: list(ops.split(of(x), parts, axis)))
     rows = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=4)), np.int32)
@@ -230,7 +230,7 @@ def test_sums_in_half_precision_are_rounded_once() -> None:
     for ops, convert in SIDES.values():
         total = ops.sum(ops.astype(convert(x), "bfloat16"))
         assert "bfloat16" in str(total.dtype)
-        assert float(ops.astype(total, "float32")) == 90_112.0  # the bfloat16 next to 90,000
+        assert float(ops.astype(total, "float32")) == 90_112.0  # the bfloat16 closest to 90,000
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "bool"])
@@ -294,7 +294,7 @@ def test_an_unknown_op_is_answered_with_those_there_are(name: str, said: str) ->
 
 @pytest.mark.parametrize("size", [4_097, 50_304])
 def test_a_long_logsumexp_is_accurate_to_float32(size: int) -> None:
-    """MLX on a CPU adds exponentials one after another: 1.5e-4 of 20 for a vocabulary of 50,304."""
+    """MLX on a CPU adds exponentials sequentially: an error of 1.5e-4 of 20 for a vocabulary of 50,304."""
     x = 4 * np.random.default_rng(0).standard_normal((5, size)).astype(np.float32)
     top = x.max(-1, keepdims=True).astype(np.float64)
     expected = top + np.log(np.exp(x - top).sum(-1, keepdims=True))

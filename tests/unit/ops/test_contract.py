@@ -1,4 +1,4 @@
-"""The contract's data: forms, caps, and what is said of every op."""
+"""Tests of the contracts' data: forms, caps, and the entries of every op."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Choosing a kernel: modes, names, ranks, and a reason for everything."""
+"""Tests of kernel selection: modes, names, ranks, and a reason for every rejection."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def test_strict_does_not_pass_the_preferred_one() -> None:
         assert way_out in str(caught.value.fix)
         assert choose(ASKED, offers, policy.naming("linear", "b")).kernel == "b"
     with pytest.raises(BackendError, match="no kernel serves linear"):
-        choose(ASKED, offers[:2], Policy("strict"))  # then strictness is not what stands in the way
-    elsewhere = offer("gpu", devices=("cuda",))  # never meant for this device: not the preferred
+        choose(ASKED, offers[:2], Policy("strict"))  # then strict mode is not the obstacle
+    elsewhere = offer("gpu", devices=("cuda",))  # never for this device: not the preferred one
     assert choose(ASKED, [elsewhere, offer("b")], Policy("strict")).kernel == "b"
 
 
@@ -108,7 +108,7 @@ def test_a_name_is_insisted_on() -> None:
         with pytest.raises(BackendError, match=reason) as caught:
             choose(ASKED, offers, Policy(named={"linear": name}))
         assert str(caught.value.fix).startswith("one of: a, b")
-        assert ("--plugins" in str(caught.value.fix)) == (name == "x")  # it may be a plugin's
+        assert ("--plugins" in str(caught.value.fix)) == (name == "x")  # it may belong to a plugin
 
 
 def test_outside_the_tolerance_only_by_name() -> None:
@@ -177,7 +177,7 @@ def test_the_core_serves_every_op_everywhere(where: str, dtype: str, mode: str) 
 def test_torchs_own_loss_says_what_it_refuses(
     facts: dict[str, Any], compiled: bool, reason: str
 ) -> None:
-    pytest.importorskip("torch", minversion="2.13")  # an older one has no such loss, and says that
+    pytest.importorskip("torch", minversion="2.13")  # older versions lack it, with that reason
     asked = replace(LOSS, facts=facts, compiled=compiled)
     assert reason in choose(asked, CORE).refused["torch"]
     with pytest.raises(BackendError, match=reason):

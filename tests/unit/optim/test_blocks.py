@@ -1,4 +1,4 @@
-"""A parameter in blocks of rows is updated, kept and viewed as that many parameters would be."""
+"""Tests that a parameter in blocks of rows is updated, stored and viewed like that many parameters."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ OPS: Any = NumPyOps()
 
 
 def of_rows(shape: tuple[int, int], width: int) -> tuple[int, int]:
-    """One number a row, ``width`` times."""
+    """Return one number per row, ``width`` times."""
     return shape[0], width
 
 
 def measured(
     ops: Any, update: Any, param: Any, state: Any, *, width: int, lr_mul: Any, layer_grad_norm: Any
 ) -> Any:
-    """Whatever differs by matrix: its norm, its rows, its count, the factor of its parameter and its layer."""
+    """Return everything that differs by matrix: norm, rows, count, factor of its parameter and of its layer."""
     norm = ops.sqrt(ops.sum(ops.square(update), (-2, -1), keepdims=True))
     rows = ops.mean(update, -1, keepdims=True) + state["rows"]
     mean = state["mean"] * 0.5 + update * 0.5
@@ -43,7 +43,7 @@ def written(ops: Any, update: Any, param: Any, state: Any) -> Any:
 
 
 def viewed(ops: Any, param: Any, state: Any, *, share: float) -> Any:
-    """The mean, weighed by a count that each matrix has of its own."""
+    """Return the mean, weighted by a count per matrix."""
     return param + share * state["scale.mean"] * state["scale.count"]
 
 

@@ -1,4 +1,4 @@
-"""Frozen parameters: a fact of the plan, which every part of it knows."""
+"""Tests of frozen parameters: declared in the plan, and respected everywhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Freeze(Plugin, api=1):
 
 
 class Assigns(Plugin, api=1):
-    """Has a rule of its own for queries, or factors alone."""
+    """Assigns its own rule to queries, or only factors."""
 
     what: str = option("rule", help="rule, lr_mul, wd_mul or betas")
 
@@ -72,7 +72,7 @@ def test_the_estimate_counts_what_is_left_out(planned: Planned, dtype: str) -> N
     assert after.memory["master weights"] == 4 * (trained if low else plan.num_parameters)
     assert after.memory["weights"] == before.memory["weights"]
     assert after.checkpoint_bytes == before.checkpoint_bytes - 8 * frozen
-    # a frozen matrix has no gradient of its own; the tied head is the frozen embedding
+    # a frozen matrix has no gradient; the tied head is the frozen embedding
     matrices = [p.size for n, p in plan.parameters.items() if n in plan.frozen]
     assert after.flops_per_token == before.flops_per_token - 2 * sum(matrices)
 
@@ -124,14 +124,14 @@ def test_a_plan_with_other_settings_has_the_same_frozen(planned: Planned) -> Non
 
 
 class Idle(Plugin, api=1):
-    """Puts nothing in, for a reason of its own."""
+    """Fills no slot, with a reason."""
 
     def optimizer_factory(self, optimizer):
         pass
 
 
 class Over(Plugin, api=1):
-    """Takes queries and keys from whoever assigns them."""
+    """Overrides the rule of queries and keys."""
 
     freezes: bool = True
     over: bool = True

@@ -1,4 +1,4 @@
-"""Groups: every parameter once, alike ones together where the rule stacks."""
+"""Tests of parameter groups: every parameter once, equal ones together where the rule stacks."""
 
 from __future__ import annotations
 

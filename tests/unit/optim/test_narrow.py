@@ -1,4 +1,4 @@
-"""State in 8 and 16 bits: its error, its bits on every framework, its bytes, and what is refused."""
+"""Tests of state in 8 and 16 bits: its error, its bits on every framework, its bytes, and refusals."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ OPS: Any = NumPyOps()
 
 
 def drawn(seed: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Sizes over six decades, of both signs, with zeros."""
+    """Draw magnitudes over six decades, of both signs, with zeros."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(shape) * 10.0 ** rng.uniform(-6, 0, shape)
     return np.where(rng.random(shape) < 0.1, 0.0, x)
 
 
 def by_hand(x: np.ndarray) -> np.ndarray:
-    """One block after the other: the nearest of the 127 levels in the fourth root, never 0."""
+    """Encode block by block: the nearest of the 127 levels in the fourth root, never 0."""
     flat, found = x.reshape(-1), []
     for start in range(0, flat.size, BLOCK):
         block = flat[start : start + BLOCK]
@@ -42,7 +42,7 @@ def test_eight_bits_are_the_nearest_levels_of_each_block(seed: int, size: int) -
     got = unpacked(OPS, "m", NARROW[1], packed(OPS, "m", NARROW[1], x, 0), 0)
     np.testing.assert_allclose(got, by_hand(x), rtol=1e-9)
     again = unpacked(OPS, "m", NARROW[1], packed(OPS, "m", NARROW[1], got, 0), 0)
-    np.testing.assert_allclose(again, got, rtol=1e-9)  # a level stays
+    np.testing.assert_allclose(again, got, rtol=1e-9)  # a level is preserved
     assert ((got != 0) == (x != 0)).all()
 
 
@@ -103,7 +103,7 @@ def test_bits_of_bfloat16_are_read_as_numbers() -> None:
 
 
 def linear(x: np.ndarray) -> np.ndarray:
-    """Eight bits in equal steps, by blocks."""
+    """Encode in eight bits with equal steps, by blocks."""
     scale = np.abs(x).max(-1, keepdims=True)
     return np.round(x / scale * 127) / 127 * scale
 
@@ -114,7 +114,7 @@ def fourth(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("beta2", [0.95, 0.999])
 def test_what_is_kept_of_second_moments_decides(beta2: float) -> None:
-    """Adam's updates after 500 of gradients whose sizes are spread over some decades in a block."""
+    """Adam's updates after 500 gradients whose magnitudes vary over some decades within a block."""
     rng = np.random.default_rng(0)
     sizes = np.exp(1.5 * rng.standard_normal((16, BLOCK)))
     kinds = {

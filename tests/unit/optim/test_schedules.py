@@ -1,4 +1,4 @@
-"""Schedules: what they pass through, between which numbers they stay, what is refused."""
+"""Tests of schedules: their knots, their bounds, and refusals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ run = st.builds(TrainSchedule, st.sampled_from(sorted(SHAPES)), st.floats(0, 1))
 
 
 def places(values: st.SearchStrategy[float]) -> st.SearchStrategy[list[tuple[float, float]]]:
-    """Knots at hundredths of the run, rising."""
+    """Draw increasing knots at hundredths of the run."""
     at = st.sets(st.integers(0, 100), min_size=1, max_size=6).map(sorted)
     return at.flatmap(
         lambda held: st.tuples(*[values] * len(held)).map(

@@ -1,4 +1,4 @@
-"""Stages as data: arguments are checked when a stage is made, bound when it runs."""
+"""Tests of stages as data: arguments are checked at construction, and bound at run time."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_state_is_like_the_parameter_a_scalar_or_a_function_of_its_shape() -> No
     ("arguments", "message"),
     [
         ({"by": 1.0, "wd_mul": 2.0}, "scaled takes no argument 'wd_mul'"),
-        ({"by": 1.0, "lr_mul": 2.0}, "scaled takes no argument 'lr_mul'"),  # the core supplies it
+        ({"by": 1.0, "lr_mul": 2.0}, "scaled takes no argument 'lr_mul'"),  # supplied by the core
         ({}, "scaled needs the argument 'by'"),
         ({"by": {1}}, "is not JSON"),
         ({"by": float("inf")}, "is not JSON"),

@@ -1,4 +1,4 @@
-"""The update against torch's AdamW and clipping, in float64."""
+"""Tests of the update against torch's AdamW and clipping, in float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def adamw(weight_decay: float, betas: tuple[float, float], **members: Any) -> dict[str, Group]:
-    """Groups under the core's rule; ``members`` hold fields that differ from 1."""
+    """Build groups with the core's rule; ``members`` hold fields that differ from 1."""
     train = SimpleNamespace(betas=betas, epsilon=1e-8, weight_decay=weight_decay, lr=1.0)
     stages = tuple(
         (anchor, "core", draft.named("train")) for anchor, draft in core_rule(train).items()

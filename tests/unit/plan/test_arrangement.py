@@ -1,4 +1,4 @@
-"""Claims of order and packer in the plan: in its data, hash, table and digests; refused where they are wrong."""
+"""Tests of order and packer claims in the plan: data, hash, table, digests, and refusals."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_what_a_packers_constructor_refuses_is_refused_while_planning(
 
 def test_arguments_are_json_and_the_target_is_found_again() -> None:
     class Local(First):
-        """Of a function."""
+        """Defined in a function."""
 
     with pytest.raises(PlanError, match="cannot be referred to"):
         planned(mine=Rows(Local))

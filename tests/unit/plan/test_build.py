@@ -1,4 +1,4 @@
-"""From plugins to a plan: every slot lands where it should, whatever the order of the plugins."""
+"""Tests of building a plan: every slot is applied in its place, for any order of the plugins."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ EVERYTHING: dict[str, Plugin] = {
 
 @pytest.fixture(scope="module")
 def full(planned: Planned) -> Plan:
-    """A plan with every slot taken."""
+    """Build a plan with every slot filled."""
     return planned(**EVERYTHING)
 
 
@@ -247,7 +247,7 @@ def slots(plan: Plan, owner: str) -> dict[str, str]:
 
 def test_attention_slots_land_in_every_layer(full: Plan) -> None:
     mine = slots(full, "attn")
-    for layer in range(3):  # the last one's attention is left out
+    for layer in range(3):  # the last one's attention is removed
         at = f"layers.{layer}.attention"
         assert mine[f"{at}.qk.norm"] == "QK"
         assert mine[f"{at}.v"] == "Values"
@@ -337,7 +337,7 @@ def test_loss_and_data_slots_land(full: Plan) -> None:
     ]
     assert [term.key for term in loss.terms] == ["balance", "size"]
     assert [name for name, _, _ in full.batch_fields] == ["prefix"]
-    assert full.on_batch == ("targets", "areader")  # who writes runs before who reads
+    assert full.on_batch == ("targets", "areader")  # writers run before readers
     assert [(owner, c.name) for owner, c in full.candidates] == [("kernel", "mine")]
 
 
@@ -411,13 +411,13 @@ def test_a_plugin_leaves_the_other_parameters_alone(planned: Planned, full: Plan
     plain = planned().parameters
     changed = {name for name, info in plain.items() if full.parameters.get(name) != info}
     assert changed == {
-        "layers.0.mlp.gate.weight",  # replaced whole
+        "layers.0.mlp.gate.weight",  # replaced as a whole
         "layers.0.mlp.up.weight",
         "layers.0.mlp.down.weight",
         "layers.1.attention.o.weight",  # its initial values are claimed
         "layers.2.attention.o.weight",
         *(f"layers.{i}.mlp.down.weight" for i in (1, 2, 3)),
-        "layers.3.attention_norm.weight",  # left out
+        "layers.3.attention_norm.weight",  # removed
         *(f"layers.3.attention.{leaf}.weight" for leaf in "qkvo"),
         "norm.weight",
     }
@@ -436,7 +436,7 @@ def test_replacing_attention_leaves_the_mlp_as_it_was(planned: Planned) -> None:
 
 
 class Counting(Plugin, api=1):
-    """Counts how often it is asked."""
+    """Counts calls."""
 
     def build_attention(self, attn):
         CALLS.append("build_attention")
@@ -488,7 +488,7 @@ def test_the_hash_covers_what_decides_the_result(planned: Planned, setting: str)
 
 
 class OwnBetas(Plugin, api=1):
-    """Betas of its own for the parameter that comes last."""
+    """Sets betas for the last parameter."""
 
     def optimizer_factory(self, optimizer):
         optimizer.set(lambda name, p: name == "norm.weight", betas=(0.5, 0.6))
@@ -592,7 +592,7 @@ def test_two_plugins_may_shape_different_parts_of_the_loss(planned: Planned) -> 
 
 
 class Noted(Plugin, api=1):
-    """Says the same in every layer, and something else once."""
+    """Adds the same note in every layer, and another one once."""
 
     sure: bool = True
 
@@ -627,7 +627,7 @@ class Nesterov(Plugin, api=1):
 
 
 class Everywhere(Plugin, api=1):
-    """Replaces stages of every rule, or of one that it names."""
+    """Replaces stages of every rule, or of a named one."""
 
     rule: str = "*"
 

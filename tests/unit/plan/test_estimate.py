@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and bytes against closed formulas."""
+"""Tests of estimated parameters, FLOPs and bytes against closed formulas."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_plain_model_is_the_closed_formula(planned: Planned, size: dict[str,
     matrices = layers * (2 * dim * dim + 2 * dim * kv + 3 * dim * size["hidden"])
     embedding = vocab * dim * (1 if size["tied"] else 2)
     assert cost.parameters == plan.num_parameters == matrices + embedding + (2 * layers + 1) * dim
-    assert cost.multiplied == matrices + vocab * dim  # the head, tied or not; the lookup is free
+    assert cost.multiplied == matrices + vocab * dim  # the head, tied or not; lookups are free
     scores = 12 * layers * heads * size["head_dim"] * size["seq_len"]
     assert cost.flops_per_token == 6 * cost.multiplied + scores
     assert cost.part("attention.scores").flops == scores
@@ -152,12 +152,12 @@ class Replaces(Plugin, api=1):
 def test_a_plugins_parameters_are_a_part_of_their_own(planned: Planned) -> None:
     part = planned(gates=Gates()).estimate().part("gates")
     assert part.parameters == 4 * 4 + 64 * 3 + 5
-    assert part.multiplied == 4 * 4  # a lookup is free, and so is what scales elements
+    assert part.multiplied == 4 * 4  # lookups and elementwise scaling have no FLOPs
     assert part.flops == 6 * 16
 
 
 class Costly(Module):
-    """Three times the plain attention's products."""
+    """Three times plain attention's products."""
 
     def __init__(self, geometry):
         super().__init__()
@@ -204,7 +204,7 @@ def test_bytes_are_the_closed_formula(planned: Planned) -> None:
     one, half = plan.estimate("float32"), plan.estimate("bfloat16")
     kept = 4 * (4 * 32 + 2 * 32 + 2 * 16 + 3 * 48) + 2 * 32
     assert dict(one.memory) == {
-        "weights": 0,  # the masters are the weights
+        "weights": 0,  # the master weights are the weights
         "master weights": 4 * count,
         "gradients": 4 * count,
         "optimizer state (adamw)": 8 * count,

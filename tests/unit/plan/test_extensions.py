@@ -1,4 +1,4 @@
-"""What a plugin may say of rules, reads and targets that are not its own."""
+"""Tests of plugins that extend rules, reads and targets of other plugins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def planned(**plugins: Plugin) -> Plan:
 
 
 class Provider(Plugin, api=1):
-    """Two rules: one with a decay of its own, one whose decay is a schedule."""
+    """Two rules: one with its own decay, one with a scheduled decay."""
 
     def optimizer_factory(self, optimizer):
         optimizer.rule("fixed", lr=1.0, weight_decay=0.7)
@@ -55,7 +55,7 @@ def decays(plan: Plan) -> dict[str, tuple[str, dict[str, Any], dict[str, str]]]:
 
 def test_an_extension_of_every_rule_inherits_from_each() -> None:
     both = {"extender": Extender(), "provider": Provider()}
-    for plugins in (both, dict(reversed(both.items()))):  # whoever is asked first
+    for plugins in (both, dict(reversed(both.items()))):  # in either order
         plan = planned(**plugins)
         assert decays(plan) == {
             "adamw": ("extender", {"weight_decay": 0.3}, {}),
@@ -103,14 +103,14 @@ class Table(Module):
 
 
 class Add(Module):
-    """A term that reads ``table``, whatever that is called."""
+    """A term that reads ``table``, under whatever name."""
 
     def forward(self, v: Any, table: Any) -> Any:
         return self.ops.reshape(table, v.shape)
 
 
 class Reader(Plugin, api=1):
-    """Each layer reads a stream of its own through one class."""
+    """Each layer reads its own stream through one class."""
 
     argument: str = "table"
 

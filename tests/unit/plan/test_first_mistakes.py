@@ -1,4 +1,4 @@
-"""What a first plugin gets wrong: planning says where in its file, what there is, and what to type."""
+"""Tests of typical first mistakes: the error names the line in the file, the alternatives, and the fix."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Planned = Callable[..., Plan]
 
 
 def plugin(**hooks: Callable[..., Any]) -> Plugin:
-    """A plugin with these hooks."""
+    """Build a plugin with these hooks."""
     body = {"__module__": __name__, "__doc__": "Made here.", **hooks}
     return new_class("Made", (Plugin,), {"api": 1}, lambda namespace: namespace.update(body))()
 
 
 def gated(cls: type) -> Plugin:
-    """One that gates every head's output with a node of ``cls``."""
+    """Build a plugin that gates every head's output with a node of ``cls``."""
 
     def build_attention(self: Any, attn: Any) -> None:
         attn.out.gate(cls)
@@ -35,7 +35,7 @@ def gated(cls: type) -> Plugin:
 
 
 def line(function: Any, further: int = 0) -> str:
-    """Where a function of this file begins, or so many lines further on."""
+    """Return the first line of a function of this file, plus an offset."""
     return f"{__file__}:{function.__code__.co_firstlineno + further}"
 
 
@@ -126,7 +126,7 @@ def test_a_stream_is_given_nothing_by_its_slot(planned: Planned) -> None:
 
 
 class Attentive(Plugin, api=1):
-    """Asks the attention's builder for what is no slot of its."""
+    """Uses a missing slot of the attention's builder."""
 
     asks: str = option("out.gates", help="the path")
 
@@ -189,7 +189,7 @@ def test_a_choice_of_no_parameter_is_answered_with_the_roles(planned: Planned) -
 
 
 class Kernel(Plugin, api=1):
-    """A kernel that cannot serve."""
+    """A kernel that supports no request."""
 
     op: str = option("swiglu", help="that it is for")
     function: str = option("operator:mul", help="what computes it")

@@ -1,4 +1,4 @@
-"""A parameter that follows another in a plan: data where it is claimed, refused where they cannot be one."""
+"""Tests of a parameter that follows another one in a plan: its data, and refusals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAD, EMBEDDING = "head.weight", "embedding.weight"
 
 @pytest.fixture
 def planned(planned: Planned) -> Planned:
-    """Plans with a head of their own."""
+    """Return plans with a separate head."""
     return partial(planned, "model.tied=false")
 
 
@@ -35,7 +35,7 @@ class Follow(Plugin, api=1):
 
 
 class Set(Plugin, api=1):
-    """Tells the head from the embedding."""
+    """Distinguishes the head from the embedding."""
 
     how: str = option("lr", help="in what")
 

@@ -1,4 +1,4 @@
-"""The chain of gradients: which stages stand before a rule's own, in which order, and what is refused."""
+"""Tests of the gradient chain: the stages before a rule's own, their order, and refusals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Own(Plugin, api=1):
 
 
 class Extends(Plugin, api=1):
-    """Fills the chain as if it were a stage."""
+    """Fills the chain like a stage."""
 
     how: str = "extend"
 

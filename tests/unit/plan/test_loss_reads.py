@@ -1,4 +1,4 @@
-"""What nodes of the loss may read and choose: references, weights, rows; and who may not."""
+"""Tests of reads and choices of loss nodes: references, weights, rows; and of refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BACKENDS = ("torch", "mlx")
 
 
 class FirstHalf(Module):
-    """Weight 2 in the first half of a row."""
+    """Weights of 2 in the first half of a row."""
 
     def forward(self, losses):
         length = losses.shape[1]
@@ -62,7 +62,7 @@ class Teacher(Module):
 
 
 class Reads(Plugin, api=1):
-    """Refers to a model, and reads it as it is told."""
+    """Refers to a model, and reads it as its options set."""
 
     name: str = option("teacher", help="of the field")
     gives: str = option("losses", help="of the model")
@@ -114,14 +114,14 @@ class Field(Plugin, api=1):
 
 
 class Refers(Plugin, api=1):
-    """Hands in what is no model."""
+    """Passes an invalid reference."""
 
     def compute_loss(self, loss):
         loss.reference("teacher", "runs/teacher")
 
 
 def planned(*plugins: Plugin, **changed: Any) -> Plan:
-    """A plan of the small model, whose references are stand-ins."""
+    """Return plans of the small model, with stand-ins for reference models."""
     held = [LoadedPlugin.of(type(one).__name__.lower(), one) for one in plugins]
     return with_stand_ins(build_plan(settings(**changed), held), settings(**changed))
 
@@ -187,7 +187,7 @@ def test_a_result_of_another_shape_names_the_plugin(
 def test_weights_rows_and_fields_together_are_those_of_numpy(
     plugins: tuple[Plugin, ...], backend: str
 ) -> None:
-    """Losses that are reported are plain; the objective is what the weights and rows say."""
+    """Reported losses are plain; the objective includes weights and rows."""
     plan = planned(*plugins)
     (batch,) = rows(plan.config, 1)
     for one in plugins:

@@ -1,4 +1,4 @@
-"""A new slot: three files at most, and everything that prints from the slot table shows it."""
+"""Test of adding a slot: at most three files, and all output from the slot table includes it."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_page_shows_the_diff(repository: Path) -> None:
 
 
 def applied(diff: str, root: Path) -> dict[str, int]:
-    """Apply a diff whose hunks are found by their text; file -> lines that were added."""
+    """Apply a diff whose hunks are found by their text; return file -> added lines."""
     added: dict[str, int] = {}
     for part in diff.split("--- ")[1:]:
         name, *hunks = part.split("\n@@")
@@ -74,7 +74,7 @@ def applied(diff: str, root: Path) -> dict[str, int]:
 
 @pytest.fixture(scope="module")
 def shown(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list]:
-    """The commands' exit codes, output and messages, with the new slot in a copy of the core."""
+    """Return the commands' exit codes, output and messages, with the new slot in a copy of the core."""
     root = tmp_path_factory.mktemp("core")
     skipped = shutil.ignore_patterns("__pycache__")
     shutil.copytree(repository / "minillm_core", root / "minillm_core", ignore=skipped)
@@ -83,7 +83,7 @@ def shown(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     assert sum(added.values()) <= 16
     for name in ("loud.py", "louder.py"):
         (root / name).write_text(LOUD)
-    command = (sys.executable, "-c", SCRIPT)  # which puts its working folder first on the path
+    command = (sys.executable, "-c", SCRIPT)  # which puts its working folder first on sys.path
     found = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     return json.loads(found.stdout)
 
@@ -100,7 +100,7 @@ def test_a_plan_holds_the_new_slot(shown: dict[str, list]) -> None:
     assert list(document["plan"]["schedules"]["values"]) == ["loud.gain", "train.lr"]
     (plugin,) = document["plugins"]
     assert plugin["expected"][0] == "slot:layers.0.attention.gain"
-    assert document["export"]["layout"] is None  # the model's function differs by it
+    assert document["export"]["layout"] is None  # it changes the model's function
 
 
 def test_the_plan_s_tables_show_it(shown: dict[str, list]) -> None:

@@ -1,4 +1,4 @@
-"""A factor on the run's schedule: data of the plan, on every rate that follows it, and refused where it is none."""
+"""Tests of factors on the run's schedule: the plan's data, the rates that follow it, and refusals."""
 
 from __future__ import annotations
 

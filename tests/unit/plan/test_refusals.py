@@ -1,4 +1,4 @@
-"""What planning refuses: each names the plugin, the place, and where it can the way out."""
+"""Tests of planning errors: each names the plugin, the place, and the fix where there is one."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ Planned = Callable[..., Plan]
 
 
 def nothing(_: object) -> None:
-    """What a hook returns, whatever its last line gives."""
+    """Return None, whatever the last expression is."""
 
 
 def plugin(**hooks: Callable[..., Any]) -> Plugin:
-    """A plugin with these hooks."""
+    """Build a plugin with these hooks."""
     body = {"__module__": __name__, "__doc__": "Made here.", **hooks}
     return new_class("Made", (Plugin,), {"api": 1}, lambda namespace: namespace.update(body))()
 
@@ -887,7 +887,7 @@ class Leafy(Module):
 
 
 def lanes(*steps: tuple[Any, ...]) -> Made:
-    """A plugin that calls its builder so."""
+    """Build a plugin that calls its builder like this."""
 
     def build(m):
         for name, *arguments in steps:

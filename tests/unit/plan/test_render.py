@@ -1,4 +1,4 @@
-"""What a person reads: the plan in one look, and what differs between two."""
+"""Tests of rendered plans, and of the differences between two."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_is_computed_again_for_each_token_is_said(planned: Planned) -> None
 
 def test_layers_that_differ_are_shown_apart(planned: Planned) -> None:
     text = " ".join(shown(planned(gates=Gates()), 140).split())
-    assert "layers 0, 3" not in text  # layer 0 has a residual of its own
+    assert "layers 0, 3" not in text  # layer 0 has a separate residual
     for layer in ("layer 0 attention", "layer 1 attention", "layer 2 attention"):
         assert layer in text
     assert "no MLP (gates)" in text
@@ -117,7 +117,7 @@ def test_what_plugins_say_cannot_command_a_terminal(planned: Planned, label: str
     for text in (shown(plan, 140), shown_difference(planned(), plan)):
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(text)
     assert "title" not in shown(plan, 200)
-    assert "[bold]" in shown(plan, 200)  # markup is text
+    assert "[bold]" in shown(plan, 200)  # markup is plain text
 
 
 def test_the_document_names_the_plugins_that_are_named(planned: Planned) -> None:

@@ -1,4 +1,4 @@
-"""Batches whose sizes change: train.stages and the claim data.shapes, in settings, plan and estimate."""
+"""Tests of changing batch sizes: train.stages and the claim data.shapes, in settings, plan and estimate."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class Sized2(Sized, api=1):
 
 
 class Fixed(Packer):
-    """Rows of one length."""
+    """A packer with rows of one length."""
 
     def row(self, take: Any) -> Any:
         return [take().part(0, self.capacity)]
 
 
 class Any_(Fixed):
-    """Rows of any."""
+    """A packer with rows of any length."""
 
     any_capacity = True
 
@@ -195,7 +195,7 @@ def test_a_plugin_claims_shapes_by_step_and_seed() -> None:
     plan = planned({"mine": Sized()})
     assert [plan.shape_at(step).seq_len for step in range(1, 7)] == [32, 16, 32, 16, 32, 16]
     assert planned({"mine": Sized()}, data_seed=1).shape_at(1) == Shape(8, 1, 16)
-    assert plan.shape_at(9) == plan.shape_at(8)  # the loader is ahead
+    assert plan.shape_at(9) == plan.shape_at(8)  # the dataloader is ahead
     data = json.loads(json.dumps(plan.data()))["data"]["shapes"]
     assert data["choose"] == ["mine", f"{__name__}:by_turns", [["of", 2]]]
     assert data["of"] == [[8, 16], [4, 32]]

@@ -1,4 +1,4 @@
-"""The stages of a run."""
+"""Tests of the stages of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views of parameters in a plan: claimed by parameter, data where they are, refused where two are meant."""
+"""Tests of parameter views in a plan: claims, data, and refusals of duplicates."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Freeze(Plugin, api=1):
 
 
 def kept(ops: Any, update: Any, param: Any, state: Any) -> Any:
-    """Keep the new parameter."""
+    """Store the new parameter."""
     return update, {"last": param}
 
 
 def seen(ops: Any, param: Any, state: Any, *, share: float) -> Any:
-    """Return a share of the parameter."""
+    """Return a fraction of the parameter."""
     return param * share
 
 
@@ -80,7 +80,7 @@ def test_a_plan_says_who_and_what_it_costs(planned: Planned) -> None:
     assert plan.estimate().data()["viewed"] == 4 * numbers
     assert "viewed" not in plain.estimate().data()
     more = plan.estimate().checkpoint_bytes - plain.estimate().checkpoint_bytes
-    assert more == 2 * 4 * numbers  # what the stage keeps, and the view
+    assert more == 2 * 4 * numbers  # the stage's state, and the view
     assert f"{len(plan.parameters)} parameters are evaluated by 'kept'" in " ".join(
         str(plan).split()
     )

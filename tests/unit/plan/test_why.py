@@ -1,4 +1,4 @@
-"""Who owns a slot, and why; what was refused there."""
+"""Tests of slot owners with their reasons, and of conflicts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from minillm_muon.muon import Muon
 
 Asked = Callable[..., list[SlotReport]]
 
-# As the hooks and the documents call them.
+# Namespaces as named in hooks and documents.
 SLOTS = ("attn.qk", "attn.qk.norm", "attn.rope.frequencies", "attn.rope.positions")
 SLOTS += (
     "attn.rope.scaling",
@@ -70,7 +70,7 @@ def halved(ops: Any, update: Any, param: Any, state: Any) -> Any:
 
 
 def quiet(hook: Callable[..., Any]) -> Callable[..., None]:
-    """The hook, returning nothing."""
+    """Return a hook that returns None."""
 
     @wraps(hook)
     def call(*args: Any, **named: Any) -> None:
@@ -103,7 +103,7 @@ def norms(name: str, info: Any) -> bool:
 
 @pytest.fixture(scope="session")
 def asked(small_config: Callable[..., Config]) -> Asked:
-    """``asked("attn.qk", gate=Gate())``: the answers, plugins by the names they get."""
+    """Return ``asked("attn.qk", gate=Gate())``: the reports, with plugins by the names they get."""
 
     def ask(slot: str, **plugins: Plugin) -> list[SlotReport]:
         config = small_config()
@@ -328,7 +328,7 @@ def test_a_replaced_attention_has_no_slots_left(asked: Asked) -> None:
 
 
 def test_what_was_not_heard_out_is_not_said_to_be_the_core_s(asked: Asked) -> None:
-    made = CLASHES["model.streams"]  # refused while build_model is asked: no loss was heard
+    made = CLASHES["model.streams"]  # refused in build_model, before any loss hook
     caps = plugin(compute_loss=lambda self, loss: loss.logits(z=1e-4))
     both = {"one": made(), "two": made(), "zcap": caps}
     assert asked("loss.logits", **both) == []

@@ -1,4 +1,4 @@
-"""Plugins of distributions that look installed."""
+"""Fixtures: plugins of distributions with fake installed metadata."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def make_plugin(site: Any, good: str) -> Callable[..., str]:
-    """Install a plugin whose source is the good one with one text replaced; give its name."""
+    """Return a function that installs the correct plugin with one text replaced; it returns the name."""
 
     def make(old: str = "", new: str = "", name: str = "trick", prelude: str = "") -> str:
         assert old in good

@@ -1,4 +1,4 @@
-"""What a plugin raises where no hook is being called is told as the plugin's."""
+"""Tests that exceptions from plugin code outside hooks are attributed to the plugin."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def raise_it(error):
 
 @pytest.fixture
 def trick(tmp_path: Path) -> LoadedPlugin:
-    """A single-file plugin."""
+    """Create a single-file plugin."""
     (tmp_path / "trick.py").write_text(SOURCE)
     (loaded,) = load([FileSpec(f"{tmp_path}/trick.py", "Trick")])
     return loaded
 
 
 def raise_it(plugin: LoadedPlugin, error: BaseException) -> None:
-    """Let the plugin's own code raise."""
+    """Make the plugin's own code raise."""
     import sys
 
     sys.modules[type(plugin.plugin).__module__].raise_it(error)

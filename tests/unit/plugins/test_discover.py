@@ -1,4 +1,4 @@
-"""The list of plugins: everything is read, nothing is imported."""
+"""Tests of the list of plugins: source is read, nothing is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers: every form fits every depth that it can, and is refused outside."""
+"""Tests of layer selections: every form fits every depth that it can, and is refused otherwise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ depths = st.integers(1, 200)
 
 @st.composite
 def indices_within(draw: st.DrawFn) -> tuple[int, list[int]]:
-    """A depth, and indices of distinct layers, some of them counted from the end."""
+    """Draw a depth, and distinct layer indices, some of them counted from the end."""
     depth = draw(depths)
     layers = draw(st.lists(st.integers(0, depth - 1), min_size=1, unique=True))
     return depth, [draw(st.sampled_from([layer, layer - depth])) for layer in layers]

@@ -1,4 +1,4 @@
-"""A plugin that was begun here and not installed is told apart from one that nobody has."""
+"""Tests that a local package that is not installed is distinguished from an unknown plugin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading what is named, refusing the rest, and calling hooks one by one."""
+"""Tests of loading named plugins, of refusals, and of calling hooks one by one."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_is_installed_is_looked_through_once(
     assert len(load(names)) == 3
     assert len(looked) == 1
     assert load([]) == ()
-    assert len(looked) == 1  # and not at all for none
+    assert len(looked) == 1  # and not at all without plugins
 
 
 def test_the_order_of_naming_does_not_matter(make_plugin: Make) -> None:
@@ -102,7 +102,7 @@ def test_one_of_ours_has_its_pip_command(
     fix = f"pip install {shlex.quote(FIRST_PARTY[name])}"
     assert refused(name).fix == fix
     assert refused(name[:-1]).fix == f"did you mean '{name}'? {fix}"
-    assert not re.search(r"install minillm\b(?!-)", fix)  # the name of somebody else
+    assert not re.search(r"install minillm\b(?!-)", fix)  # the name of a third-party distribution
 
 
 def test_a_name_that_nothing_can_have(site) -> None:

@@ -1,4 +1,4 @@
-"""First-party distributions of different versions: refused where a run uses them, before any import."""
+"""Tests of mismatched first-party versions: refused in runs that use them, before any import."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ENDS = "raise SystemExit\n\n\nclass Trick(Plugin, api=1):\n    '''A trick.'''\n"
 
 @pytest.fixture
 def alone(site: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The site, and nothing else that is installed."""
+    """Create a site-packages folder without anything else."""
     monkeypatch.setattr(sys, "path", [str(site.folder)])
     return site
 
 
 def muon(site: Any, version: str, source: str = ENDS) -> None:
-    """Install a ``minillm-muon``; its module ends the process when imported, unless given another."""
+    """Install a ``minillm-muon``; its default module ends the process when imported."""
     files = {"pkg_muon/__init__.py": "", "pkg_muon/trick.py": source}
     site.install("minillm-muon", {"muon": "pkg_muon.trick:Trick"}, files, version=version)
 

@@ -1,4 +1,4 @@
-"""Options as they are given on the command line and in TOML: typed strictly, refused helpfully."""
+"""Tests of options from the command line and TOML: strictly typed, with helpful errors."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_an_ill_typed_option_says_what_to_type(
 def test_none_is_typed_where_an_option_takes_it() -> None:
     assert validated(Example, "x", {"limit": 3, "decay": "none"}).options()["decay"] is None
     assert validated(Example, "x", {"limit": "none"}).options()["limit"] is None
-    assert validated(Example, "x", {"tag": "none"}).options()["tag"] == "none"  # a text is a text
+    assert validated(Example, "x", {"tag": "none"}).options()["tag"] == "none"  # not converted
 
 
 def test_what_a_refusal_says_to_type_is_taken() -> None:

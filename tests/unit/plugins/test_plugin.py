@@ -1,4 +1,4 @@
-"""The base class: the class statement is the manifest, methods are hooks, slips are refused."""
+"""Tests of the base class: class statement as manifest, methods as hooks, refused mistakes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ names = st.from_regex(r"[a-z][a-z_]{2,20}", fullmatch=True)
 
 
 def make(**members: Any) -> type[Plugin]:
-    """A plugin's class with these members."""
+    """Build a plugin class with these members."""
     return type("Made", (Plugin,), {"__module__": __name__, **members}, api=1)
 
 
@@ -33,7 +33,7 @@ class Example(Plugin, api=1, backends=("torch",), identity_at_init=True, export=
     def build_attention(self, attn):
         return self._helper(attn)
 
-    def on_batch(self, batch):  # leaves phase out, which it may
+    def on_batch(self, batch):  # omits phase, which is allowed
         return batch
 
     def _helper(self, attn):

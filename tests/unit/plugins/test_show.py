@@ -1,4 +1,4 @@
-"""What `plugins list` and `plugins info` show."""
+"""Tests of the output of `plugins list` and `plugins info`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TINY = planned_on("tiny")
 
 @pytest.fixture(autouse=True)
 def no_width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take away the width that the shell, or a worker of the tests, says it has."""
+    """Unset the width that the shell, or a test worker, has set."""
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
@@ -57,7 +57,7 @@ def test_the_installed_plugins_take_a_line_each(monkeypatch: pytest.MonkeyPatch)
     names = [line.split()[0] for line in shown if line.startswith("  ")]
     assert sorted(names) == sorted(one.name for one in entries)
     assert "-v shows everything" in shown[-1]
-    monkeypatch.setenv("COLUMNS", "80")  # as somebody has set it, in a pipe as well
+    monkeypatch.setenv("COLUMNS", "80")  # as set by a user, also in a pipe
     assert printed(render_list, entries).splitlines() == shown
 
 

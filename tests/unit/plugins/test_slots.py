@@ -1,4 +1,4 @@
-"""The merge kinds, apart from any model: claims, chains, terms."""
+"""Tests of the merge kinds without a model: claims, chains, terms."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_closed_anchor_keeps_others_out_and_says_why() -> None:
     chain = Chain("layers.0.attention.out", ANCHORS)
     chain.add("late", node("own", "closer"))
     chain.close("closer", "late", "heads are paired")
-    assert len(chain.resolve()) == 1  # its own nodes may stay
+    assert len(chain.resolve()) == 1  # its own nodes may remain
     chain.add("late", node("other"), after=("own",))
     with pytest.raises(PlanError) as refused:
         chain.resolve()

@@ -1,4 +1,4 @@
-"""Random numbers for on_batch: each plugin's own, the same again from a saved state."""
+"""Tests of random numbers for on_batch: a stream per plugin, restored from a saved state."""
 
 from __future__ import annotations
 

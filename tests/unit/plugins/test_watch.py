@@ -1,4 +1,4 @@
-"""What hangs is said while it hangs, at growing intervals, and nothing else is."""
+"""Tests that hanging plugin code is reported during the hang, at growing intervals, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def looking(said: list[str], clock: Clock) -> Iterator[Watch]:
-    """A watch that looks when it is told to."""
+    """Build a watch that checks on demand."""
     made = Watch(said.append, clock=clock)
     made._start = lambda: None  # type: ignore[method-assign]
     yield made

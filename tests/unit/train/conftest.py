@@ -1,4 +1,4 @@
-"""Stand-ins: a bigram model in NumPy that trains, batches from nowhere, and a clock on a string."""
+"""Stand-ins: a trainable bigram model in NumPy, synthetic batches, and a manual clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOCAB = 8
 
 @dataclass
 class Clock:
-    """Time that passes when somebody says so."""
+    """A clock that is advanced by hand."""
 
     now: float = 100.0
 
@@ -38,7 +38,7 @@ class FakeBatch:
 
 
 class BigramTrainer(Trainer):
-    """Logits (V, V) by gradient descent with momentum; everything it is asked goes to ``log``.
+    """A trainer of logits (V, V) by gradient descent with momentum; all calls are recorded in ``log``.
 
     Args:
         clock: advanced by ``cost`` seconds in each step, or in each read if ``late``.
@@ -117,7 +117,7 @@ class BigramTrainer(Trainer):
         return self.table[batch["ids"][0, -1]]
 
     def decoding(self) -> Any:
-        return SimpleNamespace(feed=self.next_logits)  # a bigram looks back on nothing
+        return SimpleNamespace(feed=self.next_logits)  # a bigram model has no lookback
 
     def snapshot(self) -> Any:
         self.log.append("arrays")
@@ -161,7 +161,7 @@ def bigram() -> type[BigramTrainer]:
 
 @pytest.fixture(scope="session")
 def stream() -> Callable[..., Iterator[FakeBatch]]:
-    """Endless batches of counting-up text; of those numbered in ``empty`` nothing can be learnt."""
+    """Return endless batches of counting-up text; those numbered in ``empty`` have no labels."""
 
     def batches(empty: Container[int] = (), rows: int = 2, length: int = 6) -> Iterator[FakeBatch]:
         for number in itertools.count(1):
@@ -179,7 +179,7 @@ def stream() -> Callable[..., Iterator[FakeBatch]]:
 
 
 class Bytewise:
-    """A vocabulary of one id a byte, after that of the end of a text; others are unused."""
+    """A vocabulary of one id per byte, after the end-of-text id; others are unused."""
 
     end_of_text = start = 0
 
@@ -201,7 +201,7 @@ def bytewise() -> Bytewise:
 
 @pytest.fixture(scope="session")
 def sure_of() -> Callable[[bytes], BigramTrainer]:
-    """A model that is sure of what follows: each byte of a text may stand once."""
+    """Return a factory of models that predict the next byte with certainty: each byte of a text occurs once."""
 
     def model(text: bytes) -> BigramTrainer:
         trainer = BigramTrainer(vocab=300)

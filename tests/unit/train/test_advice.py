@@ -1,4 +1,4 @@
-"""Advice after running out of memory keeps the tokens a step; none is what holds already."""
+"""Tests of the advice after running out of memory: it keeps the tokens per step, and suggests no active option."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minillm_core.train.errors import check_step, out_of_memory, remedies
 
 
 def trained(**options: Any) -> TrainConfig:
-    """The rest as the schema has it."""
+    """Build train settings, with the schema's defaults for the others."""
     return TrainConfig(**options)
 
 

@@ -1,4 +1,4 @@
-"""The Python API with a model of one table: load, build_plan, Run, in memory and in a folder."""
+"""Tests of the Python API with a bigram model: load, build_plan, Run, in memory and in a folder."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def settings(text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dic
 
 @pytest.fixture
 def options(bigram: type, kept: Path) -> dict[str, Any]:
-    """Tables in the place of models, and a cache of the tests' own."""
+    """Replace models by tables, and use a separate cache."""
 
     class Tables(Backend):
         def trainer(self, plan: Plan, seed: int, **more: Any) -> Any:
@@ -128,7 +128,7 @@ def test_a_run_in_memory_writes_nothing(make: Callable[..., minillm.Run], tmp_pa
     assert kinds.count("Stepped") == 12
     assert "Saved" not in kinds
     assert run.step == 12
-    assert list(run.steps()) == []  # it is over
+    assert list(run.steps()) == []  # it has ended
     assert list(tmp_path.iterdir()) == []
     assert run.checkpoint is None
     with pytest.raises(minillm.Refusal, match="in memory"):
@@ -176,7 +176,7 @@ def test_a_run_in_a_folder_is_saved_closed_and_resumed(
 def test_a_run_whose_preset_the_machine_chose_is_resumed(
     settings: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    config = minillm.load(settings=settings)  # the first note of a new run says why this preset
+    config = minillm.load(settings=settings)  # a new run's first note explains this preset
     assert config.origins["preset"] == "device"
     minillm.Run(minillm.build_plan(config), out="here", **options).train()
     longer = minillm.Run.open("here", settings={"train.steps": 14}, **options)

@@ -1,4 +1,4 @@
-"""Loss per token and bits per byte are what a sum by hand gives."""
+"""Tests of loss per token and bits per byte against explicit sums."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_bits_per_byte(bigram, rows: list) -> None:
     assert found.step == 3
     assert validation.predictions == len(labels)
     total = int(token_bytes[labels].sum())
-    assert found.val_loss == pytest.approx(math.log(8))  # nothing learnt: uniform over 8
+    assert found.val_loss == pytest.approx(math.log(8))  # untrained: uniform over 8
     if total:
         bits = len(labels) * math.log(8) / math.log(2) / total
         assert found.bits_per_byte == pytest.approx(bits)
@@ -67,14 +67,14 @@ def test_it_can_be_asked_again(bigram) -> None:
 def test_a_mixture_is_the_mean_of_its_sources_by_weight(bigram) -> None:
     batches = {"a": [batch([[1, 2, 3]])], "b": [batch([[4, -1, -1]])], "c": [batch([[-1] * 3])]}
     model, token_bytes = bigram(), np.asarray([0, 1, 1, 2, 3, 4, 5, 9], np.int32)
-    weights = {"a": 3.0, "b": 1.0, "c": 9.0}  # nothing is predicted in c, so it has no say
+    weights = {"a": 3.0, "b": 1.0, "c": 9.0}  # c has no predictions, so no effect
     each = {name: Validation(model, {"": batches[name]}, token_bytes)(1) for name in ("a", "b")}
     found = Validation(model, batches, token_bytes, weights=weights)(1)
     assert found is not None
     assert found.tokens == 4
     losses = {name: one.val_loss for name, one in each.items() if one}
     assert found.val_loss == pytest.approx((3 * losses["a"] + losses["b"]) / 4)
-    bits = found.val_loss / math.log(2) / ((3 * (4 / 3) + 3) / 4)  # 4/3 and 3 bytes a token
+    bits = found.val_loss / math.log(2) / ((3 * (4 / 3) + 3) / 4)  # 4/3 and 3 bytes per token
     assert found.bits_per_byte == pytest.approx(bits)
     assert {name: one["val_loss"] for name, one in found.sources.items()} == losses
     assert found.data()["sources"]["b"] == {

@@ -1,4 +1,4 @@
-"""A plugin that was named either shows that it took part, or ends the run."""
+"""Tests that a named plugin either shows evidence of being active, or ends the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minillm_core.train.evidence import STEPS, Evidence
 
 
 class Model:
-    """What the evidence asks a trainer for."""
+    """The part of a trainer that evidence reads."""
 
     def __init__(self) -> None:
         self.seen: dict[str, int] = {}
@@ -40,7 +40,7 @@ def stepped(step: int) -> Stepped:
 
 
 def trained(watch: Evidence, first: int = 1) -> None:
-    """Ten steps of this process, which may be a resumed run's."""
+    """Run ten steps of this process, which may belong to a resumed run."""
     for step in range(first, first + STEPS):
         watch(stepped(step))
 
@@ -77,7 +77,7 @@ def test_what_the_trainer_witnessed(model: Model, evidence, key: str) -> None:
     model.seen[key] = 24
     trained(watch)
     assert watch.records() == {"muon": {"shown": True, "what": [f"{key} x24"]}}
-    assert model.asked == 0  # no copy from the device where no parameter is in question
+    assert model.asked == 0  # no copy from the device where no parameter is relevant
 
 
 @pytest.mark.parametrize("key", ["batch:packer", "event:packer"])
@@ -98,12 +98,12 @@ def test_what_is_true_by_construction(evidence) -> None:
     ("name", "array"),
     [
         ("gate", "optimizer.adamw.m.gate"),
-        ("layers.0.gate", "model.layers.0.gate"),  # its optimizer keeps no state
+        ("layers.0.gate", "model.layers.0.gate"),  # its optimizer has no state
     ],
 )
 def test_a_parameter_that_a_gradient_reached(model: Model, evidence, name: str, array: str) -> None:
     watch = evidence(gate=[f"parameter:{name}"])
-    model.state[array][1] += 0.5  # in place, as a backend may do
+    model.state[array][1] += 0.5  # in place, as in a backend
     trained(watch)
     assert watch.records()["gate"] == {"shown": True, "what": [f"parameter:{name} x1"]}
 
@@ -187,7 +187,7 @@ def test_no_plugins_no_questions(model: Model, evidence) -> None:
 
 
 class Two(Ranks):
-    """This rank, and one that saw the last of the keys alone."""
+    """This rank, and one with evidence only of the last key."""
 
     size = 2
 
@@ -205,9 +205,9 @@ def test_another_rank_may_update_what_a_plugin_changes(
     ranks, keys = Two(0), ["node:seen", "stage:muon.orthogonalise"]
     model.seen["node:seen"] = 2
     watch = Evidence({"muon": keys}, model, seen=counter, say=said.append, ranks=ranks)
-    assert watch.records()["muon"]["missing"] == keys[1:]  # before they meet
+    assert watch.records()["muon"]["missing"] == keys[1:]  # before the ranks exchange evidence
     trained(watch)
-    watch.gather()  # at the end: they have met already
+    watch.gather()  # at the end: they have already exchanged it
     assert ranks.asked == 1
     assert watch.records()["muon"] == {"shown": True, "what": [f"{keys[0]} x2", f"{keys[1]} x7"]}
     assert not said

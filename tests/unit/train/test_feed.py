@@ -1,4 +1,4 @@
-"""The batches of a run: the sizes of each step's, at its start, after a rewind and when it is resumed."""
+"""Tests of a run's batches: the sizes of each step's, at its start, after a rewind and when resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROWS = [2, 2, 5, 5, 2, 2, 2, 2]
 
 
 class Watches(Plugin, api=1):
-    """Notes where it is, and leaves no label in some batches."""
+    """Records its position, and removes all labels of some batches."""
 
     def on_batch(self, batch: dict, phase: str, progress: float) -> dict:
         told = np.full_like(batch["positions"], round(1000 * progress))
@@ -53,7 +53,7 @@ def job() -> Any:
 
 
 def taken(feed: Feed, step: int, upto: int) -> list[Any]:
-    """The batches of the steps after ``step``; those without a label are passed over, as in the loop."""
+    """Return the batches of the steps after ``step``; those without labels are skipped, as in the loop."""
     found = []
     while step < upto:
         batch = next(feed)
@@ -79,7 +79,7 @@ def test_a_batch_without_a_label_is_no_step_and_a_resumed_run_has_the_same(job: 
         whole = taken(feed, 0, 8)
     with Feed(job, None) as feed:
         made = [next(feed).supervised for _ in range(8)]
-    assert 0 in made  # else nothing is tested
+    assert 0 in made  # otherwise nothing is tested
     for step in range(1, 8):
         with Feed(job, whole[step - 1].cursor, step=step) as feed:
             same(taken(feed, step, 8), whole[step:])

@@ -1,4 +1,4 @@
-"""What a model is shown while it writes, when it stops, and what a run needs to be written with."""
+"""Tests of a model's inputs in generation, of stop conditions, and of a run's requirements."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ VOCAB = 11
 
 
 class Reader:
-    """Logits that depend on every field of every column that it was shown, and on their order."""
+    """Logits that depend on every field of every previous column, and on their order."""
 
     def __init__(self) -> None:
         self.rows: list[Batch] = []
@@ -57,13 +57,13 @@ class Reader:
 
 
 def doubled(batch: Batch, phase: str) -> Batch:
-    """Adds a field to a batch."""
+    """Add a field to a batch."""
     assert phase == "decode"
     return batch | {"twice": 2 * batch["ids"], "wide": np.stack([batch["ids"]] * 3, -1)}
 
 
 def shown(ids: list[int], context: int) -> list[int]:
-    """The rule, from all ids there are."""
+    """Compute the expected result from all ids."""
     row: list[int] = []
     for index in ids:
         row.append(index)
@@ -114,7 +114,7 @@ def test_only_what_is_new_is_fed() -> None:
     window = Window(model, 6, on_batch=doubled)
     for new in ([1, 2, 3], [4], [5], [6], [7], [8]):
         window.next_logits(new)
-    assert model.fed == [3, 1, 1, 1, 3, 1]  # the seventh leaves three, which start again
+    assert model.fed == [3, 1, 1, 1, 3, 1]  # the seventh does not fit; three are fed again
 
 
 def writer(model: Any, vocabulary: Any, **options: Any) -> Writer:
@@ -140,7 +140,7 @@ def test_it_stops_at_the_number_of_tokens(sure_of, bytewise) -> None:
 def test_a_document_begins_with_the_end_of_the_one_before(bytewise) -> None:
     model = Reader()
     window = writer(model, bytewise).go_on("ab", Sampling(), tokens=1)
-    with pytest.raises(IndexError):  # its vocabulary is not this one
+    with pytest.raises(IndexError):  # its vocabulary differs
         list(window)
     assert model.rows[0]["ids"].tolist() == [[0, 98, 99]]
 
@@ -174,7 +174,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(bigram, tmp_path: Path, cache: Path) -> Callable[..., Path]:
-    """Train a table on bytes with the real loop; returns OUT."""
+    """Train a bigram model on bytes with the real loop; return OUT."""
 
     def trained(*assignments: str) -> Path:
         (tmp_path / "text.txt").write_text("It was a dark and stormy night. " * 200, "utf-8")
@@ -199,7 +199,7 @@ def run(bigram, tmp_path: Path, cache: Path) -> Callable[..., Path]:
 
 
 def table(bigram: type, plans: list[Plan] | None = None) -> Callable[..., Backend]:
-    """A backend whose models are tables; the plans that it is asked for are kept."""
+    """Return a backend whose models are tables; requested plans are recorded."""
 
     class Tables(Backend):
         def trainer(self, plan: Plan, seed: int, **more: Any) -> Any:

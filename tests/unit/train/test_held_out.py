@@ -1,4 +1,4 @@
-"""Held-out loss against training loss: said once where the first rises and the second falls."""
+"""Tests of the overfitting warning: once, where held-out loss rises and training loss falls."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ RATE = Throughput(1.0, 1.0, 1.0)
 
 
 def told(curve: Sequence[tuple[float, float]], *, recalled: int = 0) -> tuple[Trend, list[str]]:
-    """A trend after evaluations, each with the training loss that led to it.
+    """Return a trend after evaluations, each with the preceding training loss.
 
     Args:
         curve: training loss, held-out loss.
-        recalled: how many an earlier process of the run made.
+        recalled: number of evaluations by an earlier process of the run.
     """
     said: list[str] = []
     trend = Trend(said.append)
@@ -53,7 +53,7 @@ def test_a_model_that_memorises_is_said_once(recalled: int) -> None:
 @pytest.mark.parametrize(
     "curve",
     [
-        MEMORISES[:4],  # one evaluation may be chance
+        MEMORISES[:4],  # one evaluation may be noise
         [(9.0, 8.3), (5.0, 5.1), (4.0, 5.0), (3.5, 5.2), (3.4, 4.9), (3.3, 5.1)],
         [(9.0, 8.3), (5.0, 5.1), (4.0, 5.0), (4.5, 5.2), (5.0, 5.4)],  # both rise, twice
         [(9.0, 8.3), (float("nan"), float("nan")), (float("nan"), float("nan"))],

@@ -1,4 +1,4 @@
-"""What ``on_batch`` is told."""
+"""Tests of the arguments of ``on_batch``."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from minillm_core.train.hooks import plan_hook
 
 
 def plan_of(*names: str) -> Any:
-    """What the hook reads of a plan in which these have ``on_batch``."""
+    """Build the part of a plan that the hook reads, with these ``on_batch`` plugins."""
     config = SimpleNamespace(seed=0, model=SimpleNamespace(vocab=300))
     return SimpleNamespace(config=config, on_batch=names, batch_fields=(), sourcing=PLAIN)
 
 
 class All(Plugin, api=1):
-    """Notes all that it is given."""
+    """Records all of its arguments."""
 
     def on_batch(self, batch: Any, phase: str, vocab: int) -> Any:
         return {**batch, "told": np.array([phase, str(vocab)])}
 
 
 class Late(Plugin, api=1):
-    """Notes where in the run it is."""
+    """Records the progress of the run."""
 
     def on_batch(self, batch: Any, progress: float) -> Any:
         return {**batch, "told": np.array([progress])}
 
 
 class Some(Plugin, api=1):
-    """Takes what it needs."""
+    """Accepts some of the arguments."""
 
     def on_batch(self, vocab: int, batch: Any) -> Any:
         return {**batch, "told": np.array([str(vocab)])}
@@ -70,7 +70,7 @@ def test_progress_is_the_step_of_a_batch_over_all_steps_and_1_elsewhere(
     for step in range(1, 10):
         place.shape_at(step)
         told = [float(hook(batch(), "train")["told"][0]) for _ in range(3)]
-        assert told == [min(1.0, step / 8)] * 3  # every micro-batch
+        assert told == [min(1.0, step / 8)] * 3  # the same for every micro-batch
     assert hook(batch(), "eval")["told"] == hook(batch(), "decode")["told"] == 1.0
     assert Place(planned("train.steps=8"), 3).progress() == 0.5
 
@@ -81,7 +81,7 @@ def batch(labels: int = 1) -> dict[str, Any]:
 
 
 class Masks(Plugin, api=1):
-    """Takes every label away, in evaluations too."""
+    """Removes every label, also in evaluations."""
 
     def on_batch(self, batch: Any) -> Any:
         return {**batch, "labels": np.full_like(batch["labels"], -1)}

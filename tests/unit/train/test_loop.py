@@ -1,4 +1,4 @@
-"""The loop: what it does in which order, how it ends, and what it tells."""
+"""Tests of the training loop: order of actions, ends, and events."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ from minillm_core.train.signals import StopRequest, stop_on_signals
 
 
 class Saves:
-    """A writer whose saves end when somebody waits for them, or ``delay`` steps later."""
+    """A writer whose saves end when waited for, or ``delay`` steps later."""
 
     def __init__(self, delay: int = 0, failing: Any = (), go_on: bool = False) -> None:
         self.begun: list[Position] = []
         self.delay, self.failing, self.go_on = delay, set(failing), go_on
-        self.open: list[tuple[int, int]] = []  # (step, asked)
+        self.open: list[tuple[int, int]] = []  # (step, requested)
 
     def submit(self, step: int, snapshot: Any, scalars: dict[str, Any], beside: Any) -> None:
-        self.open = [(step, self.delay) for step, _ in self.open]  # the one before is waited for
+        self.open = [(step, self.delay) for step, _ in self.open]  # the previous one is waited for
         self.begun.append(Position.of(scalars))
         self.open.append((step, 0))
 
@@ -77,7 +77,7 @@ class Saves:
 
 
 class Checkpoints(CheckpointManager):
-    """Checkpoints whose way back is a test's."""
+    """A manager whose rewind is set by the test."""
 
     way_back: Callable[[int, int], tuple[Position, int]] | None = None
 
@@ -89,7 +89,7 @@ class Checkpoints(CheckpointManager):
 
 
 class Run:
-    """A loop with everything in it recorded in one log."""
+    """A loop whose parts all record into one log."""
 
     def __init__(self, trainer: Any, batches: Any, budget: Budget, **options: Any) -> None:
         self.trainer = trainer
@@ -234,7 +234,7 @@ def test_schedules_stand_at_step_over_steps(make) -> None:
 def test_a_run_by_the_clock_ends_by_it_and_the_schedule_follows(make) -> None:
     run = make(Budget(minutes=1), trainer={"cost": 6.0}, saving=False, evaluating=False)
     run.loop.run()
-    # the first step, which compiles, is not counted; its end is known when the second is queued
+    # the first step, which compiles, is not counted; its end is known when the second is enqueued
     assert run.progress[:3] == [0.0, 0.0, pytest.approx(0.0)]
     assert run.progress[3:] == pytest.approx([0.1 * n for n in range(1, len(run.progress) - 2)])
     assert len(run.of(Stepped)) == 12
@@ -347,7 +347,7 @@ def test_data_without_any_label_ends_the_run(make) -> None:
     with pytest.raises(DataError, match=f"{EMPTY_IN_A_ROW} batches in a row hold no supervised"):
         run.loop.run()
     (ended,) = run.of(Ended)
-    assert (ended.step, ended.exit) == (2, 1)  # 2 would say that nothing was started
+    assert (ended.step, ended.exit) == (2, 1)  # 2 would mean that nothing was started
     assert ended.seconds == pytest.approx(2.0)
 
 
@@ -370,7 +370,7 @@ def test_an_evaluation_without_a_label_ends_the_run_once_it_trains(make) -> None
 
 
 def skipping(steps: Any, **marks: Any) -> Callable[[Any], StepResult]:
-    """Reads of a trainer that left out the update of ``steps``."""
+    """Return a read function of a trainer that skips the update of ``steps``."""
 
     def read(handle: Any) -> StepResult:
         step, loss, norm = handle
@@ -626,7 +626,7 @@ def test_a_save_under_way_is_waited_for_when_something_else_fails(make) -> None:
 
 
 def send(number: int, at: int):
-    """Send this process a signal while a step is running."""
+    """Send this process a signal during a step."""
 
     def on_step(step: int) -> None:
         if step == at:
@@ -792,7 +792,7 @@ def test_a_save_by_the_clock_leaves_time_for_the_next_step_and_the_save_itself(m
     )
     run.loop.run()
     begun = [position.elapsed for position in run.saves.begun[:-1]]
-    # a save takes 50 s here: from one on the disk to the next 5 minutes pass at most
+    # a save takes 50 s here: at most 5 minutes between two checkpoints on disk
     assert all(200 <= b - a <= 300 - 50 for a, b in itertools.pairwise(begun[1:]))
 
 
@@ -806,11 +806,11 @@ def test_a_save_by_the_clock_leaves_time_for_the_next_step_and_the_save_itself(m
 def test_a_kill_at_any_moment_costs_a_tenth_at_most(
     steps: int, cost: float, commit: float, minutes: bool
 ) -> None:
-    """The loop's rule without the loop: a save waits for the one before, as the writer does."""
+    """Tests the loop's rule alone: a save waits for the previous one, as in the writer."""
     cadence = Cadence(save=None, minutes=5.0 if minutes else 0.0, settle=0.0)
     now = looked = saved_at = 0.0
     share = durable = worst = 0.0
-    writing: tuple[float, float] | None = None  # share, when it will be on the disk
+    writing: tuple[float, float] | None = None  # progress, and when it will be on disk
     for step in range(1, steps + 1):
         now += cost
         done = step / steps

@@ -1,4 +1,4 @@
-"""``--memory``: the split of a step into micro-batches, and what is refused."""
+"""Tests of ``--memory``: the split of a step into micro-batches, and refusals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_split_is_the_one_with_the_most_rows_that_fits(
     fitting = [n for n in range(1, total + 1) if total % n == 0 and needed(n) <= limit]
     assert train.rows == max(fitting)
     made = plan_of(after)
-    assert made.hash == plan.hash  # how a step's rows are split is no part of what is trained
+    assert made.hash == plan.hash  # the split of a step's rows does not affect what is trained
     assert made.tokens_per_step == plan.tokens_per_step
     assert made.estimate().bytes <= limit
     assert f"train.rows={train.rows} train.accumulate={train.accumulate}" in after.loaded.notes[-1]

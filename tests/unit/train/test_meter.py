@@ -1,4 +1,4 @@
-"""Throughput is what the clock says, whether a device computes inside the call or behind it."""
+"""Tests that throughput matches the clock, whether a device computes synchronously or asynchronously."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ seconds = st.floats(0.01, 10)
 
 
 def drive(meter: Meter, costs: list[float], counts: Counts, *, late: bool) -> list:
-    """Steps of these costs, read one step late, as the loop does; the device is idle at first."""
+    """Simulate steps with these costs, read one step late, as in the loop; the device is idle at first."""
     now = 50.0
     meter.restart(now)
     idle_at = now
@@ -68,8 +68,8 @@ def test_a_device_behind_the_call_is_timed_by_its_reads(cost: float, steps: int)
 def test_no_time_is_lost_and_none_counted_twice(costs: list[float], late: bool) -> None:
     figures = drive(Meter(), costs, Counts(1, 1, 1), late=late)
     total = sum(each.seconds for each in figures)
-    # A read that hardly waited is taken for one that did not: a tenth of a step at the very end,
-    # and whole steps there that are that short beside the one before.
+    # A read that hardly waited counts as one that did not wait: a tenth of a step at the very end,
+    # and whole steps there that are as short compared with the previous one.
     short = 0.0
     for before, cost in zip(reversed(costs[:-1]), reversed(costs[1:]), strict=True):
         if cost > 0.1 * (before + cost):
@@ -98,7 +98,7 @@ def test_mfu_is_known_where_the_peak_is() -> None:
     assert meter.add(counts, queued=2.0, asked=2.0, read=2.0).mfu == pytest.approx(0.3)
     meter = Meter(flops_per_token=6.0, flops_per_label=4.0, peak_flops=1000.0)
     meter.restart(0.0)
-    counts = Counts(100, 120, 25)  # 2 FLOPs of each token, 4 of each that is supervised
+    counts = Counts(100, 120, 25)  # 2 FLOPs per token, 4 per supervised token
     assert meter.add(counts, queued=2.0, asked=2.0, read=2.0).mfu == pytest.approx(0.15)
 
 

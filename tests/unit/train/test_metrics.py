@@ -1,4 +1,4 @@
-"""metrics.jsonl has the keys that others read, one event a line, at once."""
+"""Tests that metrics.jsonl has the documented keys, one event per line, written immediately."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_cut_leaves_each_step_once(
             if n % 2 == 0:
                 metrics(Evaluated(n, 1.0, None))
             if n > 2:
-                metrics(Saved(n - 2, "x", 0.1))  # told late: it was written in the background
+                metrics(Saved(n - 2, "x", 0.1))  # reported late: it was written in the background
         metrics(Ended(steps, 75, 1.0))
     with path.open("ab") as file:
         file.write(torn)
@@ -132,7 +132,7 @@ def test_a_rewind_takes_back_what_came_after(tmp_path: Path) -> None:
     assert [(e["event"], e["step"]) for e in read(path)] == [
         *[("step", 1), ("step", 4), ("rewind", 6), ("step", 7), ("end", 7)]
     ]
-    # a checkpoint of step 5 was taken on the way back; that of step 4 leads to the spike again
+    # a checkpoint of step 5 was saved while rewinding; that of step 4 leads to the spike again
     assert [e["event"] for e in cut(path, 5)] == ["step", "step", "rewind"]
     assert [e["event"] for e in cut(path, 4)] == ["step", "step"]
 
@@ -188,7 +188,7 @@ def test_what_no_run_writes_is_no_event(tmp_path: Path, torn: bytes) -> None:
 def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with path.open("wb") as file:
-        file.truncate(1 << 31)  # a hole: it takes no room, and has no line
+        file.truncate(1 << 31)  # a sparse file: it takes no space, and has no line
     with pytest.raises(Refusal, match="a line of more than"):
         cut(path, 1)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]

@@ -1,4 +1,4 @@
-"""An observer of a plugin may fail; the run goes on, and says so. The core's own may not."""
+"""Tests of failing observers: a plugin's is reported and the run continues, the core's ends the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The console: a bar on a terminal, few lines elsewhere, nothing that commands a terminal."""
+"""Tests of console output: a bar on a terminal, few lines elsewhere, no control sequences from texts."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_what_is_short_is_not_mentioned_and_what_lasts_is_again_and_again(
 def test_tasks_one_after_another_are_never_ten_seconds_without_a_line(
     shown: LineDisplay, clock
 ) -> None:
-    """Each of them begins before the last one's line is due, or is too short for any."""
+    """Each of them starts before the previous one's line is due, or is too short for one."""
     said = [clock.now]
     shown._print = lambda text: said.append(clock.now)
     rng = random.Random(3)
@@ -102,8 +102,8 @@ def test_tasks_one_after_another_are_never_ten_seconds_without_a_line(
 @pytest.mark.parametrize(
     ("done", "total", "line"),
     [
-        (3 * MIB, 0, "tokenising: 3.0 MiB, 0:03"),  # nothing says how much there is
-        (9 * MIB, 9 * MIB, "tokenising: 9.0 MiB, 0:03"),  # all is read, and it goes on
+        (3 * MIB, 0, "tokenising: 3.0 MiB, 0:03"),  # the total is unknown
+        (9 * MIB, 9 * MIB, "tokenising: 9.0 MiB, 0:03"),  # all is read, and tokenising continues
         (0, 0, "tokenising, 0:03"),
         (0, 9 * MIB, "tokenising: 0.0 MiB, 0:03"),
     ],

@@ -1,4 +1,4 @@
-"""A run is read where its kernels, observers and optimizer do not serve; what shaped it is needed."""
+"""Tests of reading a run without support for its kernels, observers and optimizer; model plugins are required."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ REQUIRED = ("no-such-thing>=2",)
 
 
 class Double(Module):
-    """Twice what it is given."""
+    """Doubles its input."""
 
     def forward(self, x: Any) -> Any:
         return x + x
 
 
 class Quick(Plugin, api=1, backends=("torch",), devices=("cuda",)):
-    """Insists on a kernel that CUDA alone has."""
+    """Requires a kernel that only CUDA has."""
 
     def kernel_provider(self, kernels: Any) -> None:
         devices = ("cuda",)
@@ -44,7 +44,7 @@ class Quick(Plugin, api=1, backends=("torch",), devices=("cuda",)):
 
 
 class Open(Plugin, api=1):
-    """Brings kernels, some of which serve CUDA alone, and says nothing of it itself."""
+    """Provides kernels, some for CUDA only, without declaring it."""
 
     insists: bool = False
     everywhere: bool = False
@@ -108,7 +108,7 @@ UNSHAPED: dict[str, Plugin] = {
 
 
 def read(planned: Any, where: Detected, *settings: str, **plugins: Plugin) -> tuple[Plan, list]:
-    """The plan by which a run is read, and what is said."""
+    """Return the plan by which a run is read, and the notes."""
     said: list[str] = []
     plan = inference_plan(planned(*settings, **plugins), where, said.append)
     bind(where, plan)
@@ -120,7 +120,7 @@ def test_what_shaped_the_run_is_needed_and_refused(planned: Any, name: str) -> N
     plugins = {name: SHAPED[name], **UNSHAPED}
     with pytest.raises(PluginError, match=f"plugin '{name}'") as refused:
         read(planned, CPU, **plugins)
-    with pytest.raises(PluginError) as trained:  # as a run is refused
+    with pytest.raises(PluginError) as trained:  # as for a run
         check_support([LoadedPlugin.of(name, SHAPED[name])], "torch", "cpu")
     assert str(refused.value) == str(trained.value)
     plan = planned(**plugins)
@@ -174,7 +174,7 @@ def test_where_everything_serves_nothing_changes(planned: Any) -> None:
 
 @pytest.mark.parametrize("insists", [True, False])
 def test_a_kernel_that_refuses_by_itself_is_left_out(planned: Any, insists: bool) -> None:
-    with pytest.raises(BackendError):  # as a run is refused
+    with pytest.raises(BackendError):  # as for a run
         bind(CPU, planned(open=Open(insists=insists)))
     plan, said = read(planned, CPU, open=Open(insists=insists))
     assert said == [

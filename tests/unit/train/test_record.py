@@ -1,4 +1,4 @@
-"""run.json and the folder around it: what is refused, what is written, and how."""
+"""Tests of run.json and its folder: refusals, contents, and atomic writes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_two_runs_never_claim_one_folder(tmp_path: Path, monkeypatch: pytest.Mon
     taken = []
 
     def mkdir(path: Path, *args, **options) -> None:
-        if not taken:  # somebody else was faster
+        if not taken:  # another process was faster
             taken.append(path)
             real(path, parents=True)
         real(path, *args, **options)

@@ -1,4 +1,4 @@
-"""The folder of a run may be anybody's: what it says is checked, and none of it is run as code."""
+"""Tests of untrusted run folders: contents are checked, and no code of them is run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ READERS: dict[str, list[str]] = {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the readers run; beside the run there is some text."""
+    """Create the readers' working folder, with a run and some text."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINILLM_CACHE", str(tmp_path / "cache"))
     Path("text.txt").write_text("It was a dark and stormy night.\n" * 50)
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def plain_record() -> dict[str, Any]:
-    """The record of a run without plugins."""
+    """Return the record of a run without plugins."""
     loaded = load(preset="tiny", default_preset=lambda: ("tiny", "test"))
     plan = build_plan(loaded.config, ())
     document = {"config": settings(loaded), "plan": plan.data(), "plan_hash": plan.hash}
@@ -62,7 +62,7 @@ def named(key: str) -> Callable[[dict[str, Any]], None]:
 
 
 def with_entry(key: str) -> Callable[[dict[str, Any]], None]:
-    """The plugin stands among those that were loaded, as an installed one."""
+    """Add the plugin to the loaded ones, as an installed plugin."""
 
     def change(record: dict[str, Any]) -> None:
         named(key)(record)
@@ -73,7 +73,7 @@ def with_entry(key: str) -> Callable[[dict[str, Any]], None]:
 
 
 def as_setting(key: str) -> Callable[[dict[str, Any]], None]:
-    """Where settings stand that are no section."""
+    """Return the place of settings that are not sections."""
 
     def change(record: dict[str, Any]) -> None:
         record["config"][key] = {"x": {"value": 1, "origin": "x"}}
@@ -102,7 +102,7 @@ def test_a_record_cannot_name_code(
     attack: str,
 ) -> None:
     record = copy.deepcopy(plain_record)
-    record["plan"]["data"] |= {"fields": ["x"], "on_batch": []}  # not alike
+    record["plan"]["data"] |= {"fields": ["x"], "on_batch": []}  # inconsistent
     ATTACKS[attack](record)
     text = json.dumps(record).replace("{here}", str(folder))
     Path("o/run.json").write_text(text)

@@ -1,4 +1,4 @@
-"""The whole job with a model of one table: real settings, plan, text and files, no framework."""
+"""Tests of the whole job with a bigram model: real settings, plan, text and files, no framework."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Watcher(Plugin, api=1):
 
 
 class Sleeper(Plugin, api=1):
-    """Is told nothing, since it raises every time."""
+    """Raises at every event."""
 
     def on_event(self, event: Any) -> None:
         raise ValueError("no luck")
@@ -90,7 +90,7 @@ def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Job:
-    """One run, with everything that it said."""
+    """One run, with all its messages."""
 
     def __init__(self, bigram: type, folder: Path, text: Path, cache: Path) -> None:
         self.bigram, self.text, self.cache = bigram, text, cache
@@ -153,7 +153,7 @@ class Job:
 
 @pytest.fixture
 def loaded_of() -> Callable[..., LoadedPlugin]:
-    """A plugin of a distribution, or of a file."""
+    """Return a plugin loaded from a distribution, or from a file."""
 
     def made(name: str, distribution: str | None, source: str) -> LoadedPlugin:
         return LoadedPlugin(name, distribution, None, source, "", "", "", Watcher())
@@ -276,7 +276,7 @@ def test_a_folder_that_is_taken_meanwhile_is_said(job: Job) -> None:
 def test_a_run_is_evaluated_at_the_start_at_every_sixth_and_at_the_end(job: Job) -> None:
     job.train("eval.share=0.25")
     found = [(e["step"], e["tokens"]) for e in job.events if e["event"] == "eval"]
-    # 13 windows of 16 tokens; 3 of them on the way
+    # 13 windows of 16 tokens; 3 of them during the run
     assert found == [(step, 48) for step in (0, 2, 4, 6, 8, 10)] + [(12, 200)]
 
     last = [event["val_loss"] for event in job.events if event["event"] == "eval"][-1]
@@ -358,7 +358,7 @@ def refused(
         job.train(*assignments, **options)
     assert caught.value.exit_code == 2
     assert str(caught.value).count("\n") < 12
-    assert len(job.said) == said  # the first line comes before the data are read
+    assert len(job.said) == said  # the first line precedes reading the data
     job.said.clear()
     assert sorted(job.out.parent.rglob("*")) == before
 
@@ -396,7 +396,7 @@ def test_an_observer_learns_the_folder_and_the_settings_which_metrics_do_not_rep
     told: list[Any] = []
 
     class Listener(Plugin, api=1):
-        """Keeps what it hears."""
+        """Records its events."""
 
         def on_event(self, event: Any) -> None:
             told.append(event)
@@ -465,7 +465,7 @@ def test_a_batch_that_cannot_be_used_is_its_plugin_s_fault(
     job: Job, broken: Any, what: str
 ) -> None:
     class Spoiler(Plugin, api=1):
-        """Returns what is no batch."""
+        """Returns an invalid batch."""
 
         def on_batch(self, batch, phase):
             return broken(batch)
@@ -506,7 +506,7 @@ def test_one_signal_outside_the_loop_ends_the_run(
         raise AssertionError("it went on")
 
     def later(*_arguments: Any, **_options: Any) -> list[str]:
-        signal.raise_signal(number)  # all is done and recorded
+        signal.raise_signal(number)  # everything is finished and recorded
         return []
 
     ended = place.endswith("describe.end")
@@ -660,7 +660,7 @@ def test_an_evaluation_without_a_label_names_who_took_them(job: Job) -> None:
 
 def test_a_sample_that_a_plugin_spoils_spoils_no_run(job: Job) -> None:
     class Trainer(Plugin, api=1):
-        """Knows how to train."""
+        """Fails outside of training."""
 
         def on_batch(self, batch: dict, phase: str) -> dict:
             if phase == "decode":
@@ -755,7 +755,7 @@ def test_eval_refuses_a_checkpoint_of_another_model(job: Job) -> None:
         job.evaluate()
 
 
-# The files of a run, changed behind its back
+# The files of a run, changed during it
 
 
 def change_record(job: Job, change: Callable[[dict[str, Any]], None]) -> None:
@@ -769,7 +769,7 @@ def set_to(section: str, key: str, value: Any) -> Callable[[dict[str, Any]], Non
 
 
 def other_ids(text: str) -> str:
-    """Two entries of a vocabulary exchanged: the same file to the eye."""
+    """Swap two entries of a vocabulary: the file looks the same."""
     document = json.loads(text)
     vocab = document["model"]["vocab"]
     one, other = list(vocab)[40:42]
@@ -794,7 +794,7 @@ def test_the_tokenizer_is_known_by_its_digest(job: Job) -> None:
     with pytest.raises(Refusal, match=r"tokenizer\.json is missing"):
         job.evaluate()
 
-    for broken in (None, other_ids(text)):  # a resume has it from the data, whose ids are the same
+    for broken in (None, other_ids(text)):  # a resume takes it from the data, whose ids are equal
         if broken is not None:
             path.write_text(broken, "utf-8")
         job.said.clear()
@@ -925,7 +925,7 @@ def test_a_folder_that_is_no_longer_there_ends_the_run(
         assert [path.name for path in out.iterdir()] == ["run.json"]
         assert (out / "run.json").read_text() == "mine"
     if what == "copied":
-        assert job.record["exit"] is None  # it is another folder's
+        assert job.record["exit"] is None  # it belongs to another folder
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -1010,7 +1010,7 @@ def saved(out: Path) -> list[int]:
 
 
 def evaluating(monkeypatch: pytest.MonkeyPatch, losses: dict[int, float]) -> None:
-    """Let evaluations find these losses."""
+    """Make evaluations return these losses."""
     from minillm_core.train import session
     from minillm_core.train.events import Evaluated
 
@@ -1033,7 +1033,7 @@ def test_the_best_checkpoint_is_kept_and_can_be_chosen(
     assert job.evaluate(step=4)["step"] == 4
     assert job.evaluate()["step"] == 12
 
-    # a run that goes on knows the best of its earlier lives, and lets go of it for a better one
+    # a resumed run keeps the best checkpoint of its earlier starts, and deletes it for a better one
     evaluating(monkeypatch, {14: 2.9, 16: 2.8})
     job.train(*kept, steps=18, resume=True)
     assert best_of(job.out) == {"step": 16, "val_loss": 2.8}

@@ -1,4 +1,4 @@
-"""What the model writes is shown whole, reproducibly, and cannot command a terminal."""
+"""Tests of samples: shown in full, reproducible, and without control of the terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minillm_core.train.generate import Writer, prompts, sample
 
 @pytest.fixture
 def write(bytewise, sure_of):
-    """Sample what a model is sure of, and ends."""
+    """Sample from a model that is certain, until the end."""
 
     def written(text: bytes, **options) -> str:
         given: dict[str, Any] = {"context": 8, **options}
@@ -94,7 +94,7 @@ def test_a_sample_ends_when_it_is_told_to_or_takes_too_long(sure_of, bytewise, c
 
 
 class Letters:
-    """Ids are code points."""
+    """A tokenizer whose ids are code points."""
 
     def decode(self, ids: Any) -> str:
         return "".join(map(chr, ids))
@@ -108,7 +108,7 @@ class Letters:
             ["one two three four five six seven eight", "second one"],
         ),
         (["the same line\n", "the same line\n", "another line"], ["the same line", "another line"]),
-        # one long document: its beginning, and a line inside of it
+        # one long document: its beginning, and a line within it
         (["first line\n" + "x\n" * 20 + "half of a line\nwhole line inside\n" + "y\n" * 10],
          ["first line", "whole line inside"]),
         (["\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03" * 20], ["\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03" * 20]),

@@ -1,4 +1,4 @@
-"""What may be drawn, how often, and what is refused."""
+"""Tests of sampling: candidates, frequencies, and refusals."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def drawn(sampling: Sampling, logits: np.ndarray, times: int = 100) -> list[int]
 
 
 def nucleus(logits: np.ndarray, temperature: float, k: int | None, p: float) -> list[int]:
-    """Ids that may be drawn, one after the other, the likeliest first."""
+    """Return the candidate ids, one after the other, the most likely first."""
     scaled = [float(x) / temperature for x in logits]
     ranked = sorted(range(len(logits)), key=lambda i: (-scaled[i], i))[:k]
     weights = [math.exp(scaled[i] - max(scaled)) for i in ranked]
     kept, mass = [], 0.0
     for index, weight in zip(ranked, weights, strict=True):
-        if (p < 1 and mass >= p * math.fsum(weights)) or weight == 0:  # too cold for this one
+        if (p < 1 and mass >= p * math.fsum(weights)) or weight == 0:  # this one has underflowed
             break
         kept.append(index)
         mass += weight
@@ -46,7 +46,7 @@ def test_only_the_likeliest_are_drawn(
     weights = Sampling(temperature, k, p).weights(logits)
     kept = set(np.flatnonzero(weights))
     assert kept
-    # to the last bit of a sum, one more or one less may make up p
+    # due to rounding of a sum, one more or one fewer may make up p
     for share in (p - 1e-12, p, min(p + 1e-12, 1)):
         if kept == set(nucleus(logits, temperature, k, share)):
             break
@@ -74,7 +74,7 @@ def test_draws_follow_the_probabilities() -> None:
         (Sampling(1.0, top_k=2), [0, 2 / 9, 7 / 9]),
         (Sampling(1.0, top_p=0.75), [0, 2 / 9, 7 / 9]),
         (Sampling(1.0, top_p=0.65), [0, 0, 1]),
-        (Sampling(1.0, top_k=2, top_p=0.75), [0, 0, 1]),  # of the two, 7 / 9 are enough
+        (Sampling(1.0, top_k=2, top_p=0.75), [0, 0, 1]),  # of the two, 7 / 9 suffice
     ):
         counts = np.bincount(drawn(sampling, logits, 3000), minlength=3) / 3000
         np.testing.assert_allclose(counts, expected, atol=0.03, err_msg=str(sampling))
@@ -88,7 +88,7 @@ def test_the_colder_the_surer(temperature: float) -> None:
 
 def test_what_cannot_be_drawn_is_not_even_at_the_edge() -> None:
     class Last:
-        """The largest number that a generator gives."""
+        """A generator that returns its largest number."""
 
         def random(self) -> float:
             return 1 - 2**-53

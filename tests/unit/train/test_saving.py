@@ -1,4 +1,4 @@
-"""A run's saves: what each holds, and what is told of it."""
+"""Tests of a run's saves: contents, and reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FULL = MinillmError("the disk is full", where="12 MB", fix="make room")
 
 
 class Disk:
-    """A writer that ends each save as it is told to."""
+    """A writer whose saves are ended by the test."""
 
     def __init__(self, *errors: tuple[bool, BaseException | None]) -> None:
         self.errors = list(errors)
@@ -43,7 +43,7 @@ class Disk:
 
 
 class Run(CheckpointManager):
-    """The checkpoints of a run, with the events and lines that they came to."""
+    """The checkpoints of a run, with the resulting events and lines."""
 
     def __init__(self, disk: Any, *, note: str | None = None, on_error: str = "stop") -> None:
         self.events: list[Event] = []
@@ -161,7 +161,7 @@ def test_nothing_is_saved_once_the_data_have_changed() -> None:
 
 
 def test_other_ranks_bring_their_parts_when_rank_0_saves() -> None:
-    """They have no writer, and learn of rank 0 alone whether a save is due."""
+    """They have no writer, and learn only from rank 0 whether a save is due."""
     taken, answers = [], iter([True, False, True])
 
     def snapshot() -> Snapshot:

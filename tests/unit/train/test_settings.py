@@ -1,4 +1,4 @@
-"""A config survives run.json."""
+"""Tests that a config survives run.json."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_what_is_not_understood_is_refused(loaded, change: dict) -> None:
 
 
 def job_of(loaded: Loaded) -> Any:
-    """As much of a job as its settings file is made of."""
+    """Build the part of a job that its settings file is written from."""
     return SimpleNamespace(
         loaded=loaded,
         config=loaded.config,

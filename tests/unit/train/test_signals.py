@@ -1,4 +1,4 @@
-"""The first signal asks, the second one ends, and afterwards everything is as it was."""
+"""Tests of signals: the first requests a stop, the second ends the process, and handlers are restored."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ def test_a_hand_on_the_key_does_not_disturb_the_end() -> None:
         stop.receive(signal.SIGINT)
     assert stop.hurried
     stop.receive(signal.SIGINT)
-    now[0] += MASHED  # somebody took the KeyboardInterrupt for their own
+    now[0] += MASHED  # code has caught the KeyboardInterrupt
     with pytest.raises(KeyboardInterrupt):
         stop.receive(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Text comes in pieces without half a character, and joined it is what it would be at once."""
+"""Tests of streamed text: pieces without incomplete characters, equal to the whole when joined."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ anything = st.binary(max_size=20) | st.lists(parts, max_size=9).map(b"".join)
 
 
 def whole(data: bytes) -> str:
-    """All of it at once, without the beginning of a character at its end."""
+    """Decode everything at once, without an incomplete character at the end."""
     return data[: len(data) - unfinished(data)].decode(errors="replace")
 
 
 def unfinished(data: bytes) -> int:
-    """Bytes at the end with which more would make a character."""
+    """Return the incomplete character at the end."""
     for size in (3, 2, 1):
         for more in product((b"\x80", b"\x90", b"\xa0"), *[(b"", b"\x80")] * 2):
             try:
                 end = (data[-size:] + b"".join(more)).decode(errors="surrogatepass")
-                if len(end) == 1 and size <= len(data):  # Python waits for surrogates, too
+                if len(end) == 1 and size <= len(data):  # Python also waits for surrogates
                     return size
             except UnicodeDecodeError:
                 continue

@@ -1,4 +1,4 @@
-"""After a loss that was not finite, the plugins in whose code it may have happened are named."""
+"""Tests of the plugins named as possible causes of NaN or infinity."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Halves(Plugin, api=1):
 
 @pytest.fixture
 def job(monkeypatch: pytest.MonkeyPatch):
-    """A run with these plugins, these kernels and these weights, as far as anybody asks."""
+    """Build the relevant part of a run with these plugins, kernels and weights."""
 
     def made(*plugins: Plugin, kernels: Any = (), **arrays: Any) -> Any:
         loaded = [LoadedPlugin.of(type(one).__name__.lower(), one) for one in plugins]

@@ -45,14 +45,14 @@ class Row:
 
     target: Target
     dtype: str
-    cases: list[int] = field(default_factory=list)  # those that it serves
-    refused: str = ""  # why it serves no other
+    cases: list[int] = field(default_factory=list)  # the supported cases
+    refused: str = ""  # the reason for the unsupported ones
     worst: Error = NONE
     worst_case: int | None = None
     spread: float = 0.0
     failures: list[tuple[int, Failure]] = field(default_factory=list)
-    compiles: bool = False  # itself, for each layout: that is tried in its first case alone
-    no_memory: list[int] = field(default_factory=list)  # cases that the device has no room for
+    compiles: bool = False  # compiles itself, for each layout: layouts are tested in its first case
+    no_memory: list[int] = field(default_factory=list)  # cases that ran out of device memory
 
     @property
     def verdict(self) -> str:
@@ -80,7 +80,7 @@ class Report:
     rows: tuple[Row, ...]
     seed: int
     seconds: float
-    lost: str = ""  # the command of a case after which a device answers no more: it ended the check
+    lost: str = ""  # the command of a case that left the device unresponsive and ended the check
 
     @property
     def failed(self) -> list[Row]:

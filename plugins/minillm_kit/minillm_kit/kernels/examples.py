@@ -1,9 +1,9 @@
-"""Calls of each op that a wrong kernel is likely to show in: odd sizes, edges, every fact of a request.
+"""Calls of each op that are likely to expose a wrong kernel: odd sizes, edges, every fact of a request.
 
-What a result must not depend on is *loud*, 1,000: keys that no query sees, rows of an embedding that
-no id names, angles of positions that nothing is at, hidden states and weights of positions without
-supervision. It is finite, since a contract says what is summed and not how, and 0 times infinity is
-not 0.
+Values that a result must not depend on are *loud*, 1,000: keys that no query sees, embedding rows
+whose id does not occur, angles of unused positions, hidden states and weights of positions without
+supervision. They are finite: a contract defines a sum but not its order or method, and 0 times
+infinity is not 0.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from minillm_core import LossForm, Rotary, SigmoidCap, TanhCap
 
 LOUD = 1e3
 MANY = 2**16 + 3
-"""Rows whose numbers leave 16 bits."""
+"""A number of rows that exceeds 16 bits."""
 
 LONG = 2**14
-"""Rows of a matrix from which a sum over them all is left to BLAS, which may add them one by one and
-leave float32's tolerance: there only the first and the last are not 0."""
+"""Matrix rows from which on a sum over all of them would exceed float32's tolerance, since BLAS may add them
+one by one: from here on only the first and the last row are not 0.
+"""
 
 Effort = Literal["usual", "once", "large"]
 
@@ -39,13 +40,13 @@ class Example:
 
 @dataclass(frozen=True)
 class Case:
-    """A call of an op, whose numbers are drawn."""
+    """A call of an op with randomly drawn values."""
 
     op: str
     name: str  # "B=2 T=7 S=7 H=3 K=1 D=6 window=3"
     make: Callable[[np.random.Generator], Example] = field(repr=False)
-    effort: Effort = "usual"  # once: in one dtype; large: only where it is asked for
-    places: tuple[str, ...] = ()  # "torch cuda": where it says something new; none: everywhere
+    effort: Effort = "usual"  # once: in one dtype; large: only with --large
+    places: tuple[str, ...] = ()  # "torch cuda": only there it adds coverage; none: everywhere
 
 
 def _linear(rng: np.random.Generator, *, B: int, T: int, C: int, O: int) -> Example:  # noqa: E741
@@ -63,7 +64,7 @@ def _rms_norm(
     rng: np.random.Generator, *, shape: tuple[int, ...], weight: bool, eps: float
 ) -> Example:
     x = _normal(rng, *shape)
-    x.reshape(-1, shape[-1])[0] *= eps**0.5  # here eps is half of what it is normed by
+    x.reshape(-1, shape[-1])[0] *= eps**0.5  # here eps is half of the normaliser
     gain = _normal(rng, shape[-1]) if weight else None
     if gain is None:
         return Example({"x": x}, {"weight": None, "eps": eps})
@@ -81,7 +82,7 @@ def _rotate(
     positions: str | None = None,
 ) -> Example:
     frequencies = (1e4 ** (-np.arange(0, D, 2) / D)).astype(np.float32)
-    frequencies[len(frequencies) // 2 + 1 :] = 0.0  # half truncated
+    frequencies[len(frequencies) // 2 + 1 :] = 0.0  # half of them truncated, to 0
     length = T + 3
     angles = np.outer(np.arange(length), frequencies.astype(np.float64))
     cos, sin = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
@@ -126,7 +127,7 @@ def _attention(
 def _documents(
     rng: np.random.Generator, rows: int, keys: int, kind: str | None
 ) -> np.ndarray | None:
-    """int32 (B, S): runs of documents, ids that come back, or each position its own."""
+    """Build int32 (B, S): runs of documents, repeated ids, or one document per position."""
     if kind is None:
         return None
     drawn = rng.integers(0, 4, (rows, keys)).astype(np.int32)
@@ -137,7 +138,7 @@ def _documents(
 def _unseen(
     queries: int, keys: int, window: int | None, documents: np.ndarray | None
 ) -> np.ndarray:
-    """Return the keys that no query sees: bool (1 or B, S)."""
+    """Find the keys that no query sees: bool (1 or B, S)."""
     i = np.arange(keys - queries, keys)[:, None]
     distance = i - np.arange(keys)
     seen: np.ndarray = (distance >= 0) & (distance < (keys if window is None else window))
@@ -160,7 +161,7 @@ def _gram(
     rng: np.random.Generator, *, N: int, R: int, C: int, alpha: float = 1.0, beta: float = 0.0
 ) -> Example:
     x = _normal(rng, N, R, C)
-    if beta:  # symmetric then, to the bit
+    if beta:  # then exactly symmetric
         x = np.tril(x[..., :R]) + np.swapaxes(np.tril(x[..., :R], -1), 1, 2)
     return Example({"x": x}, {"alpha": alpha, "beta": beta}, {"matrices": True})
 
@@ -208,9 +209,9 @@ UNSUPERVISED = np.array([-1, -2, -100, -(2**31)], np.int32)
 
 
 def _targets(rng: np.random.Generator, K: int, N: int, V: int, supervised: str) -> np.ndarray:
-    """int32 (K, N), first and last ids among them; "few": some rows of the beginning and the end."""
+    """Build int32 (K, N), with the first and last id; "few": only some rows at the beginning and the end."""
     targets = rng.integers(0, V, (K, N)).astype(np.int32)
-    targets[:, -1], targets[:, 0] = V - 1, 0  # the last row is the one that tails lose
+    targets[:, -1], targets[:, 0] = V - 1, 0  # the last row, which faulty tail handling skips
     away: np.ndarray = {
         "all": np.zeros((K, N), bool),
         "most": rng.random((K, N)) < 0.25,
@@ -224,7 +225,7 @@ def _targets(rng: np.random.Generator, K: int, N: int, V: int, supervised: str) 
 
 
 def _ends(x: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Make all rows 0 but the first and the last, where there are LONG or more."""
+    """Zero all rows but the first and the last, where there are LONG or more."""
     if x.shape[axis] >= LONG:
         x[(*[slice(None)] * axis, slice(29, -70))] = 0.0
     return x
@@ -248,7 +249,7 @@ def _cases(
 
 
 def _word(name: str, value: Any) -> str:
-    """Write a size or a fact without a space: ``window=3``, ``form=TanhCap+z``."""
+    """Format a size or a fact without a space: ``window=3``, ``form=TanhCap+z``."""
     if isinstance(value, LossForm):
         cap = [type(value.cap).__name__] if value.cap else []
         value = "+".join([*cap, *(one for one in value.named if one != "cap")]) or "plain"
@@ -285,7 +286,7 @@ _ALL_CASES = (
         "embedding",
         _embedding,
         dict(B=1, T=1, V=1, C=1),
-        dict(B=2, T=7, V=11, C=5),  # some of them twice
+        dict(B=2, T=7, V=11, C=5),  # with repeated ids
         dict(B=3, T=127, V=131, C=65),
         dict(B=2, T=13, V=MANY, C=3),
     ),
@@ -382,13 +383,13 @@ _ALL_CASES = (
         _linear_cross_entropy,
         dict(N=2053, C=5, V=32771, weights="position", supervised="few"),
         effort="once",
-        places=("mlx cpu", "mlx metal", "mlx cuda"),  # whose chunks are of 2^26 logits
+        places=("mlx cpu", "mlx metal", "mlx cuda"),  # with chunks of 2^26 logits
     ),
     *_cases(
         "linear_cross_entropy",
         _linear_cross_entropy,
         dict(N=8209, C=5, V=32771, weights="position", supervised="few"),
-        places=("torch cuda",),  # where chunks are of 2^28 bytes of logits
+        places=("torch cuda",),  # with chunks of 2^28 bytes of logits
     ),
     *_cases(
         "linear_cross_entropy",

@@ -1,4 +1,4 @@
-"""The kernels that a machine uses for a plan's ops, and why not the others. Imports no framework."""
+"""The kernels that a machine uses for a plan's ops, and why not others. Imports no framework."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Listed:
 
     @property
     def words(self) -> str:
-        """State and reason in a line."""
+        """Format state and reason in a line."""
         return self.reason if self.state == "cannot" else f"{self.state}: {self.reason}"
 
     def data(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
+        """Return the kernel as a JSON object."""
         one = self.offer.candidate
         return {
             "op": one.op,
@@ -53,7 +53,7 @@ class Listing:
     kernels: tuple[Listed, ...]
 
     def data(self) -> dict[str, Any]:
-        """Return it as a JSON object."""
+        """Return the listing as a JSON object."""
         request = next(iter(self.requests.values()))
         return {
             "backend": request.backend,

@@ -29,11 +29,11 @@ class Offer:
     """A kernel, and the plugin that --plugins must name for it."""
 
     candidate: Candidate
-    plugin: str | None = None  # as --plugins takes it; None: the core's, which is always there
+    plugin: str | None = None  # as in --plugins; None: a kernel of the core, always available
 
     @property
     def called(self) -> str:
-        """``op=name``, as ``--kernels`` takes it."""
+        """``op=name``, in the form of ``--kernels``."""
         return f"{self.candidate.op}={self.candidate.name}"
 
 

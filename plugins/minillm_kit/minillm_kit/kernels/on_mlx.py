@@ -14,17 +14,17 @@ from minillm_core import BackendError
 from minillm_kit.kernels.calls import Kernel, Layout, Results, kind_of
 
 GUARD = 64
-"""Elements before and behind an array."""
+"""Guard elements before and after an array."""
 
 GAP = 8
 """Elements between two rows of a sliced array."""
 
 
 def make(device: str) -> MLXCalls:
-    """Make the calls on a device.
+    """Create the calls on a device.
 
     Raises:
-        BackendError: MLX does not see it.
+        BackendError: MLX does not find the device.
     """
     calls = MLXCalls(device)
     try:
@@ -59,7 +59,7 @@ class MLXCalls:
         layout: Layout = "plain",
     ) -> Results:
         with mx.stream(self._device):
-            kept: list[tuple[str, mx.array, mx.array]] = []  # name, array, its numbers before
+            kept: list[tuple[str, mx.array, mx.array]] = []  # name, array, values before the call
             given = {
                 name: _put(kept, name, value, dtype if name in floats else None, layout)
                 for name, value in arguments.items()
@@ -71,7 +71,7 @@ class MLXCalls:
                 [str(y.dtype).removeprefix("mlx.core.") for y in outputs],
                 {name: _wide(grad) for name, grad in grads.items()},
                 [name for name, now, before in kept if not _same(now, before)],
-                [],  # MLX does not say
+                [],  # MLX has no such information
             )
 
     def poison(self, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
@@ -80,7 +80,7 @@ class MLXCalls:
             mx.eval([mx.full(shape, mx.nan, kind) for shape in shapes for kind in kinds])
 
     def uninitialised(self) -> AbstractContextManager[None]:
-        return nullcontext()  # nothing in MLX gives memory that was not written
+        return nullcontext()  # MLX cannot allocate uninitialised memory
 
     def compilations(self) -> int:
         return 0  # MLX compiles within milliseconds
@@ -99,13 +99,13 @@ class MLXCalls:
             for name, value in arguments.items()
         }
 
-        learnt = 1 if "targets" in arguments else None  # of a loss the total alone
+        learnt = 1 if "targets" in arguments else None  # of a loss only the total is differentiable
 
         def outputs(*chosen: mx.array) -> list[mx.array]:
             found = _listed(kernel(**{**given, **dict(zip(wanted, chosen, strict=True))}))
             return found[:learnt]
 
-        def both() -> Any:  # what backward passes do not read would not be computed for them
+        def both() -> Any:  # outputs that backward passes do not read would not be computed
             return mx.vjp(outputs, [given[name] for name in wanted], ups)
 
         with mx.stream(self._device):
@@ -121,14 +121,14 @@ class MLXCalls:
     def copy(self, size: int) -> MLXTimed:
         a = mx.zeros((size // 4,), mx.float32)
         mx.eval(a)
-        return MLXTimed(lambda: -a, self._device)  # reads and writes all of it
+        return MLXTimed(lambda: -a, self._device)  # reads and writes the whole array
 
     def out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, MemoryError) or "allocate" in str(error)
 
 
 class MLXTimed:
-    """A call on MLX, whose results are waited for."""
+    """A timed call on MLX, which evaluates its results."""
 
     def __init__(self, call: Callable[[], Any], device: Any) -> None:
         self._call, self._device = call, device
@@ -165,7 +165,7 @@ def _pulled_back(
         terms = [
             (y.astype(mx.float32) * mx.array(c)).sum()
             for y, c in pairs
-            if c.shape in ((), tuple(y.shape))  # its caller refuses another shape
+            if c.shape in ((), tuple(y.shape))  # the caller rejects other shapes
         ]
         return sum(terms, mx.array(0.0)), outputs
 

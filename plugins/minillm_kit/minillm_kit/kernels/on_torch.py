@@ -17,21 +17,21 @@ from minillm_core import BackendError
 from minillm_kit.kernels.calls import Kernel, Layout, Results, kind_of
 
 GUARD = 64
-"""Elements before and behind an array: aligned as torch aligns fresh memory."""
+"""Guard elements before and after an array: they keep the alignment of newly allocated memory."""
 
 GAP = 8
 """Elements between two rows of a sliced array."""
 
 
 def make(device: str) -> TorchCalls:
-    """Make the calls on a device.
+    """Create the calls on a device.
 
     Raises:
-        BackendError: torch does not see it.
+        BackendError: torch does not find the device.
     """
     try:
         torch.zeros(1, device=device).cpu()
-    except (RuntimeError, AssertionError) as error:  # torch asserts where it is built without CUDA
+    except (RuntimeError, AssertionError) as error:  # torch asserts if built without CUDA
         raise BackendError(
             f"torch {torch.__version__} cannot use '{device}': {str(error).splitlines()[0]}",
             where=f"--device {device}",
@@ -73,7 +73,7 @@ class TorchCalls:
         pairs = [
             (y, c)
             for y, c in zip(outputs, upstream, strict=False)
-            if y.requires_grad and c.shape in ((), y.shape)  # its caller refuses another shape
+            if y.requires_grad and c.shape in ((), y.shape)  # the caller rejects other shapes
         ]
         ups = [
             placed.upstream(f"the upstream gradient {i}", y, c) for i, (y, c) in enumerate(pairs)
@@ -104,18 +104,18 @@ class TorchCalls:
         if self.kind == "cuda":
             torch.cuda.synchronize(
                 self.device
-            )  # an earlier kernel's fault shows here at the latest
+            )  # an earlier kernel's fault is reported here at the latest
         del held
 
     @contextmanager
     def uninitialised(self) -> Iterator[None]:
-        # torch fills what torch.empty gives in its deterministic mode alone
+        # only its deterministic mode makes torch fill the memory of torch.empty
         before = torch.are_deterministic_algorithms_enabled()
         warned = torch.is_deterministic_algorithms_warn_only_enabled()
         torch.use_deterministic_algorithms(True, warn_only=True)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of kernels that are not deterministic
+                warnings.simplefilter("ignore")  # from nondeterministic kernels
                 yield
         finally:
             torch.use_deterministic_algorithms(before, warn_only=warned)
@@ -165,7 +165,7 @@ class TorchCalls:
 
 
 class TorchTimed:
-    """A call on torch, timed by CUDA's events where there are any."""
+    """A timed call on torch, using CUDA events where available."""
 
     def __init__(self, call: Callable[[], object], device: str) -> None:
         self._call, self._device = call, torch.device(device)
@@ -189,7 +189,7 @@ class TorchTimed:
 
     def extra_bytes(self) -> int | None:
         if self._device.type != "cuda":
-            return None  # torch counts there alone
+            return None  # torch counts only CUDA memory
         torch.cuda.synchronize(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
         before = torch.cuda.memory_allocated(self._device)
@@ -203,11 +203,11 @@ class TorchTimed:
 
 
 class _Placed:
-    """Arrays on the device, each within a larger buffer, and what those held."""
+    """Arrays on the device, each inside a larger buffer, and the buffers' initial contents."""
 
     def __init__(self, device: str, layout: Layout) -> None:
         self._device, self._layout = device, layout
-        self._kept: list[tuple[str, Tensor, Tensor]] = []  # name, buffer, its numbers before
+        self._kept: list[tuple[str, Tensor, Tensor]] = []  # name, buffer, values before the call
 
     def put(self, name: str, value: Any, dtype: str | None) -> Any:
         if isinstance(value, np.ndarray):
@@ -246,7 +246,7 @@ class _Placed:
 
 
 def _no_limit() -> AbstractContextManager[None]:
-    """Let a kernel that compiles itself do so for every case: past 8 torch would run it uncompiled."""
+    """Lift the recompile limit for kernels that compile themselves: after 8, torch would run them uncompiled."""
     config = sys.modules.get("torch._dynamo.config")
     return (
         config.patch(recompile_limit=256, accumulated_recompile_limit=4096)

@@ -17,7 +17,7 @@ from minillm_kit.reference import reference_op
 DTYPES = ("float32", "bfloat16", "float16")
 
 IN_FLOAT32 = frozenset({"logits", "linear_cross_entropy", "token_losses"})
-"""Ops whose outputs are float32 whatever the compute dtype; the others' are of that dtype."""
+"""Ops whose outputs are float32 in any compute dtype; the other ops' outputs have the compute dtype."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Problem:
     floats: Mapping[str, np.ndarray]  # float32, exact in the compute dtype
     others: Mapping[str, Any]
     facts: Mapping[str, Any]
-    upstream: Sequence[np.ndarray]  # float32, one an output that can be differentiated
+    upstream: Sequence[np.ndarray]  # float32, one per differentiable output
     outputs: Sequence[np.ndarray]  # float64
-    gradients: Mapping[str, np.ndarray]  # float64, of every float; 0 where none flows
+    gradients: Mapping[str, np.ndarray]  # float64, of every float; 0 where there is none
 
     @property
     def arguments(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class Tried:
     """The results of a kernel in a case."""
 
     worst: Error = NONE
-    spread: float = 0.0  # between two calls with the same inputs, as errors are measured
+    spread: float = 0.0  # between two calls with equal inputs, in the units of errors
     failures: list[Failure] = field(default_factory=list)
     no_memory: bool = False
 

@@ -169,7 +169,7 @@ WORKLOADS: Mapping[str, Workload] = {
         {"B": 1, "C": 768, "V": 50304},
         _logits,
         lambda s: Work(2 * s["B"] * s["C"] * s["V"], s["V"] * s["C"]),
-        None,  # of generation
+        None,  # used in generation
     ),
     "swiglu": Workload(
         {"N": 2048, "F": 512},

@@ -1,4 +1,4 @@
-"""A plugin that is right in everything, as a file of its own, and its lines by which it can go wrong."""
+"""Fixtures: a correct plugin in a file of its own, and replacements of its lines that make it wrong."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture(autouse=True, scope="session")
 def _both_frameworks() -> None:
-    """The contract compares them."""
+    """Skip without both frameworks, which the contract compares."""
     pytest.importorskip("torch")
     pytest.importorskip("mlx.core")
 
@@ -131,7 +131,7 @@ class Partner(Plugin, api=1, identity_at_init=True):
 
 @pytest.fixture
 def partner(tmp_path: Path) -> Callable[..., str]:
-    """Writes a plugin to pair with, with one line replaced; what to load for it."""
+    """Write a partner plugin with one line replaced; return its spec."""
 
     def write(right: str = "", wrong: str = "") -> str:
         assert not right or PARTNER.count(right) == 1, right
@@ -144,7 +144,7 @@ def partner(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> Callable[..., str]:
-    """Writes the right plugin, with one line replaced; what to load for it."""
+    """Write the correct plugin with one line replaced; return its spec."""
 
     def write(right: str = "", wrong: str = "") -> str:
         assert not right or RIGHT.count(right) == 1, right

@@ -1,4 +1,4 @@
-"""Checks one by one: what they say where they do not apply, and of plugins that build on others."""
+"""Tests of single checks: reasons for not applying, and plugins that build on others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What authors test their own code with: one module, one step, against what is known of both."""
+"""Tests of the author's helpers: one module and one step, against known results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Penalty(Plugin, api=1):
 
 
 class Everything(Module):
-    """x (B, T, C), ids (B, T) -> of what is declared, something of each."""
+    """A module with one of each declaration: x (B, T, C), ids (B, T)."""
 
     def __init__(self, geometry: Geometry, scale: float) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Everything(Module):
         self.scale = scale
 
     def forward(self, x: Any, ids: Any) -> Any:
-        """(B, T, 3)."""
+        """Return (B, T, 3)."""
         y = self.weight * self.inner(x) + self.level + self.table
         return self.scale * y * self.ops.expand_dims(ids, -1)
 

@@ -1,4 +1,4 @@
-"""The check of kernels: which it tries, what it says of those that serve nowhere or are wrong."""
+"""Tests of the check of a plugin's kernels: selection, and reports of unsupported or wrong kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published layouts in NumPy, against Transformers, whose definitions they are."""
+"""Tests of the published layouts in NumPy, against Transformers, which defines them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pairs: a partner that cannot run, or is broken itself, is no fault of the plugin's."""
+"""Tests of pairs: a partner that cannot run, or is broken itself, does not fail the plugin."""
 
 from __future__ import annotations
 

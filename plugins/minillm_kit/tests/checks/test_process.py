@@ -1,4 +1,4 @@
-"""What frameworks have once a process is seen where it changes."""
+"""Tests that changes of a framework's per-process state are detected."""
 
 from __future__ import annotations
 

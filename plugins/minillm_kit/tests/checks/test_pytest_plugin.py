@@ -1,4 +1,4 @@
-"""The kit in a pytest run of an author's: what it tells, what it takes, and that it costs others nothing."""
+"""Tests of the kit's pytest plugin: its output, its flags, and no cost for other projects."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_nothing_heavy_was_imported():
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Run pytest in a folder with these files; what it prints."""
+    """Run pytest in a folder with these files; return its output."""
 
     def run_pytest(*arguments: str, code: int, below: str = "", **files: str) -> str:
         folder = tmp_path / below
         folder.mkdir(exist_ok=True)
-        (tmp_path / "pytest.ini").write_text("[pytest]\n")  # pytest's root, wherever it runs
+        (tmp_path / "pytest.ini").write_text("[pytest]\n")  # makes this folder pytest's root
         for name, text in files.items():
             (folder / f"{name}.py").write_text(text)
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]

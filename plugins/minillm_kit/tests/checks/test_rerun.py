@@ -1,4 +1,4 @@
-"""The command that runs one check again: what a shell and the program make of it is what was given."""
+"""Tests of the rerun command: a shell and the program parse it back to the original arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runner: what needs a failed check is passed over, and whatever is raised is an outcome."""
+"""Tests of the runner: dependents of a failed check are skipped, and any exception is an outcome."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table of wrong plugins: for each of them exactly one check fails, and mending the line mends it."""
+"""A table of wrong plugins: each fails exactly one check, and passes once the line is fixed."""
 
 from __future__ import annotations
 
@@ -271,23 +271,23 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "        y = y if seen > -9.0 else -y\n" + OPEN,
     ),
 }
-"""What is wrong -> the check that finds it, the right line, the wrong one."""
+"""Fault -> the check that finds it, the right line, the wrong line."""
 
 Write = Callable[..., str]
 BOTH = ("parity", "alike")
-"""Checks that compare two frameworks; for the others one is enough."""
+"""Checks that compare both frameworks; the others need one."""
 SLOW = ("clean",)
-"""Checks that take seconds: run with all the others alone."""
+"""Checks that take seconds, run only with the others."""
 SAMPLE = {*Random(18).sample([*WRONG], 12), *(what for what in WRONG if WRONG[what][0] in SLOW)}
-"""Those that the full tier runs all checks of; the nightly tests run all checks of every one."""
+"""Faults for which the full tier runs all checks; the nightly tests run all checks for every fault."""
 
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What the wrong plugins change for good is put back."""
+    """Restore the attributes that wrong plugins change permanently."""
     import torch
 
-    # Set to what it is: at its end monkeypatch puts this value back, whoever replaced it.
+    # Set to its current value, so that monkeypatch restores it at the end, whatever replaced it.
     monkeypatch.setattr(text, "nearest", text.nearest)
     yield
     object.__setattr__(ones, "value", 1.0)
@@ -297,7 +297,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def needed(name: str) -> set[str]:
-    """The checks that ``name`` builds on, and itself."""
+    """Return the dependencies of ``name``, and itself."""
     (check,) = (check for check in CHECKS if check.name == name)
     return {name}.union(*map(needed, check.needs))
 
@@ -309,7 +309,7 @@ def checked(spec: str, partner: str, check: str, only: Container[str]) -> Report
 
 @pytest.mark.parametrize("what", [what for what in WRONG if WRONG[what][0] not in SLOW])
 def test_its_check_finds_it(plugin: Write, partner: Write, what: str) -> None:
-    """The check fails, and none that it builds on."""
+    """Check that this check fails, and none of its dependencies."""
     check, right, wrong = WRONG[what]
     report = checked(plugin(right, wrong), partner(), check, needed(check))
     assert [one.check for one in report.failed] == [check], report.failed

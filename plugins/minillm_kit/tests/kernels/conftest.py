@@ -1,4 +1,4 @@
-"""What the tests of kernels share: cases that are done in milliseconds."""
+"""Fixtures of the kernel tests: cases that take milliseconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from minillm_kit.kernels.examples import Case
 
 @pytest.fixture(scope="session")
 def quick() -> Chooser:
-    """Tell whether no size of a case is above 100."""
+    """Return a filter of cases in which no size exceeds 100."""
 
     def small(case: Case) -> bool:
         return max(map(int, re.findall(r"[=x](\d+)", case.name))) <= 100
@@ -22,5 +22,5 @@ def quick() -> Chooser:
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gives tables the width of a file, whatever the terminal of whoever runs the tests."""
+    """Set the width of tables to that of a file, independent of the terminal."""
     monkeypatch.delenv("COLUMNS", raising=False)

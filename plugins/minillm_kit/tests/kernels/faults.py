@@ -1,7 +1,7 @@
-"""A plugin of wrong kernels: each is a right one with one fault, of the kinds that kernels have.
+"""A plugin of faulty kernels: each is a correct kernel with one typical fault.
 
 ``minillm kernels check --plugins ./faults.py:Faults --kernel NAME`` must find each, and must find
-nothing in those named ``right``.
+no fault in the kernels named ``right``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ CHUNK = 64
 
 
 class Fault(NamedTuple):
-    """A fault, and the property by which it is found."""
+    """A fault, and the property that exposes it."""
 
     name: str
     op: str
     what: str
     caught_by: str  # a key of PROPERTIES; "": it is missed
-    dtype: str = "float32"  # the first in which it shows
+    dtype: str = "float32"  # the first dtype in which it is visible
     backend: str = "torch"
 
 
@@ -168,14 +168,14 @@ FAULTS = (
     Fault(
         "mlx_in_place", "swiglu", "the result is written over an argument", "inputs", backend="mlx"
     ),
-    # what no case shows
+    # faults that no case exposes
     Fault("int32_offsets", "linear_cross_entropy", "offsets of more than 31 bits wrap", ""),
     Fault("slow_drift", "swiglu", "the thousandth call is wrong", ""),
 )
-"""What is wrong with each kernel, and what finds it."""
+"""Each kernel's fault, and the property that exposes it."""
 
 RIGHT = ("linear_cross_entropy", "attention", "swiglu", "rms_norm")
-"""Ops whose kernel here is right when it is named so."""
+"""Ops with a correct kernel here, named ``right``."""
 
 
 class Faults(Plugin, api=1, backends=("torch", "mlx")):
@@ -191,7 +191,7 @@ class Faults(Plugin, api=1, backends=("torch", "mlx")):
 
 
 def __getattr__(name: str) -> Any:
-    """Make the kernel ``op__fault``."""
+    """Build the kernel ``op__fault``."""
     op, _, fault = name.partition("__")
     if fault in ON_MLX:
         return ON_MLX[fault]()
@@ -204,7 +204,7 @@ def __getattr__(name: str) -> Any:
 
 
 class _Loss(Function):
-    """(hidden, weight) -> (total, sums), chunk by chunk; ``fault`` says what is wrong."""
+    """(hidden, weight) -> (total, sums), chunk by chunk; ``fault`` selects the fault."""
 
     @staticmethod
     def forward(ctx, hidden, weight, targets, by, form, fault, learnt):
@@ -358,7 +358,7 @@ def _embedding(fault: str) -> Any:
         def backward(ctx, dy):
             (ids,) = ctx.saved_tensors
             found = torch.zeros(ctx.rows, dy.shape[-1], dtype=dy.dtype)
-            found[ids.reshape(-1)] = dy.reshape(-1, dy.shape[-1])  # the last one wins
+            found[ids.reshape(-1)] = dy.reshape(-1, dy.shape[-1])  # the last write wins
             return None, found
 
     def kernel(ids, weight):
@@ -423,7 +423,7 @@ def _rotate(fault: str) -> Any:
 
 
 def _raw(x: Tensor) -> Tensor:
-    """Read an array as a kernel does that takes it for contiguous."""
+    """Read an array as if it were contiguous."""
     strides = torch.empty(x.shape).stride()
     room = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
     return x.as_strided(x.shape, strides) if room >= x.numel() else x

@@ -1,4 +1,4 @@
-"""Wrong kernels are found, right ones are not, and docs/kernels.md says which by what."""
+"""Tests that faulty kernels are found and correct ones pass, as documented in docs/kernels.md."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ SPEC = f"{HERE / 'faults.py'}:Faults"
 
 @pytest.fixture(scope="module")
 def planted() -> dict[tuple[str, str], Offer]:
-    """(Op, name) -> the kernel."""
+    """Return (op, name) -> the kernel."""
     found = offers([SPEC]).kernels
     return {(one.candidate.op, one.candidate.name): one for one in found if one.plugin == SPEC}
 
 
 def faults() -> list[tuple[str, ...]]:
-    """Those of faults.py, read from the file: it is loaded as a plugin, under another name."""
+    """Return the faults of faults.py, read from the file, which is loaded as a plugin under another name."""
     space: dict[str, object] = {"__name__": "faults", "__file__": str(HERE / "faults.py")}
     exec(compile((HERE / "faults.py").read_bytes(), "faults.py", "exec"), space)
     return [tuple(one) for one in space["FAULTS"]]  # type: ignore[attr-defined]
@@ -39,7 +39,7 @@ FAULTS = faults()
 
 
 def tried(offer: Offer, dtype: str, chosen: Chooser) -> Tried:
-    """Hold it to one case after another, to the first in which it fails."""
+    """Run one case after another, until the first failure."""
     target = Target(offer, calls_on(offer.candidate.backends[0], "cpu"))
     (row,) = plan_check([target], [dtype], chosen)
     assert row.cases
@@ -68,7 +68,7 @@ def test_the_kernels_that_were_made_wrong_are_right(
 
 
 def test_what_is_missed(planted: dict, quick: Chooser) -> None:
-    """A fault that comes late is not met; offsets beyond 31 bits are, by the cases of --large alone."""
+    """A fault that shows late is not found; offsets beyond 31 bits only by the cases of --large."""
     assert not tried(planted["swiglu", "slow_drift"], "float32", quick).failures
     largest = {
         one.effort: max(int(n) * int(v) for n, v in re.findall(r"N=(\d+) .*V=(\d+)", one.name))

@@ -1,4 +1,4 @@
-"""``minillm kernels bench``: turns, figures and limits; how fast anything is, no test says."""
+"""Tests of ``minillm kernels bench``: turns, figures and limits; no test depends on speed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``minillm kernels check``: what is refused, what fails and how it is said, what comes in JSON."""
+"""Tests of ``minillm kernels check``: refusals, failures and their messages, JSON."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def rough(gate, up):
 
 @pytest.fixture
 def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:
-    """Writes the plugin into the current folder, with a line replaced; how it is named."""
+    """Write the plugin into the current folder, with a line replaced; return its spec."""
     monkeypatch.chdir(tmp_path)
 
     def write(old: str = "", new: str = "") -> str:
@@ -252,7 +252,7 @@ def test_a_device_that_is_lost_ends_the_check(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(calls, "poison", lost)
     (one,) = (c for c in TORCH_KERNELS if c.op == "swiglu")
     report = run_check(plan_check([Target(Offer(one), calls)], ["float32"]))
-    assert len(tries) == 2  # the first case, and the question whether it answers
+    assert len(tries) == 2  # the first case, and the check that the device still responds
     assert report.data()["lost"] == report.data()["kernels"][0]["failures"][0]["again"]
     file = StringIO()
     kernels_check.render(report, Console(file=file))
@@ -280,7 +280,7 @@ def test_a_case_that_is_made_once_is_made_in_one_dtype() -> None:
 def test_a_kernel_that_compiles_itself_is_called_in_all_layouts_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Since each layout takes it seconds. The numbers of every case are looked at all the same."""
+    """Each layout takes seconds to compile; the values of every case are checked anyway."""
     calls, layouts, compiled = calls_on("torch", "cpu"), [], [0]
     plain = calls.call
 

@@ -1,4 +1,4 @@
-"""``minillm kernels list``: what is taken, what is passed over and why, for runs here and elsewhere."""
+"""Tests of ``minillm kernels list``: selected and rejected kernels with reasons, for this machine and others."""
 
 from __future__ import annotations
 

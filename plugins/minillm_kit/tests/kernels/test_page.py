@@ -1,4 +1,4 @@
-"""docs/kernels.md is so: its commands are typed, and say what it shows."""
+"""Test of docs/kernels.md: its commands print what the page shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The float64 results that kernels are held to, and the cases that they are asked."""
+"""Tests of the float64 reference results of kernels, and of the cases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_every_op_that_has_a_contract_has_cases_and_a_workload() -> None:
 
 @pytest.mark.parametrize("op", [*CASES])
 def test_gradients_are_slopes_of_the_reference(op: str, quick: Chooser) -> None:
-    """Along a random direction of each argument, by central differences."""
+    """Compare with central differences, along a random direction of each argument."""
     for index, case in enumerate(CASES[op]):
         if not quick(case):
             continue
@@ -42,7 +42,7 @@ def test_gradients_are_slopes_of_the_reference(op: str, quick: Chooser) -> None:
             if name not in found.floats:
                 continue
             at = found.floats[name].astype(np.float64)
-            loud = at == LOUD  # what no result depends on
+            loud = at == LOUD  # values that no result depends on
             direction = np.where(loud, 0.0, rng.standard_normal(at.shape))
             ends = [value({name: at + sign * STEP * direction}) for sign in (1, -1)]
             slope = (ends[0] - ends[1]) / (2 * STEP)

@@ -1,4 +1,4 @@
-"""``minillm doctor``: a line each, one document, 2 where no run is possible."""
+"""Tests of ``minillm doctor``: a line per finding, one JSON document, exit code 2 where no run is possible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORKS = Examined(
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What is installed here, as it seems to be."""
+    """Replace the installed packages that the doctor finds."""
 
     def pretend(**examined: Examined) -> None:
         frameworks: dict[str, Any] = {name: InstalledFramework("2.13") for name in examined}

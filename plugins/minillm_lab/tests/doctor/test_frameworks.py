@@ -1,4 +1,4 @@
-"""torch and MLX as the doctor sees them: what they say, and what is made of it."""
+"""Tests of the doctor's findings on torch and MLX, from the facts that they report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def look(
     broken: str | None = None,
     apple: bool = False,
 ) -> dict[str, list[Finding]]:
-    """The findings by framework; a text is why it failed, None: it is not installed."""
+    """Return the findings by framework; a text is the reason of a failure, None: not installed."""
     said = {"torch": torch, "mlx": mlx}
     examined = {
         name: Examined(failed=one) if isinstance(one, str) else Examined(one)

@@ -1,4 +1,4 @@
-"""What the doctor sees of the machine: system, disk, NVIDIA's cards."""
+"""Tests of the doctor's findings on the machine: system, disk, NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def fake_bus(root: Path, vendor: str, kind: str) -> None:
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The one folder on the PATH."""
+    """Create the only folder on PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setenv("PATH", str(folder))

@@ -1,4 +1,4 @@
-"""Distributions as the doctor sees them, with metadata that looks installed."""
+"""Tests of the doctor's findings on distributions, with fake installed metadata."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CORE = ("numpy>=2.0", 'torch>=2.10; extra == "torch"')
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
-    """An empty site-packages, the only one; ``install(name, version, requires, points)``."""
+    """Replace site-packages by an empty folder; ``install(name, version, requires, points)``."""
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
 
     def put(
@@ -88,7 +88,7 @@ def test_ours_of_mixed_versions(install: Install, core: None) -> None:
     (found,) = wrong()
     assert "minillm-muon 0.2.0 beside minillm-core 0.1.0" in found.what
     assert found.command == "pip install --upgrade minillm-core minillm-muon"
-    install("minillm-modded", points=["relu2"])  # of the core's version, which the line moves
+    install("minillm-modded", points=["relu2"])  # of the core's version, which changes
     (found,) = wrong()
     assert "minillm-modded" not in found.what
     assert found.command == "pip install --upgrade minillm-core minillm-modded minillm-muon"

@@ -5,5 +5,5 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def no_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a slow machine too, stderr has the lines that are tested and no others."""
+    """Disable progress output, so that on slow machines stderr has exactly the tested lines."""
     monkeypatch.setattr("minillm_core.train.progress.PATIENCE", float("inf"))

@@ -1,4 +1,4 @@
-"""``minillm ablate`` through the program: a table, a document, and nothing done twice."""
+"""Tests of ``minillm ablate`` through the program: table, JSON document, and reuse of finished runs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_terminal_shows_the_time_that_is_left_whole(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
-    # shown at once, and not four times a second: a run may be over before that
+    # updated at once instead of four times a second: a run may end before that
     monkeypatch.setattr(Progress, "update", partialmethod(Progress.update, refresh=True))
     assert main(["ablate", "--plugins", "residual_decay", "--seeds", "1", *given]) == 0
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
@@ -103,7 +103,7 @@ def test_one_whose_runs_all_failed_ends_with_an_error(
 ) -> None:
     command = ["ablate", "--plugins", "muon", "--seeds", "2", *given, *form]
     command[command.index("--steps") + 1] = "60"
-    for _ in range(2):  # gone on with, it ends no better
+    for _ in range(2):  # resumed, it ends with the same result
         assert main([*command, "train.lr=1e30", "train.clip=0"]) == 1
         shown = capsys.readouterr()
         assert "found nothing: no pair of runs finished" in shown.err

@@ -1,4 +1,4 @@
-"""``minillm bench`` through the program, on the frameworks that are here."""
+"""Tests of ``minillm bench`` through the program, on the installed frameworks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``minillm report`` on what the program left, and its pages in a browser."""
+"""Tests of ``minillm report`` on run folders, and of its pages in a browser."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_run_becomes_a_page_with_what_it_writes(
     for part in ("<pre>", "minillm-muon", "stage:muon", "embedding.token", "after step 12"):
         assert part in page
     metrics = out / "metrics.jsonl"
-    metrics.write_bytes(metrics.read_bytes()[:-20])  # as a kill may leave it
+    metrics.write_bytes(metrics.read_bytes()[:-20])  # truncated, as after a kill
     (out / "run.json").write_text(
         json.dumps({**json.loads((out / "run.json").read_bytes()), "exit": None})
     )
@@ -103,7 +103,7 @@ def test_another_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
 @pytest.fixture
 def asked() -> Iterator[tuple[str, list[str]]]:
-    """A server's address, and what it was asked for."""
+    """Start a server; return its address, and the list of requested paths."""
     paths: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -124,7 +124,7 @@ def asked() -> Iterator[tuple[str, list[str]]]:
 
 @pytest.fixture
 def seen(tmp_path: Path) -> Callable[..., list[bytes]]:
-    """The scanlines of a page's picture, as PNG filtered them: alike ones are as good as blank."""
+    """Return the PNG-filtered scanlines of a page's screenshot; equal scanlines are effectively blank."""
 
     def seen(page: str, width: int = 1200, *, dark: bool = False) -> list[bytes]:
         (tmp_path / "page.html").write_text(page, encoding="utf-8")
@@ -181,7 +181,7 @@ def test_pages_are_seen_in_a_browser_and_ask_for_nothing(
     address, paths = asked
     image = f'<img src="{address}/image">'
     blank = seen(f"<!doctype html><body>{image}")
-    assert paths == ["/image"]  # so it would be noticed
+    assert paths == ["/image"]  # so a request would be noticed
     paths.clear()
     assert main(["ablate", "--plugins", "qk_norm", "--seeds", "2", *given]) == 0
     result = json.loads((tmp_path / "out" / "ablation.json").read_bytes())

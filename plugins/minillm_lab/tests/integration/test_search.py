@@ -1,4 +1,4 @@
-"""``minillm search`` through the program: a planted winner, a kill, and what is refused."""
+"""Tests of ``minillm search`` through the program: a planted winner, a kill, and refused requests."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_planted_winner_is_found_and_a_killed_search_finds_the_same(
     assert main([*given[:-1], "train.lr=2e-5", "--out", str(whole), "--resume"]) == 2
     assert "holds another search: its plan" in capsys.readouterr().err
     preset = str(whole / "best.toml")
-    assert main(["plan", "--preset", preset, "--json"]) == 0  # a preset as others are
+    assert main(["plan", "--preset", preset, "--json"]) == 0  # usable like any other preset
     assert json.loads(capsys.readouterr().out)["settings"]["train"]["lr"]["value"] == 0.01
 
 

@@ -1,1 +1,1 @@
-"""The ops by Liger's functions: one module an op, imported where it was chosen."""
+"""The ops by Liger's functions: one module per op, imported where the kernel is selected."""

@@ -1,8 +1,8 @@
 """Linear cross-entropy by Liger: losses and both gradients chunk by chunk, in the forward pass.
 
-Liger's chunks hold about as many logits as ``hidden`` has numbers. The weight's gradient is summed
-over them in float32, and the positions' weights go in before that sum, so that one pass suffices.
-Its function reads the number of targets back from the device: one wait a micro-batch.
+Liger's chunks have about as many logits as ``hidden`` has numbers. The weight's gradient is summed
+over them in float32, and the positions' weights are applied before that sum, so that one pass suffices.
+Its function reads the number of targets back from the device: one synchronisation per micro-batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (total, sums (1,), count): see minillm's contract of the op.
 
-    6 N C V FLOPs with the backward pass, 2 N C V where nothing asks for a gradient. Beside the
+    6 N C V FLOPs with the backward pass, 2 N C V without gradients. Memory besides the
     gradients: one chunk of logits, and the weight's gradient in float32.
     """
     if form.scale != 1.0:
@@ -41,7 +41,7 @@ def linear_cross_entropy(
     if weights is not None and weights.ndim == 2:
         by_row = weights[0]
     elif weights is not None:
-        factor = weights[0]  # one number for all: it may stand outside
+        factor = weights[0]  # a single factor can be applied outside
     arguments = (hidden, weight, target, by_row, *_constants(form))
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
         total, losses = _Fused.apply(*arguments)
@@ -54,7 +54,7 @@ def linear_cross_entropy(
 
 
 class _Fused(Function):
-    """(hidden, weight) -> (total, losses (N,)), with both gradients made on the way."""
+    """(hidden, weight) -> (total, losses (N,)), with both gradients computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -95,9 +95,9 @@ def _fused(
     z: float,
     gradients: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses float32 (N,), unweighted, and the weighted sum's gradients, empty if not wanted.
+    """Compute losses float32 (N,), unweighted, and the weighted sum's gradients, empty if not wanted.
 
-    One operation for torch.compile: what Liger does inside waits for the device.
+    One op for torch.compile: Liger's function synchronises with the device.
     """
     with torch.no_grad():
         losses, _, _, _, grad_hidden, grad_weight, _ = fused_linear_cross_entropy_forward(
@@ -137,7 +137,7 @@ def _(
 
 
 def _constants(form: LossForm) -> tuple[float | None, float, float]:
-    """Return what Liger takes of a form: its tanh cap, label smoothing and z."""
+    """Return Liger's arguments for a form: its tanh cap, label smoothing and z."""
     return getattr(form.cap, "cap", None), form.smoothing, form.z
 
 

@@ -1,4 +1,4 @@
-"""RMSNorm by Liger: float32 inside, the weight's product too; one pass forward, one backward."""
+"""RMSNorm by Liger: float32 inside, including the product with the weight; one pass forward, one backward."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ __all__ = ["rms_norm"]
 
 
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """x (..., C), weight (C,) or None -> x's shape and dtype."""
+    """Normalise x (..., C), weight (C,) or None -> x's shape and dtype."""
     offset, casting, in_place = 0.0, "gemma", False  # in place it would write into y's gradient
     return LigerRMSNormFunction.apply(x, weight, eps, offset, casting, in_place)

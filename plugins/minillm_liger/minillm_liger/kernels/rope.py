@@ -1,7 +1,7 @@
 """Rotary position embedding by Liger: q and k in one launch, in float32.
 
-Liger's kernel writes where it reads; here it is given copies, so that neither the arguments nor the
-gradients that other operations share change under them.
+Liger's kernel works in place; it is given copies here, so that neither the arguments nor
+gradients shared with other operations are modified.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["rotate"]
 
 
 def rotate(q: Tensor, k: Tensor, table: Rotary) -> tuple[Tensor, Tensor]:
-    """Both rotated by their position's angles: q (B, T, H, D), k (B, T, K, D)."""
+    """Rotate q (B, T, H, D) and k (B, T, K, D) by their position's angles."""
     if table.positions is None:
         cos, sin = (x.narrow(0, 0, q.shape[1]) for x in (table.cos, table.sin))
     else:
@@ -41,7 +41,7 @@ class _Rotate(Function):
 
 
 def _turned(function: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Liger's function on copies, which it takes and gives as (B, H, T, D)."""
+    """Call Liger's function on copies, whose layout it expects and returns as (B, H, T, D)."""
     q, k = (x.clone(memory_format=torch.contiguous_format).transpose(1, 2) for x in (q, k))
     q, k, *_ = function(q, k, cos, sin, rotary_dim=q.shape[-1])
     return q.transpose(1, 2), k.transpose(1, 2)

@@ -1,4 +1,4 @@
-"""SwiGLU by Liger: silu(gate) * up in one pass, and its sigmoid computed again going back."""
+"""SwiGLU by Liger: silu(gate) * up in one pass; the sigmoid is recomputed in the backward pass."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["swiglu"]
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up: both (..., F)."""
+    """Compute silu(gate) * up, both (..., F)."""
     return _SwiGLU.apply(gate, up)
 
 
 class _SwiGLU(Function):
-    """Pure: Liger's own writes the gradients over the arguments, here over copies of them."""
+    """A pure function: Liger's own writes the gradients over the arguments, here over copies of them."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:

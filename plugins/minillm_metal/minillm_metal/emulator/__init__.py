@@ -1,9 +1,9 @@
-"""Metal kernels on a CPU: the source that MLX generates, compiled as C++ and watched while it runs.
+"""Metal kernels on a CPU: the source that MLX generates, compiled as C++ and checked while it runs.
 
-MLX hands out what it would dispatch (:func:`capture`); :func:`translated` makes C++ of it, whose
-pointers know their address space; g++ compiles it beside a stand-in for Apple's library; and
-:func:`run` runs every lane as a fiber, in several orders, with each access checked. It says nothing of
-speed, of registers, of Apple's fast-math or of its compiler. Linux with g++ 12 or newer.
+MLX exports its launches (:func:`capture`); :func:`translated` converts them to C++ whose
+pointers have address spaces; g++ compiles it with replacements for Apple's headers; and
+:func:`run` runs every lane as a fiber, in several orders, with each access checked. It does not model
+speed, registers, Apple's fast-math or its compiler. Requires Linux with g++ 12 or newer.
 """
 
 from __future__ import annotations

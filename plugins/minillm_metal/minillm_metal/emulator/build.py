@@ -1,4 +1,4 @@
-"""A kernel's C++, compiled: one shared library a specialisation, kept between processes."""
+"""Compilation of a kernel's C++: one shared library per specialisation, cached between processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["compiler", "compiler_reason", "library"]
 
 PRELUDE = '#include <metal_stdlib>\n#include "launch.h"\nusing namespace metal;\n'
 INCLUDE = Path(__file__).parent / "include"
-OLDEST = 12  # _Float16 in C++, and memory of lanes that is filled with a pattern
+OLDEST = 12  # supports _Float16 in C++, and filling lanes' memory with a pattern
 CHECKS = "bounds,signed-integer-overflow,shift,integer-divide-by-zero"
 FLAGS = (
     *("-std=c++17", "-O1", "-fPIC", "-w", "-fno-strict-aliasing", "-U_FORTIFY_SOURCE"),
@@ -40,7 +40,7 @@ OF_AXES = {
     "threadgroups_per_grid": "uint3(groups[0], groups[1], groups[2])",
     "threads_per_grid": "uint3(grid[0], grid[1], grid[2])",
 }
-"""Metal's attribute of three axes -> C++; where one number is asked it is the first."""
+"""Metal's attribute of three axes -> C++; where a scalar is declared, it is the first axis."""
 
 PLACES = {
     **OF_AXES,
@@ -55,13 +55,13 @@ PLACES = {
 
 @cache
 def compiler() -> str | None:
-    """Return the C++ compiler's path; None where the emulator cannot work."""
+    """Return the C++ compiler's path; None where the emulator cannot run."""
     return None if compiler_reason() else shutil.which("g++")
 
 
 @cache
 def compiler_reason() -> str:
-    """Say why the emulator cannot work here; empty where it can."""
+    """Explain why the emulator cannot run here; empty where it can."""
     if sys.platform != "linux":
         return "the emulator of Metal kernels runs on Linux"
     wanted = f"the emulator of Metal kernels needs g++ {OLDEST} or newer"
@@ -74,15 +74,15 @@ def compiler_reason() -> str:
 
 
 def library(launch: Launch, *, include: tuple[Path, ...] = (), prefix: str = "") -> ctypes.CDLL:
-    """Compile a launch's kernel, unless that was done before.
+    """Compile a launch's kernel, unless it is cached.
 
     Args:
         launch: its source and template arguments.
         include: further folders of headers, already translated.
-        prefix: C++ before the kernel.
+        prefix: C++ inserted before the kernel.
 
     Raises:
-        KernelFault: the source is not Metal, or not what the emulator knows.
+        KernelFault: the source is not Metal, or not supported by the emulator.
     """
     program = _program(launch, prefix)
     parts = "\0".join((program, _digest(), *map(str, include)))
@@ -133,7 +133,7 @@ def _compile(program: str, made: Path, include: tuple[Path, ...]) -> None:
     with tempfile.TemporaryDirectory(dir=made.parent) as folder:
         source, object_, shared = (Path(folder) / f"kernel.{end}" for end in ("cpp", "o", "so"))
         source.write_text(program)
-        # Linked without -fsanitize: the checks call ubsan.h, not the compiler's library.
+        # Linked without -fsanitize: the checks call ubsan.h instead of the compiler's library.
         _call(
             gxx,
             *FLAGS,
@@ -146,7 +146,7 @@ def _compile(program: str, made: Path, include: tuple[Path, ...]) -> None:
             str(object_),
         )
         _call(gxx, "-shared", str(object_), "-o", str(shared))
-        os.replace(shared, made)  # whole, or not there: another process may compile the same
+        os.replace(shared, made)  # atomic: another process may compile the same kernel
 
 
 def _call(*command: str) -> None:
@@ -159,7 +159,7 @@ def _call(*command: str) -> None:
 
 @cache
 def _prelude(gxx: str) -> Path:
-    """Compile the stand-in headers once: half of what a kernel takes. Returns the header to include."""
+    """Precompile the replacement headers: half of a kernel's compile time. Returns the header to include."""
     folder = _folder() / _digest()
     header = folder / "prelude.h"
     if not header.with_suffix(".h.gch").exists():

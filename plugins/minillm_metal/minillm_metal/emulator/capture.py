@@ -1,4 +1,4 @@
-"""The launches that MLX would make, without a GPU: ``mx.export_function`` calls back with each."""
+"""Capture of MLX's kernel launches without a GPU: ``mx.export_function`` calls back with each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Launch:
     """A launch of a kernel.
 
     Attributes:
-        name: of the kernel, template arguments included.
-        source: all that MLX generates: header, signature, body, instantiation.
-        grid: threads in all.
-        threadgroup: threads in one threadgroup.
-        shapes: for each input, whether its shape, strides and number of axes are passed, too.
+        name: of the kernel, including template arguments.
+        source: all source that MLX generates: header, signature, body, instantiation.
+        grid: total number of threads.
+        threadgroup: threads per threadgroup.
+        shapes: for each input, whether its shape, strides and number of axes are passed as well.
     """
 
     name: str
@@ -32,15 +32,15 @@ class Launch:
 
     @property
     def arguments(self) -> str:
-        """The template arguments, ``<float, 4>``; empty without any."""
+        """The template arguments, ``<float, 4>``; empty if there are none."""
         found = re.search(r"\[\[host_name.*?decltype\(\w+(<.*?>)\)", self.source, re.S)
         return found[1] if found else ""
 
     def changed(self, old: str, new: str) -> Launch:
-        """Return the launch with one place of its source changed: for faults planted in tests.
+        """Return the launch with one replacement in its source, to plant faults in tests.
 
         Raises:
-            ValueError: ``old`` is not there exactly once.
+            ValueError: ``old`` does not occur exactly once.
         """
         if self.source.count(old) != 1:
             raise ValueError(f"{self.source.count(old)} places, not one, read {old!r}")
@@ -50,7 +50,7 @@ class Launch:
 def capture(call: Callable[..., Any], *inputs: mx.array) -> list[Launch]:
     """Return the launches of custom kernels in ``call(*inputs)``; nothing is computed.
 
-    MLX does not say what ``init_value`` is: kernels here fill their outputs themselves.
+    MLX does not export ``init_value``: kernels here fill their outputs themselves.
     """
     found: list[Launch] = []
 

@@ -1,4 +1,4 @@
-"""Metal source -> CUDA, so that the same bodies run on an NVIDIA card, and under its checkers."""
+"""Translation of Metal source to CUDA, to run the same kernels on an NVIDIA GPU and under its checkers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLACES = {
     ),
     "threadgroup_position_in_grid": "uint3{blockIdx.x, blockIdx.y, blockIdx.z}",
     "threads_per_threadgroup": "uint3{blockDim.x, blockDim.y, blockDim.z}",
-    "thread_index_in_threadgroup": "threadIdx.x",  # threadgroups of one axis
+    "thread_index_in_threadgroup": "threadIdx.x",  # threadgroups have one axis
     "thread_index_in_simdgroup": "threadIdx.x % 32",
     "simdgroup_index_in_threadgroup": "threadIdx.x / 32",
 }
@@ -25,11 +25,11 @@ PLACES = {
 
 
 def as_cuda(launch: Launch) -> str:
-    """Return a launch's kernel in CUDA C++: ``extern "C"``, by its own name, buffers as pointers."""
+    """Return a launch's kernel in CUDA C++: ``extern "C"``, under its own name, buffers as pointers."""
     text = uncommented(launch.source)
     kernel = parsed(text)
     start = re.search(r"(?:template\s*<([^>]*)>\s*)?\[\[kernel\]\]\s*void\s+\w+\s*\(", text)
-    assert start is not None  # parsed() found it
+    assert start is not None  # parsed() has found it
     body = text.index(") {\n", start.end()) + len(") {\n")
     end = text.find("template [[host_name", body)
     given = [one.strip() for one in launch.arguments.strip("<>").split(",")]
@@ -63,7 +63,7 @@ def as_cuda(launch: Launch) -> str:
 
 
 def _plain(text: str) -> str:
-    """Shared arrays; and no address spaces elsewhere, which CUDA finds out by itself."""
+    """Convert shared arrays, and drop other address spaces, which CUDA infers."""
     text = re.sub(r"\bthreadgroup\s+(\w+\s+\w+\s*\[)", r"__shared__ \1", text)
     text = re.sub(r"#include <metal\w*>", "", text)
     return re.sub(r"\b(?:device|constant|threadgroup|thread)\b(?!_)\s*", "", text)

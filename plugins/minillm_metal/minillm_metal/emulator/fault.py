@@ -1,4 +1,4 @@
-"""The one error of the emulator."""
+"""The error class of the emulator."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ __all__ = ["KernelFault"]
 
 
 class KernelFault(Exception):
-    """A kernel that is wrong, with what it did, where, and by which lane."""
+    """A faulty kernel: the fault, its position, and the lane."""

@@ -1,4 +1,4 @@
-"""The kernels of this distribution in the emulator: their Python functions as they are, on a CPU."""
+"""The emulated launcher: runs this distribution's Python functions unchanged, on a CPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Done", "as_numpy", "emulated"]
 NUMPY = {
     mx.float32: np.float32,
     mx.float16: np.float16,
-    mx.bfloat16: np.uint16,  # its bits
+    mx.bfloat16: np.uint16,  # as its bits
     mx.int32: np.int32,
     mx.uint32: np.uint32,
 }
@@ -27,7 +27,7 @@ NUMPY = {
 
 @dataclass(frozen=True)
 class Done:
-    """A launch that was run: what it was given and what it gave; bfloat16 as uint16."""
+    """A finished launch: its inputs and outputs; bfloat16 as uint16."""
 
     launch: Launch
     inputs: tuple[np.ndarray, ...]
@@ -38,13 +38,13 @@ class Done:
 def emulated(
     orders: Sequence[str] = ORDERS, *, change: Callable[[Launch], Launch] = lambda launch: launch
 ) -> Iterator[list[Done]]:
-    """Run kernels in the emulator; the launches are collected in the list.
+    """Run kernels in the emulator; yield the list that collects the launches.
 
-    Each launch computes at once, so neither ``mx.compile`` nor ``mx.vmap`` may hold one.
+    Each launch computes immediately, so that ``mx.compile`` and ``mx.vmap`` cannot contain one.
 
     Args:
         orders: see :func:`run`.
-        change: what becomes of a launch before it runs: for faults planted in tests.
+        change: called with each launch, returns the launch to run: to plant faults in tests.
     """
     done: list[Done] = []
 
@@ -76,5 +76,5 @@ def emulated(
 
 
 def as_numpy(x: mx.array) -> np.ndarray:
-    """Return an array's numbers, contiguous; bfloat16 as the bits, uint16."""
+    """Return an array's values, contiguous; bfloat16 as its bits, uint16."""
     return np.ascontiguousarray(np.array(x.view(mx.uint16) if x.dtype == mx.bfloat16 else x))

@@ -1,4 +1,4 @@
-// What kernels use of Metal, in CUDA: a warp stands for a simdgroup, both of 32 lanes.
+// The subset of Metal that the kernels use, in CUDA: a warp replaces a simdgroup, both of 32 lanes.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 typedef unsigned int uint;

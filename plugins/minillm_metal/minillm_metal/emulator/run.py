@@ -1,4 +1,4 @@
-"""Launches, run: in several orders of lanes and threadgroups, which must agree bit for bit."""
+"""Runs of launches in several orders of lanes and threadgroups, whose results must be bitwise equal."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from minillm_metal.emulator.translate import parsed
 __all__ = ["ORDERS", "run", "sparse"]
 
 ORDERS = ("forward", "backward", "shuffled", "shuffled again")
-"""Orders in which lanes, and threadgroups, take their turns."""
+"""Orders in which lanes, and threadgroups, are run."""
 
-NORESERVE = 0x4000  # mmap.MAP_NORESERVE, which Python has from 3.13 on
+NORESERVE = 0x4000  # mmap.MAP_NORESERVE, available in Python from 3.13 on
 
 
 class Buffer(ctypes.Structure):
-    """A buffer as launch.h knows it."""
+    """A buffer, as declared in launch.h."""
 
     _fields_ = (
         ("name", ctypes.c_char_p),
@@ -47,28 +47,28 @@ def run(
     include: tuple[Path, ...] = (),
     prefix: str = "",
 ) -> None:
-    """Run a launch and leave its results in ``outputs``.
+    """Run a launch and write its results into ``outputs``.
 
     Args:
-        launch: what MLX would dispatch.
+        launch: the launch captured from MLX.
         inputs: contiguous; bfloat16 as uint16.
-        outputs: contiguous, of the right shapes; what they hold is overwritten.
-        orders: of :data:`ORDERS`; the results of all must be the same bits.
+        outputs: contiguous, of the right shapes; their values are overwritten.
+        orders: of :data:`ORDERS`; the results of all must be bitwise equal.
         threadgroups: those to run, by their index in the grid; None: all, and then every element of
             every output must be written.
-        filled: with ``threadgroups``, how many elements of each output they write.
+        filled: with ``threadgroups``, the number of elements of each output that they write.
         include: see :func:`library`.
         prefix: see :func:`library`.
 
     Raises:
-        KernelFault: an access out of bounds, a race, a divergent barrier, a read of what was never
-            written, an output that was not wholly written, a result that depends on the order, ...
+        KernelFault: an access out of bounds, a race, a divergent barrier, a read of uninitialised
+            memory, an output that is not completely written, a result that depends on the order, ...
     """
     made = library(launch, include=include, prefix=prefix)
     first: list[bytes] = []
     for number, order in enumerate(orders):
         for one in outputs:
-            if threadgroups is None:  # elsewhere there may be no memory for all of it
+            if threadgroups is None:  # otherwise filling may exceed the memory
                 one.reshape(-1).view(np.uint8)[:] = 0xFF
         _run_once(
             made, launch, inputs, outputs, ORDERS.index(order), number + 1, threadgroups, filled
@@ -82,7 +82,7 @@ def run(
 
 
 def sparse(shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:
-    """Return zeros that take memory where they are touched alone, to launch what fits nowhere."""
+    """Return zeros that occupy memory only where they are touched, to launch kernels on arrays that do not fit."""
     count = int(np.prod(shape, dtype=np.int64))
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
     memory = mmap.mmap(-1, max(1, count * np.dtype(dtype).itemsize), flags=flags)
@@ -140,7 +140,7 @@ def _run_once(
 
 
 def _with_shapes(launch: Launch, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Return the inputs, each followed by its shape, strides and number of axes where passed."""
+    """Return the inputs, each followed by its shape, strides and number of axes, if those are passed."""
     found: list[np.ndarray] = []
     passed = launch.shapes or ((False, False, False),) * len(inputs)
     for array, (shape, strides, axes) in zip(inputs, passed, strict=True):

@@ -1,7 +1,7 @@
-"""Metal source -> C++ for the stand-in headers. Lines keep their numbers.
+"""Translation of Metal source to C++ for the replacement headers. Line numbers are preserved.
 
-Address spaces become types: ``const device T*`` is ``emu::Pointer<emu::Device, const T>``. What
-Apple's compiler would refuse and C++ would not is refused here, by name and line.
+Address spaces become types: ``const device T*`` is ``emu::Pointer<emu::Device, const T>``. Code that
+Apple's compiler rejects and C++ accepts is rejected here, by name and line.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REFUSED = (
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of a kernel: its type, name, and attribute (``buffer`` or a place in the grid)."""
+    """A parameter of a kernel: its type, name, and attribute (``buffer`` or a position in the grid)."""
 
     type: str
     name: str
@@ -43,7 +43,7 @@ class Signature:
 
     @property
     def buffers(self) -> tuple[Parameter, ...]:
-        """Those that are memory."""
+        """The parameters that are memory."""
         return tuple(p for p in self.parameters if p.attribute == "buffer")
 
 
@@ -70,7 +70,7 @@ def translated(source: str) -> str:
     """Return C++ for a kernel and its helpers.
 
     Raises:
-        KernelFault: what Metal does not allow, or what the emulator does not know.
+        KernelFault: code that Metal does not allow, or that the emulator does not support.
     """
     text = uncommented(source)
     for number, line in enumerate(text.split("\n"), 1):
@@ -108,6 +108,6 @@ def translated(source: str) -> str:
 
 
 def uncommented(source: str) -> str:
-    """Return the source without comments; its lines keep their numbers."""
+    """Return the source without comments; line numbers are preserved."""
     source = re.sub(r"/\*.*?\*/", lambda m: "\n" * m[0].count("\n"), source, flags=re.S)
     return re.sub(r"//[^\n]*", "", source)

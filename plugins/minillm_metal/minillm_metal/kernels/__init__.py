@@ -1,1 +1,1 @@
-"""The ops by Metal kernels: one module an op, imported where it was chosen."""
+"""The ops by Metal kernels: one module per op, imported where the kernel is selected."""

@@ -1,7 +1,7 @@
 """Attention in tiles with a window and documents: forward and backward without (T, S) scores.
 
 Online softmax (arXiv:2205.14135) over tiles of 32 queries; blocks of keys that no query of a tile
-sees are not read. The backward pass computes the scores again, from the log-sum-exp of each query.
+sees are skipped. The backward pass recomputes the scores from the log-sum-exp of each query.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from minillm_metal.kernel import Kernel
 
 __all__ = ["FORWARD", "KEYS", "LARGEST_HEAD", "QUERIES", "attention", "block_of"]
 
-TILE = 32  # queries, or keys, a threadgroup
-LARGEST_HEAD = 128  # features: two tiles of keys fit 32 KiB, and a lane's sums its registers
+TILE = 32  # queries, or keys, per threadgroup
+LARGEST_HEAD = 128  # features: two tiles of keys fit 32 KiB, and a lane's sums fit its registers
 THREADS = 128
 
 _SEEN = ("documents", "window", "sizes", "numbers")
@@ -37,8 +37,8 @@ def attention(
 ) -> mx.array:
     """softmax(scale q k^T + mask) v: see minillm's contract of the op.
 
-    About 4 B T W H D FLOPs forward and 14 backward, W the keys that a query sees, rounded up to
-    tiles; memory beside the result: float32 (B, H, T), twice going back.
+    About 4 B T W H D FLOPs forward and 14 backward, where W is the number of keys that a query sees, rounded
+    up to tiles; memory besides the result: float32 (B, H, T), twice that in the backward pass.
     """
     (_, queries, heads, size), (keys, kv_heads) = q.shape, k.shape[1:3]
     sizes = mx.array([queries, keys, heads, kv_heads], mx.int32)
@@ -97,7 +97,7 @@ def attention(
 
 
 def block_of(size: int, dtype: mx.Dtype) -> int:
-    """Choose how many rows are in a tile's block: two of them, padded, fit 18 KiB.
+    """Choose the rows of a tile's block: two blocks, padded, fit 18 KiB.
 
     >>> block_of(64, mx.float32), block_of(128, mx.bfloat16), block_of(128, mx.float32)
     (32, 32, 16)

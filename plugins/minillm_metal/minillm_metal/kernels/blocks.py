@@ -1,8 +1,8 @@
-"""Attention in blocks of queries by MLX's own products: what its window hides is not computed.
+"""Attention in blocks of queries with MLX's own matrix products: scores outside the window are not computed.
 
-A block of C queries meets the W + C - 1 keys that one of them sees, forward and, computed again,
-backward: B H C (W + C) scores at a time instead of B H T S. Each block waits for the one before
-(``mx.depends``), or MLX would hold the scores of all. Any head size, and any device.
+A block of C queries is multiplied with the W + C - 1 keys that any of them sees, forward and, recomputed,
+backward: B H C (W + C) scores at a time instead of B H T S. Each block depends on the previous one
+(``mx.depends``), as MLX would otherwise hold the scores of all. Any head size, and any device.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def attention(
 ) -> mx.array:
     """softmax(scale q k^T + mask) v: see minillm's contract of the op.
 
-    4 B T (W + C) H D FLOPs forward and 10 backward, C the queries of a block and W the window;
-    without one, or with one that is an array, half of S.
+    4 B T (W + C) H D FLOPs forward and 10 backward, with C queries per block and window W;
+    without a window, or with an array as window, half of S.
 
     Args:
         q: queries.
@@ -45,7 +45,7 @@ def attention(
     factor = q.shape[3] ** -0.5 if scale is None else scale
 
     def blocks() -> Iterator[tuple[slice, slice, mx.array]]:
-        """Yield queries, the keys that one of them sees, and which sees which, (B or 1, 1, 1, C, S)."""
+        """Yield queries, the keys that any of them sees, and the mask between them, (B or 1, 1, 1, C, S)."""
         shift, last = k.shape[1] - q.shape[1], q.shape[1]
         for start in range(0, last, block):
             rows = slice(start, min(start + block, last))
@@ -63,12 +63,12 @@ def attention(
             yield rows, keys, seen[:, None, None]
 
     def weights(q: mx.array, k: mx.array, seen: mx.array) -> mx.array:
-        """p float32 (B, K, H / K, C, S) of queries as grouped() gives them, keys (B, K, 1, S, D)."""
+        """Compute p float32 (B, K, H / K, C, S) of queries in the form of grouped(), keys (B, K, 1, S, D)."""
         scores = ((q * factor) @ k.swapaxes(-1, -2)).astype(mx.float32)
         return mx.softmax(mx.where(seen, scores, -mx.inf), axis=-1)
 
     def grouped(x: mx.array) -> mx.array:
-        """(B, T, H, D) -> (B, K, H / K, T, D)."""
+        """Group heads: (B, T, H, D) -> (B, K, H / K, T, D)."""
         return x.reshape(*x.shape[:2], *shape[2:]).transpose(0, 2, 3, 1, 4)
 
     def forward(q: mx.array, k: mx.array, v: mx.array) -> mx.array:

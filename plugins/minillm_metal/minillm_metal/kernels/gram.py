@@ -1,7 +1,7 @@
-"""Symmetric products of a batch of matrices, X X^T, by halves: the lower triangle, mirrored.
+"""Symmetric products X X^T of a batch of matrices: the lower triangle is computed and mirrored.
 
 N R^2 C FLOPs instead of 2 N R^2 C, in tiles of 32 x 32 that read as many bytes as MLX's of 64 x 64,
-there being half as many.
+as there are half as many.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GRAM = Kernel("gram", ("x", "sizes", "numbers"), ("y",), ("fragment",))
 
 
 def gram(x: mx.array, alpha: float = 1.0, beta: float = 0.0) -> mx.array:
-    """alpha x x^T + beta x: (N, R, C) -> (N, R, R); see minillm's contract of the op."""
+    """Compute alpha x x^T + beta x: (N, R, C) -> (N, R, R); see minillm's contract of the op."""
     N, R, C = x.shape
     count = -(-R // TILE)
     (y,) = GRAM.launch(

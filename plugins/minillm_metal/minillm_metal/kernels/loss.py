@@ -1,7 +1,7 @@
-"""Linear cross-entropy in chained chunks, each with one kernel between its three products.
+"""Linear cross-entropy in chained chunks, each with one kernel between its three matrix products.
 
-A chunk's product is read by the kernel alone, which gives its losses and, in the compute dtype, the
-gradient: 4 n V bytes a chunk in bfloat16 where float32 temporaries take three times as many.
+Only the kernel reads a chunk's logits; it returns their losses and, in the compute dtype, their
+gradient: 4 n V bytes per chunk in bfloat16 where float32 temporaries take three times as many.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from minillm_metal.kernel import Kernel
 __all__ = ["ROWS", "chunk_rows", "linear_cross_entropy"]
 
 PLAIN = LossForm()
-CHUNK_BYTES = 2**28  # of a chunk's product and its gradient, together
+CHUNK_BYTES = 2**28  # of a chunk's logits and their gradient together
 
 ROWS = Kernel(
     "loss_rows",
@@ -38,9 +38,9 @@ def linear_cross_entropy(
 ) -> tuple[mx.array, mx.array, mx.array]:
     """Return (total, sums (K,), count): see minillm's contract of the op.
 
-    6 N C V FLOPs, the gradients' included, which are made in the forward pass: an evaluation pays
-    for them, too. Beside the results: a chunk's product and its gradient, and the weight's gradient
-    in float32. Each chunk waits for the one before (``mx.depends``), or MLX would make all of them.
+    6 N C V FLOPs, including the gradients, which are computed in the forward pass, in evaluations
+    as well. Memory besides the results: a chunk's logits and their gradient, and the weight's gradient
+    in float32. Each chunk depends on the previous one (``mx.depends``), as MLX would otherwise hold all of them.
 
     Args:
         hidden: the stream after its last norm.
@@ -48,7 +48,7 @@ def linear_cross_entropy(
         targets: see the contract.
         weights: see the contract; constants.
         form: see the contract.
-        rows: positions in a chunk; by default as many as :func:`chunk_rows` says.
+        rows: positions per chunk; default: :func:`chunk_rows`.
     """
     rows = rows or chunk_rows(hidden.shape[0], weight.shape[0], hidden.dtype.size)
     amounts = mx.ones(targets.shape, mx.float32)
@@ -79,7 +79,7 @@ def linear_cross_entropy(
 
 
 def chunk_rows(positions: int, vocab: int, itemsize: int) -> int:
-    """Choose the rows of a chunk: halved until product and gradient fit CHUNK_BYTES.
+    """Choose the rows of a chunk: halved until logits and gradient fit CHUNK_BYTES.
 
     >>> chunk_rows(65_536, 50_304, 2), chunk_rows(2_048, 4_096, 4)
     (1024, 2048)
@@ -96,7 +96,7 @@ def loss_rows(
     weights: mx.array,  # (K, n) float32
     form: LossForm,
 ) -> list[mx.array]:
-    """Losses float32 (K, n), and their weighted sum's gradient (n, V) in the product's dtype."""
+    """Compute losses float32 (K, n), and their weighted sum's gradient (n, V) in the product's dtype."""
     n, vocab = product.shape
     kind, cap = CAPS[type(form.cap)](form.cap)
     numbers = (form.scale, *cap, form.smoothing, form.z)
@@ -125,7 +125,7 @@ def _walk(
     form: LossForm,
     rows: int,
 ) -> tuple[mx.array, ...]:
-    """Total (), gradients (N, C) in hidden's dtype and (V, C) in float32, losses (K, N)."""
+    """Return total (), gradients (N, C) in hidden's dtype and (V, C) in float32, losses (K, N)."""
     losses, grads_hidden = [], []
     grad_weight = mx.zeros(weight.shape, mx.float32)
     for start in range(0, hidden.shape[0], rows):
@@ -136,7 +136,7 @@ def _walk(
         loss, d = loss_rows(h @ weight.T, targets[:, chunk], amounts[:, chunk], form)
         losses.append(loss)
         grads_hidden.append(d @ weight)
-        if d.dtype == mx.float16:  # a sum over rows may leave float16's range
+        if d.dtype == mx.float16:  # a sum over rows may exceed float16's range
             d, h = d.astype(mx.float32), h.astype(mx.float32)
         grad_weight = grad_weight + (d.T @ h).astype(mx.float32)
     loss = mx.concatenate(losses, axis=1)

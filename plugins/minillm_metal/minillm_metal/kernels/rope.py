@@ -1,6 +1,6 @@
-"""Rotary position embedding from the table, at any positions: one read and one write of q and of k.
+"""Rotary position embedding from the table, at any positions: q and k are read and written once.
 
-Composed, MLX splits, joins and casts: its compiler fuses none of them.
+MLX's composed form splits, joins and casts, which its compiler does not fuse.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ THREADS = 128
 
 
 def rotate(q: mx.array, k: mx.array, table: Rotary) -> tuple[mx.array, mx.array]:
-    """Both turned by their position's angles: q (B, T, H, D), k (B, T, K, D); float32 inside."""
+    """Rotate q (B, T, H, D) and k (B, T, K, D) by their position's angles; float32 inside."""
     return _turned(q, table), _turned(k, table)
 
 

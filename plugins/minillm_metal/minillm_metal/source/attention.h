@@ -1,4 +1,4 @@
-// Below all that is summed here; finite, so that no compiler's fast math may forget it.
+// Below all values compared here; finite, so that fast math cannot drop it.
 constant constexpr float LOWEST = -3.0e38f;
 
 // Shapes of attention: q (B, T, H, D), k and v (B, S, K, D); sizes: T, S, H, K.
@@ -10,7 +10,7 @@ inline Shapes shapes_of(constant const int* sizes, int window) {
   return {sizes[0], sizes[1], sizes[2], sizes[3], window};
 }
 
-// Query t stands at t + S - T, and sees the last `window` keys up to itself, of its own document.
+// Query t has position t + S - T, and sees the last `window` keys up to itself, of its own document.
 inline bool sees(int query, int key, int query_document, int key_document, Shapes of) {
   const int behind = query + of.keys - of.queries - key;
   return query < of.queries && key < of.keys && behind >= 0 && behind < of.window &&

@@ -1,4 +1,4 @@
-// Below all that is summed here; finite, so that no compiler's fast math may forget it.
+// Below all values compared here; finite, so that fast math cannot drop it.
 #include <metal_simdgroup>
 constant constexpr float LOWEST = -3.0e38f;
 

@@ -1,1 +1,1 @@
-"""The ops by Triton: one module an op, imported where it was chosen."""
+"""The ops by Triton: one module per op, imported where the kernel is selected."""

@@ -1,4 +1,4 @@
-"""Products of 8-bit numbers (Micikevicius et al., arXiv:2209.05433), each matrix with one scale, a power of two."""
+"""Matrix products in fp8 (Micikevicius et al., arXiv:2209.05433), each matrix with one scale, a power of two."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FP8_FIRST = (8, 9)  # compute capability
 
 
 def check_device(x: Tensor, where: str, fix: str) -> None:
-    """Refuse a GPU that multiplies no 8-bit numbers.
+    """Check that a GPU supports fp8 products.
 
     Raises:
-        BackendError: it is one.
+        BackendError: it does not.
     """
     if x.is_cuda and torch.cuda.get_device_capability(x.device) < FP8_FIRST:
         raise BackendError(
@@ -29,33 +29,33 @@ def check_device(x: Tensor, where: str, fix: str) -> None:
 
 
 def largest(x: Tensor) -> Tensor:
-    """Return the largest absolute value: one pass, and no copy as abs() makes."""
+    """Return the largest absolute value in one pass, without the copy that abs() makes."""
     return torch.linalg.vector_norm(x, float("inf"))
 
 
 def power_of_two(most: Tensor) -> Tensor:
-    """Return the power of two from ``most`` on, float32: division by it rounds nothing."""
+    """Return the smallest power of two >= ``most``, float32: division by it does not round."""
     return torch.exp2(torch.ceil(torch.log2(most.float().clamp(min=2.0**-100))))
 
 
 def to_e4m3(x: Tensor, by: Tensor) -> Tensor:
-    """Divide by a power of two, and round to e4m3; what is beyond its range is its largest number."""
+    """Divide by a power of two, and round to e4m3; values beyond its range are clipped."""
     most = torch.finfo(E4M3).max
     return (x * (1.0 / by).to(x.dtype)).clamp(-most, most).to(E4M3)
 
 
 def multiplied(
-    a: Tensor,  # (n, k), rows one after another
-    b: Tensor,  # (k, m), columns one after another
+    a: Tensor,  # (n, k), row-major
+    b: Tensor,  # (k, m), column-major
     by_a: Tensor,
     by_b: Tensor,
     dtype: torch.dtype,
     *,
     fast: bool,
 ) -> Tensor:
-    """Multiply 8-bit matrices and both scales; ``fast`` adds with fewer bits.
+    """Multiply 8-bit matrices and both scales; ``fast`` accumulates with fewer bits.
 
-    A CPU adds in float32: PyTorch 2.11 has no such product there.
+    A CPU accumulates in float32: PyTorch 2.11 has no such product there.
     """
     if not a.is_cuda:
         return ((a.float() @ b.float()) * (by_a * by_b)).to(dtype)

@@ -1,7 +1,7 @@
-"""Symmetric products of a batch of matrices by halves: tiles on and below the diagonal, mirrored.
+"""Symmetric products of a batch of matrices: tiles on and below the diagonal, mirrored.
 
-Muon's Newton-Schulz and Polar Express are made of them (Keller Jordan, 2024; arXiv:2505.16932): of the
-4 R^2 C + 2 R^3 FLOPs of a step 3 R^2 C + R^3 are left. modded-nanogpt's record of 2025-07 (byronxu99) has a
+Muon's Newton-Schulz and Polar Express consist of them (Keller Jordan, 2024; arXiv:2505.16932): they reduce the
+4 R^2 C + 2 R^3 FLOPs of an iteration to 3 R^2 C + R^3. modded-nanogpt's record of 2025-07 (byronxu99) has a
 kernel of this kind.
 """
 
@@ -14,12 +14,12 @@ from torch import Tensor, library
 
 __all__ = ["gram"]
 
-DEPTH, STAGES = 64, 3  # of one product's inner axis, and how many of them are read ahead
-TILES = {2: (128, 8), 4: (64, 4)}  # bytes of a number -> rows of a program's tile, and its warps
+DEPTH, STAGES = 64, 3  # of a product's inner axis, and the number of pipeline stages
+TILES = {2: (128, 8), 4: (64, 4)}  # bytes per number -> rows of a program's tile, and its warps
 
 
 def gram(x: Tensor, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
-    """alpha x x^T + beta x: (N, R, C) -> (N, R, R); see minillm's contract of the op.
+    """Compute alpha x x^T + beta x: (N, R, C) -> (N, R, R); see minillm's contract of the op.
 
     About N R^2 C FLOPs, and N R^2 numbers written.
     """
@@ -66,7 +66,7 @@ def _tiles(
     tile: tl.constexpr,
     depth: tl.constexpr,
 ):
-    """One tile of one matrix, and its mirror image; programs above the diagonal have nothing to do."""
+    """Compute one tile of one matrix, and its mirror image; programs above the diagonal do nothing."""
     program = tl.program_id(0)
     i, j = program // count % count, program % count
     if j <= i:

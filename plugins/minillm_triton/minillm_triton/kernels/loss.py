@@ -1,16 +1,16 @@
 """Linear cross-entropy: losses and both gradients chunk by chunk, each chunk's logits in one buffer.
 
-A chunk is four launches: cuBLAS writes the logits of some rows; one program a row reads them twice and
-leaves their gradient in their place; two more products make both gradients of it. Beside the
-gradients, one chunk of logits and the weight's gradient in float32 are held: 0.5 GiB for 65,536
+A chunk is four launches: cuBLAS computes the logits of some rows; one program per row reads them twice and
+overwrites them with their gradient; two more products compute both gradients from it. Memory besides the
+gradients: one chunk of logits and the weight's gradient in float32, 0.5 GiB for 65,536
 positions of 50,304, where the logits alone take 6. (One pass for both gradients: Hsu et al.,
 arXiv:2410.10989; chunks: Wijmans et al., arXiv:2411.09009.)
 
 In fp8 (Micikevicius et al., arXiv:2209.05433; modded-nanogpt's record of 2025-01-13 has such a head) two of the
-three products are of 8-bit numbers: the logits, of e4m3, and the hidden state's gradient, of e5m2 and e4m3. Each
-array has one scale, a power of two from its own largest number, so that nothing is carried from step to
-step. The weight's gradient stays in bfloat16: its operands would have to be transposed in memory, since Hopper multiplies 8-bit
-numbers only where both lie along the sum, and that costs what the product saves.
+three products use fp8: the logits e4m3, and the hidden state's gradient e5m2 and e4m3. Each
+array has one scale, a power of two from its own largest value, so that there is no state between
+steps. The weight's gradient stays in bfloat16: Hopper multiplies fp8 only where both operands are contiguous
+along the summed axis, so that they would have to be transposed in memory, which costs what the product saves.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ __all__ = ["chunk_rows", "fp8_linear_cross_entropy", "linear_cross_entropy"]
 
 PLAIN = LossForm()
 CHUNK_BYTES = 400 * 2**20  # largest logits of a chunk, in the compute dtype
-TILE = 128  # rows of a tile of cuBLAS: chunks are whole tiles
-BLOCK, WARPS = 2048, 4  # of a program: logits of a row that it holds at once
+TILE = 128  # rows of a cuBLAS tile: chunks are whole tiles
+BLOCK, WARPS = 2048, 4  # of a program: logits of a row that it loads at once
 UNROLL = 1
-PROGRAMS = 6  # a multiprocessor; fewer wait for memory, though their rows would fit the cache
+PROGRAMS = 6  # per multiprocessor; fewer wait for memory, although their rows fit the cache
 NO_CAP, TANH, SIGMOID = 0, 1, 2
-FP8_CHUNK_BYTES = 800 * 2**20  # a product of 8-bit numbers needs more rows to be worth its launch
-BOUNDED = 40.0  # a cap below it: exp(x - cap) stays within float32, and no maximum is searched
+FP8_CHUNK_BYTES = 800 * 2**20  # an fp8 product needs more rows to be worth its launch
+BOUNDED = 40.0  # for a cap below it exp(x - cap) is finite in float32, and no maximum is needed
 
 
 def linear_cross_entropy(
@@ -56,8 +56,8 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (total, sums (K,), count): see minillm's contract of the op.
 
-    6 N C V FLOPs with the backward pass, a third less with a frozen head, 2 N C V where nothing asks
-    for a gradient.
+    6 N C V FLOPs with the backward pass, a third less with a frozen head, 2 N C V without
+    gradients.
     """
     return _loss(hidden, weight, targets, weights, form, fp8=False)
 
@@ -69,10 +69,10 @@ def fp8_linear_cross_entropy(
     weights: Tensor | None = None,  # (K,) or (K, N)
     form: LossForm = PLAIN,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the same from products of 8-bit numbers: losses and gradients are off by some percent.
+    """Return the same from fp8 products: losses and gradients are off by some percent.
 
     Raises:
-        BackendError: the GPU multiplies no 8-bit numbers.
+        BackendError: the GPU does not support fp8 products.
     """
     check_device(hidden, "--kernels linear_cross_entropy=fp8", "leave plugin 'fp8_head' out")
     return _loss(hidden, weight, targets, weights, form, fp8=True)
@@ -101,7 +101,7 @@ def _loss(
 
 
 class _Fused(Function):
-    """(hidden, weight) -> (total, losses (K, N)), with both gradients made on the way."""
+    """(hidden, weight) -> (total, losses (K, N)), with both gradients computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -126,7 +126,7 @@ class _Fused(Function):
         by = upstream[0]  # () float32: the only differentiable output is the total
         grad_hidden, grad_weight = ctx.saved_tensors
         of_weight = None
-        if ctx.learnt:  # written in its dtype at once: a float32 product would be 4 V C bytes more
+        if ctx.learnt:  # directly in its dtype: a float32 product would take 4 V C bytes more
             of_weight = torch.empty_like(grad_weight, dtype=ctx.dtype)
             torch.mul(grad_weight, by, out=of_weight)
         return (grad_hidden * by).to(grad_hidden.dtype), of_weight, *(6 * [None])
@@ -149,9 +149,9 @@ def _fused(
     gradients: bool,
     learnt: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses float32 (K, N), 0 where unsupervised, and the weighted sum's gradients, or empty.
+    """Compute losses float32 (K, N), 0 where unsupervised, and the weighted sum's gradients, or empty.
 
-    One operation for torch.compile, since Inductor would hold the logits of several chunks.
+    One op for torch.compile, since Inductor would hold the logits of several chunks.
     """
     (N, C), V, K = hidden.shape, weight.shape[0], targets.shape[0]
     hidden, weight = hidden.contiguous(), weight.contiguous()
@@ -172,7 +172,7 @@ def _fused(
         logits = products.logits(h)  # (n, V)
         d = products.gradient(
             logits
-        )  # (n, V): filled by the kernel, for the hidden state's gradient
+        )  # (n, V): written by the kernel, for the hidden state's gradient
         _rows[(min(len(h), programs),)](
             *(logits, d, targets, scale, losses, products.raised),
             *(start, len(h), N, *constants),
@@ -194,7 +194,7 @@ def _fused(
             products.hidden_gradient(d, grad_hidden[start : start + rows])
         if learnt:
             _add_product(grad_weight, logits, h)
-        del logits, d  # or the next chunk's logits lie beside these
+        del logits, d  # before the next chunk's logits are allocated
     return losses, grad_hidden, grad_weight
 
 
@@ -223,7 +223,7 @@ def chunk_rows(hidden: Tensor, weight: Tensor, most: int) -> int:
 
 
 class _Products:
-    """Products in the compute dtype; a chunk's gradient lies where its logits were."""
+    """Products in the compute dtype; a chunk's gradient overwrites its logits."""
 
     def __init__(self, weight: Tensor, rows: int) -> None:
         self.weight = weight  # (V, C)
@@ -235,7 +235,7 @@ class _Products:
         return torch.mm(h, self.weight.T, out=self.buffer[: len(h)])
 
     def gradient(self, logits: Tensor) -> Tensor:
-        """Return where the gradient of logits (n, V) goes."""
+        """Return the buffer for the gradient of logits (n, V)."""
         return logits
 
     def hidden_gradient(self, d: Tensor, out: Tensor) -> None:
@@ -244,13 +244,13 @@ class _Products:
 
 
 class _Fp8Products:
-    """Products of 8-bit numbers: e4m3 where values are, e5m2, of wider range, where their gradient is.
+    """fp8 products: e4m3 for values, e5m2, of wider range, for gradients.
 
     Args:
         hidden: (N, C).
         weight: (V, C).
-        scale: (K, N) float32, of each position's losses.
-        rows: of the largest chunk; 0: no gradient is asked for.
+        scale: (K, N) float32, factors of the positions' losses.
+        rows: of the largest chunk; 0: no gradient is needed.
         cap: kind of cap.
         constants: as for :func:`_fused`.
     """
@@ -269,11 +269,11 @@ class _Fp8Products:
         self.weight = to_e4m3(weight, self.by_weight)  # (V, C)
         self.transposed = self.weight.T.contiguous() if rows else self.weight  # (C, V)
         a, _, c, times, _, z = constants
-        slope = times * (a / (4.0 * c) if cap == SIGMOID else 1.0)  # a logit's, over its product
+        slope = times * (a / (4.0 * c) if cap == SIGMOID else 1.0)  # d logit / d product
         if z > 0.0:
-            slope *= 2.0  # what z-loss adds beyond as much again is cut off
+            slope *= 2.0  # larger contributions of z-loss are clipped
         self.by_gradient = power_of_two(slope * scale.sum(0).amax() / torch.finfo(E5M2).max)
-        self.raised = 1.0 / self.by_gradient  # (): the rows multiply by it before they round
+        self.raised = 1.0 / self.by_gradient  # (): the rows are multiplied by it before rounding
         self.buffer = weight.new_empty((rows, len(weight)), dtype=E5M2)
 
     def logits(self, h: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ class _Fp8Products:
         return multiplied(to_e4m3(h, self.by_hidden), self.weight.T, *by, h.dtype, fast=True)
 
     def gradient(self, logits: Tensor) -> Tensor:
-        """Return where the gradient of logits (n, V) goes, rounded."""
+        """Return the buffer for the rounded gradient of logits (n, V)."""
         return self.buffer[: len(logits)]
 
     def hidden_gradient(self, d: Tensor, out: Tensor) -> None:
@@ -292,7 +292,7 @@ class _Fp8Products:
 
 
 def _programs(device: torch.device) -> int:
-    """Return how many rows are worked on at once."""
+    """Return the number of rows processed concurrently."""
     if device.type == "cpu":  # Triton's interpreter
         return PROGRAMS
     return PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
@@ -309,7 +309,7 @@ def _constants(form: LossForm) -> tuple[int, list[float]]:
 
 
 def _add_product(total: Tensor, d: Tensor, h: Tensor) -> None:
-    """Total (V, C), float32, += d^T h; d (n, V), h (n, C) in the compute dtype; sums in float32."""
+    """Add d^T h to total (V, C), float32; d (n, V), h (n, C) in the compute dtype; sums in float32."""
     if d.dtype == total.dtype:
         total.addmm_(d.T, h)
     else:
@@ -318,7 +318,7 @@ def _add_product(total: Tensor, d: Tensor, h: Tensor) -> None:
 
 @triton.jit
 def _tanh(x, narrow: tl.constexpr):
-    if narrow:  # one instruction, off by 5e-4 at most: an eighth of bfloat16's rounding
+    if narrow:  # one instruction, with an error of 5e-4 at most: an eighth of bfloat16's rounding
         return tl.inline_asm_elementwise(
             "tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
@@ -327,7 +327,7 @@ def _tanh(x, narrow: tl.constexpr):
 
 @triton.jit
 def _logits(product, a, b, c, scale, cap: tl.constexpr, scaled: tl.constexpr, narrow: tl.constexpr):
-    """The capped logits of products, float32."""
+    """Compute the capped logits of products, float32."""
     x = product.to(tl.float32)
     if scaled:
         x *= scale
@@ -342,9 +342,9 @@ def _logits(product, a, b, c, scale, cap: tl.constexpr, scaled: tl.constexpr, na
 def _sum_block(
     sums,  # (lanes,): of exp(x - largest)
     largest,  # (lanes,)
-    added,  # (lanes,): sums of x, under smoothing
-    at,  # (lanes, 8): where the products are
-    inside,  # (lanes, 8): which of them are of this row
+    added,  # (lanes,): sums of x, for smoothing
+    at,  # (lanes, 8): addresses of the products
+    inside,  # (lanes, 8): which of them belong to this row
     a,
     b,
     c,
@@ -356,7 +356,7 @@ def _sum_block(
     smooth: tl.constexpr,
     whole: tl.constexpr,
 ):
-    """Add eight products to each lane's sums; no lane waits for another."""
+    """Add eight products to each lane's sums; lanes are independent."""
     if whole:
         x = _logits(tl.load(at), a, b, c, scale, cap, scaled, narrow)
     else:
@@ -403,9 +403,9 @@ def _rows(
     block: tl.constexpr,
     unroll: tl.constexpr,
 ):
-    """Row by row: its losses, and the gradient of their weighted sum over its products.
+    """Compute row by row the losses, and the gradient of their weighted sum with respect to the products.
 
-    Two passes a row: the first sums exp(x), the second writes softmax and its like.
+    Two passes per row: the first sums exp(x), the second writes the gradient from the softmax.
     """
     up = tl.load(raised) if fp8 else 1.0
     lanes: tl.constexpr = block // 8
@@ -415,7 +415,7 @@ def _rows(
         here = logits + tl.full((), V, tl.int64) * row
         there = rounded + tl.full((), V, tl.int64) * row
         position = start + row
-        by_row = 0.0  # p's factor, whatever the target
+        by_row = 0.0  # the factor of p, the same for every target
         supervised = 0
         for k in tl.static_range(targets):
             by_row += tl.load(scale_at + k * N + position)
@@ -434,7 +434,7 @@ def _rows(
                             mask=first + columns < V,
                         )
         else:
-            # Finite: a lane that is given nothing has no exp(-inf + inf).
+            # Finite: a lane without products must not compute exp(-inf + inf).
             largest = tl.full((lanes,), a if bounded else -1e30, dtype=tl.float32)
             sums = tl.zeros((lanes,), dtype=tl.float32)
             added = tl.zeros((lanes,), dtype=tl.float32)
@@ -452,7 +452,7 @@ def _rows(
             lse = top + tl.log(tl.sum(sums * tl.exp(largest - top), 0))
             factor = by_row * (1.0 + 2.0 * z * lse)
             spread = by_row * smoothing / V
-            mean = tl.sum(added, 0) / V - lse if smooth else 0.0  # of log p
+            mean = tl.sum(added, 0) / V - lse if smooth else 0.0  # mean of log p
 
             for k in tl.static_range(targets):
                 target = tl.load(targets_at + k * N + position)

@@ -1,9 +1,9 @@
-"""A product of 8-bit numbers whose gradients are bfloat16's.
+"""An fp8 matrix product with bfloat16 gradients.
 
-Hopper multiplies 8-bit numbers only where both lie along the sum: for the weight's gradient both operands
-would have to be transposed in memory, which costs what the product saves. So the backward pass is as it was.
-What is rounded is plain code around one operation, so that a compiled step rounds where it computes:
-x is written once in 8 bits, by what normalises or squares it.
+Hopper multiplies fp8 only where both operands are contiguous along the summed axis: for the weight's gradient
+both would have to be transposed in memory, which costs what the product saves. So the backward pass is unchanged.
+Rounding is plain code around a single op, so that a compiled step fuses it:
+x is written once in 8 bits, by the code that normalises or squares it.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from minillm_triton.kernels.fp8 import (
 
 __all__ = ["HEADROOM", "fp8_linear", "served"]
 
-HEADROOM = 2.0  # how much larger than expected a number may be before it is cut off
+HEADROOM = 2.0  # factor by which a value may exceed the expected maximum before it is clipped
 
 
 def served(x: Any) -> bool:
-    """Say whether an array is multiplied in 8 bits; what is only looked at in another dtype is not.
+    """Return whether an array is multiplied in fp8; in evaluation other dtypes are not.
 
     Raises:
-        BackendError: it is trained in another dtype than bfloat16, or on a GPU without such products.
+        BackendError: training in another dtype than bfloat16, or on a GPU without fp8 products.
     """
     if not isinstance(x, Tensor):
-        return False  # the kit's references in NumPy
+        return False  # the kit's NumPy references
     if x.dtype == torch.bfloat16:
         check_device(x, "plugin 'fp8_mlp'", "leave plugin 'fp8_mlp' out")
         return True
@@ -51,12 +51,12 @@ def served(x: Any) -> bool:
 def fp8_linear(
     x: Tensor,  # (..., C) bfloat16, C a multiple of 16
     weight: Tensor,  # (O, C) bfloat16, O a multiple of 16
-    expected: Tensor,  # () float32: the largest absolute number of x, as it was
+    expected: Tensor,  # () float32: the previous largest absolute value of x
 ) -> tuple[Tensor, Tensor]:
-    """Return x weight^T (..., O), and the largest absolute number of x, () float32.
+    """Return x weight^T (..., O), and the largest absolute value of x, () float32.
 
-    2 N C O FLOPs of 8-bit numbers; 4 N C O of bfloat16 backward. The weight's scale is of its own
-    largest number; that of x, of the one expected, twice as large at most.
+    2 N C O FLOPs in fp8; 4 N C O in bfloat16 backward. The weight's scale is computed from its own
+    largest value; that of x from ``expected``, which it may exceed twofold.
     """
     rows, matrix = x.detach().reshape(-1, x.shape[-1]), weight.detach()
     most = torch.finfo(E4M3).max
@@ -76,7 +76,7 @@ def fp8_linear(
     schema="(Tensor x, Tensor weight, Tensor x8, Tensor weight8, Tensor by_x, Tensor by_weight) -> Tensor",
 )
 def _product(
-    x: Tensor,  # (N, C), of which x8 is a rounding: the gradients take both as if they were alike
+    x: Tensor,  # (N, C), rounded to x8: the gradients treat both as equal
     weight: Tensor,  # (O, C), likewise
     x8: Tensor,  # (N, C) e4m3
     weight8: Tensor,  # (O, C) e4m3

@@ -1,4 +1,4 @@
-// Lanes as fibers: each runs until it waits, and the scheduler lets all of them go on together.
+// Lanes as fibers: each runs until it waits, and the scheduler resumes all of them together.
 #pragma once
 #include <setjmp.h>
 #include <sys/mman.h>
@@ -24,7 +24,7 @@ struct Lane {
   jmp_buf resume;
 };
 
-// Values that the lanes of a simdgroup give each other; two sets, since a lane may be one ahead.
+// Values exchanged by the lanes of a simdgroup; two sets, since a lane may be one ahead.
 struct Exchange {
   alignas(16) char value[2][32][64];
   uint active[2];
@@ -87,7 +87,7 @@ inline void wait_for(State state, const char* what, int line) {
 
 inline uint lane_in_simdgroup() { return current->index % 32; }
 
-// Gives `value` to the simdgroup; returns the first of its lanes' values, and which lanes take part.
+// Passes `value` to the simdgroup; returns its lanes' first value, and the participating lanes.
 template <class T> const char* exchange(T value, const char* what, int line, uint& active) {
   static_assert(sizeof(T) <= 64, "fits a slot");
   Lane* lane = current;
@@ -133,7 +133,7 @@ static std::string whereabouts() {
   return all;
 }
 
-// Lets the lanes go on that have all come to one barrier. False: nothing can go on, or a fault.
+// Resumes the lanes that have all reached one barrier. False: none can continue, or a fault.
 static bool release_threadgroup() {
   uint waiting = 0, returned = 0;
   int line = -1;

@@ -13,7 +13,7 @@ struct Buffer {  // as Python's Buffer
   size_t first_unwritten;  // out
 };
 
-static Cell* cells_for(size_t count) {  // zero, and taken from the machine where they are touched alone
+static Cell* cells_for(size_t count) {  // zero, and allocated only where touched
   void* p = mmap(nullptr, count * sizeof(Cell), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return p == MAP_FAILED ? nullptr : (Cell*)p;
 }

@@ -1,9 +1,9 @@
-// Pointers that know their address space, their bounds and who touched what.
+// Pointers with address space, bounds and a record of accesses.
 //
 // The spaces are types: a pointer of one does not convert to another, nor to a plain pointer, so that
-// what Apple's compiler refuses does not compile here. Reading and writing go through Reference, which
+// code that Apple's compiler rejects does not compile here. Accesses go through Reference, which
 // checks bounds and alignment and keeps, for every element that a kernel may write, the last write and
-// the reads since: two accesses that nothing orders, one of them a write, are a race in whatever order
+// the reads since: two unordered accesses, one of them a write, are a race in whatever order
 // the lanes happen to run.
 #pragma once
 #include <cstdio>
@@ -19,7 +19,7 @@ struct Device {};
 struct Threadgroup {};
 struct Constant {};
 
-// Who accesses, and when: barriers of the threadgroup and of the simdgroup are counted.
+// An access: its lane, and the counts of threadgroup and simdgroup barriers before it.
 struct Access {
   uint32_t group, barriers, simd_barriers;
   uint16_t lane;
@@ -148,7 +148,7 @@ template <class Space, class T> struct Reference {
   Pointer<Space, T> operator&() const { return Pointer<Space, T>(at, region); }
 };
 
-// The type of a value: what a reference reads, and all else as it is.
+// The type of a value: that which a reference reads, and any other type unchanged.
 template <class T> struct Value { typedef T type; };
 template <class Space, class T> struct Value<Reference<Space, T>> { typedef std::remove_const_t<T> type; };
 template <class T> using Plain = typename Value<T>::type;
@@ -185,7 +185,7 @@ template <class T, int N> struct Array {
   template <class I> Pointer<Threadgroup, T> operator+(I i) { return {values + i, &region}; }
 };
 
-// An argument of the kernel; becomes whatever its signature asks for.
+// An argument of the kernel; converts to the type in its signature.
 struct Argument {
   Region* region;
   template <class Space, class T> operator Pointer<Space, T>() const {

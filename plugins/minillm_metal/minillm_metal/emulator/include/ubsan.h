@@ -1,4 +1,4 @@
-// What the compiler's checks of arrays and of integers call, so that no library of theirs is needed.
+// The functions called by the compiler's array and integer checks, so that no library is needed.
 #pragma once
 #include "lanes.h"
 
