@@ -283,13 +283,6 @@ def test_every_array_function_is_there_on_both() -> None:
 # what cannot be written
 
 
-class Opaque(Module):
-    """A module that doubles its input."""
-
-    def forward(self, y):
-        return y * 2.0
-
-
 def plugin_with(hook: Callable[..., None], name: str = "build_attention") -> AnyPlugin:
     return type("Odd", (Plugin,), {name: hook, "__doc__": "Odd."}, api=1)()  # type: ignore[call-arg]
 

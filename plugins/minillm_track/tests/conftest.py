@@ -57,7 +57,6 @@ class FakeRun:
         self.asked, self.rows, self.pending = asked, [], {}
         self.axis: tuple[Any, ...] = ()
         self.code: int | None = None
-        self.last = -1
 
     def define_metric(self, name: str, *, step_metric: str) -> None:
         self.axis = (name, step_metric)
