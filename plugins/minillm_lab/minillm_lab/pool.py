@@ -11,7 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -78,7 +78,7 @@ class Pool:
             for device in self.devices:
                 ours, theirs = spawn.Pipe()
                 process = spawn.Process(
-                    target=serve, args=(theirs, self._backend, device, self._cache), daemon=True
+                    target=serve, args=(theirs, self._backend, device, self._cache)
                 )
                 process.start()
                 theirs.close()
@@ -177,34 +177,33 @@ def serve(parent: Any, backend: str, device: str, cache: Path) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to the parent too
     study: Study | None = None
-    while True:
-        try:
+    shown = 0.0
+
+    def watch(progress: float) -> None:
+        nonlocal shown
+        if time.monotonic() - shown > POLL:
+            shown = time.monotonic()
+            parent.send({"progress": progress})
+
+    with suppress(EOFError, ConnectionError):  # the parent has closed the connection, or was killed
+        while True:
             asked = parent.recv()
-        except (EOFError, ConnectionError):
-            return
-        shown = 0.0
-
-        def watch(progress: float) -> None:
-            nonlocal shown
-            if time.monotonic() - shown > POLL:
-                shown = time.monotonic()
-                parent.send({"progress": progress})
-
-        answer: dict[str, Any]
-        try:
-            plan, detected = _planned(asked, backend, device)
-            if study is None:
-                corpus = open_corpus(plan.config, cache=cache, plans=[plan])
-                study = Study(corpus, detected)
-                answer = {"device": bind(plan, detected).device_name}
-            elif plan.hash != asked["hash"]:
-                raise MinillmError(f"on {device} the settings give another plan: {plan.hash[:12]}")
-            else:
-                how = {"evaluations": asked["evaluations"], "watch": watch}
-                answer = {"run": study.train(plan, asked["seed"], **how).data()}
-        except MinillmError as error:
-            answer = {"failed": error.what}
-        parent.send(answer)
+            try:
+                plan, detected = _planned(asked, backend, device)
+                if study is None:
+                    corpus = open_corpus(plan.config, cache=cache, plans=[plan])
+                    study = Study(corpus, detected)
+                    answer: dict[str, Any] = {"device": bind(plan, detected).device_name}
+                elif plan.hash != asked["hash"]:
+                    raise MinillmError(
+                        f"on {device} the settings give another plan: {plan.hash[:12]}"
+                    )
+                else:
+                    how = {"evaluations": asked["evaluations"], "watch": watch}
+                    answer = {"run": study.train(plan, asked["seed"], **how).data()}
+            except MinillmError as error:
+                answer = {"failed": error.what}
+            parent.send(answer)
 
 
 def _planned(asked: Mapping[str, Any], backend: str, device: str) -> tuple[Plan, Any]:
