@@ -114,7 +114,7 @@ class LossBuilder(Builder):
         smoothing: float = 0.0,
         z: float = 0.0,
     ) -> None:
-        """Claim each: softcap and scale of the logits, label smoothing, z-loss. Loss kernels support these.
+        """Claim per argument: softcap and scale of the logits, label smoothing, z-loss; loss kernels support them.
 
         logits = cap(scale * hidden weight^T); a position's loss is
         -(1 - smoothing) log p[target] - smoothing mean(log p) + z * logsumexp(logits)^2.
