@@ -21,7 +21,13 @@ IMPORTED = (
 
 
 @pytest.fixture(scope="session")
-def processes() -> Callable[..., str]:
+def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which stepped.py keeps what a process has trained alone."""
+    return tmp_path_factory.mktemp("references")
+
+
+@pytest.fixture(scope="session")
+def processes(references: Path) -> Callable[..., str]:
     """``processes(2, "stepped", "torch", ...)``: run a module of this folder, or an installed one, in some processes.
 
     They are forked (see forked.py) and run to their ends, or, where ``stop="STEP:OUT"`` is given, get SIGTERM once
@@ -30,12 +36,13 @@ def processes() -> Callable[..., str]:
     """
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parents[2])])  # of these modules, and of tools
+    own = {"PYTHONPATH": path, "REFERENCES": str(references)}
 
     def run(size: int, module: str, *arguments: str, code: int = 0, stop: str = "") -> str:
         ended = fresh.run(
             "forked",
             *(f"{size}@{stop}" if stop else str(size), module, *arguments),
-            environment={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+            environment={**os.environ, "OMP_NUM_THREADS": "1", **own},
             seconds=SECONDS,
             imported=IMPORTED,
         )

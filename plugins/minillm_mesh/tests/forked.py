@@ -71,11 +71,11 @@ def _forked(rank: int, size: int, given: dict[str, str], command: Sequence[str])
 
 def _served(listening: socket.socket) -> object:
     """Serve the store in which the ranks meet; its threads are not forked, as the ranks are there."""
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     address, port = listening.getsockname()
     given = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listening.detach()}
-    return dist.TCPStore(address, port, **given)
+    return TCPStore(address, port, **given)
 
 
 def _ended(pids: Sequence[int], stop: str) -> list[int]:
