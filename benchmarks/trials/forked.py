@@ -6,6 +6,7 @@ a thread, would not survive the fork: MLX hangs. So the parent only ever forks a
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -107,6 +108,7 @@ def import_all(names: Iterable[str]) -> None:
             # some entries of sys.modules are no modules that could be imported by name
             with suppress(Exception):
                 importlib.import_module(name)
+    gc.freeze()  # a child need neither walk over what is there, nor copy its pages
     tasks = Path("/proc/self/task")
     threads = len(list(tasks.iterdir())) if tasks.exists() else 1
     if threads > 1:
