@@ -33,9 +33,9 @@ def main(arguments: Sequence[str]) -> None:
 
         return call
 
-    for name in ("write", "dealt_with", "note_progress", "close_part", "finish"):
-        setattr(output.Output, name, dies(getattr(output.Output, name)))
-    output.replace_file = dies(output.replace_file)
+    written = ("write", "dealt_with", "note_progress", "close_part", "finish")
+    for owner, name in (*((output.Output, name) for name in written), (output, "replace_file")):
+        setattr(owner, name, dies(getattr(owner, name)))
     sys.exit(program(arguments[3:]))
 
 
