@@ -303,7 +303,8 @@ def undisturbed(run: RankedRun, sizes: list[int]) -> Known:
     child = run.start(scout, last=partial(modules_of, modules))
     if child.wait():
         raise RuntimeError(f"an undisturbed run failed:\n{run.said(scout)}")
-    import_all([*json.loads(modules.read_text()), "minillm_mesh.torch_ranks", "torch.distributed"])
+    ranked = ("minillm_mesh.torch_ranks", "minillm_mesh.torch_weights", "torch.distributed")
+    import_all([*json.loads(modules.read_text()), *ranked])
     outs, seconds = {1: run.folder / "whole-1"}, {}
     sizes = sorted({1, *sizes})
 

@@ -6,6 +6,7 @@ a thread, does not survive a fork: MLX hangs. So the parent only forks and compa
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -107,6 +108,7 @@ def import_all(names: Iterable[str]) -> None:
             # some entries of sys.modules cannot be imported by name
             with suppress(Exception):
                 importlib.import_module(name)
+    gc.freeze()  # a child need neither walk over what is there, nor copy its pages
     tasks = Path("/proc/self/task")
     threads = len(list(tasks.iterdir())) if tasks.exists() else 1
     if threads > 1:

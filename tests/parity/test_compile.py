@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ import pytest
 
 from minillm_core import Plugin, stages
 from minillm_core.backends.base import Trainer
+from minillm_core.backends.torch.compiling import constant_result
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
@@ -223,6 +227,34 @@ def test_a_step_asks_for_no_number(
             torch.ones(1).item()
         handles = [run.step(micro, plan.values(0.5), lab.supervised(micro)) for _ in range(2)]
     assert np.isfinite([run.read(handle).loss for handle in handles]).all()
+
+
+def test_a_result_is_marked_constant_as_torch_marks_it() -> None:
+    """By :func:`constant_result`, which does without the import of Dynamo."""
+    own, torchs = (
+        mark(lambda: 0) for mark in (constant_result, torch.compiler.assume_constant_result)
+    )
+    assert vars(own) == vars(torchs) != {}
+
+
+RUN = """
+import sys
+from minillm_core.cli.main import main
+assert main(sys.argv[1:]) == 0
+print([name for name in ("torch", "torch._dynamo", "sympy") if name in sys.modules])
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_is_not_compiled_starts_without_dynamo(tmp_path: Path) -> None:
+    """Its import takes as long as torch's own."""
+    text = tmp_path / "text.txt"
+    text.write_text("It was a dark and stormy night; the rain fell in torrents.\n" * 200)
+    small = ("model.layers=2", "model.dim=32", "train.seq_len=32", "eval.tokens=128")
+    asked = ("--backend", "torch", "--device", "cpu", "--steps", "2", "--data", str(text), *small)
+    command = [sys.executable, "-c", RUN, "train", *asked, "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["['torch']"], done.stdout + done.stderr
 
 
 @pytest.mark.slow

@@ -1,10 +1,21 @@
-"""torch.compile for several trainers in one process."""
+"""torch.compile for several trainers in one process, and not imported before it is needed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, TypeVar
+
+Marked = TypeVar("Marked", bound=Callable[..., Any])
+
+
+def constant_result(function: Marked) -> Marked:
+    """Mark a function as :func:`torch.compiler.assume_constant_result` does, which imports Dynamo.
+
+    That import takes as long as torch's own, and a run that is not compiled does without it.
+    """
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
 
 
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:

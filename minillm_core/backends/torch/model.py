@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from minillm_core.backends.base import Batch, Binding
 from minillm_core.backends.native import NativeModel, evaluating
-from minillm_core.backends.torch.compiling import own_code
+from minillm_core.backends.torch.compiling import constant_result, own_code
 from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.backends.torch.share import Share
 from minillm_core.backends.torch.transfer import batch_to, foreach_copy_, numbers_to
@@ -91,7 +91,7 @@ class TorchFramework(Framework):
         seen = self.seen
 
         # Runs while Dynamo traces, and leaves nothing in the compiled step.
-        @torch.compiler.assume_constant_result
+        @constant_result
         def witness(key: str) -> None:
             seen[key] += 1
 

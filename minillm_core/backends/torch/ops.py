@@ -14,6 +14,7 @@ from torch import Tensor
 
 from minillm_core.backends.torch import loss
 from minillm_core.backends.torch.arrays import TorchArrays
+from minillm_core.backends.torch.compiling import constant_result
 from minillm_core.ops.arrays import visible
 from minillm_core.ops.contract import Rotary
 from minillm_core.ops.form import LossForm
@@ -146,7 +147,7 @@ def _flash_takes(q: Tensor) -> bool:
     return q.is_cuda and served and q.shape[-1] <= 256 and _has_flash(str(q.device))
 
 
-@torch.compiler.assume_constant_result
+@constant_result
 def _has_flash(device: str) -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from minillm_core.documents import Tokenizer
+from minillm_kit import fresh
 
 Write = Callable[..., Path]
 
@@ -46,3 +48,19 @@ def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
     Tokenizer.train(["the cat's 42 hats, and it's 42 again. abc äö"] * 3, 290).save(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def forked() -> Callable[..., fresh.Ended]:
+    """``forked("killed", ...)``: call the main of a module of this folder in a forked process, to its end.
+
+    A start of Python that imports the program takes half a second of a core, a fork milliseconds.
+    """
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+    imported = ("killed", "killed_dedup", "minillm_data.cli.filter", "minillm_data.cli.mix")
+
+    def run(module: str, *arguments: str) -> fresh.Ended:
+        here = {**os.environ, **own}
+        return fresh.run(module, *arguments, environment=here, seconds=600, imported=imported)
+
+    return run

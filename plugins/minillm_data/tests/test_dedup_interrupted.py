@@ -9,34 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 pytestmark = pytest.mark.slow
-
-# Works in small steps, and kills itself the nth time that it opens, renames or removes a file of its
-# folder.
-CHILD = """
-import os, signal, sys
-from minillm_data import dedup, output, spans
-
-paths, to, after = [sys.argv[1]], sys.argv[2], int(sys.argv[3])
-dedup._BATCH, dedup._NOTED, output.PART, spans._LOAD = 4000, 60_000, 20_000, 1000
-seen = 0
-
-def watch(event, arguments):
-    global seen
-    if event in ("open", "os.rename", "os.remove", "os.truncate") and ".unfinished" in str(arguments[0]):
-        seen += 1
-        if seen == after:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(watch)
-dedup.dedup(paths, to, spans=6, processes=1, say=print)
-print("events", seen)
-"""
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -73,19 +53,14 @@ def corpus(path: Path, documents: int, words: int) -> Path:
     return path
 
 
-def test_a_kill_anywhere_costs_no_byte(tmp_path: Path) -> None:
+def test_a_kill_anywhere_costs_no_byte(forked: Callable[..., Any], tmp_path: Path) -> None:
     path, to = corpus(tmp_path / "in.jsonl", 400, 60), tmp_path / "whole"
 
-    def start(after: int, folder: Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-c", CHILD, str(path), str(folder), str(after)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    def start(after: int, folder: Path) -> Any:
+        return forked("killed_dedup", str(path), str(folder), str(after))
 
     done = start(0, to)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.stderr
     whole, events = contents(to), int(done.stdout.split()[-1])
     assert len(whole) > 5
     assert events > 60
@@ -93,11 +68,11 @@ def test_a_kill_anywhere_costs_no_byte(tmp_path: Path) -> None:
     for after in range(1, events + 1, 5):
         folder = tmp_path / f"killed-{after}"
         killed = start(after, folder)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert killed.code == -signal.SIGKILL, killed.stderr
         assert not folder.exists() or contents(folder) == whole
         if not folder.exists():
             again = start(0, folder)
-            assert again.returncode == 0, again.stderr
+            assert again.code == 0, again.stderr
             went_on += "continues the work" in again.stdout
         assert contents(folder) == {
             name: data.replace(b"whole", folder.name.encode()) for name, data in whole.items()
@@ -105,22 +80,14 @@ def test_a_kill_anywhere_costs_no_byte(tmp_path: Path) -> None:
     assert went_on > events // 5 - 5
 
 
-def test_many_kills_of_one_run_cost_no_byte(tmp_path: Path) -> None:
+def test_many_kills_of_one_run_cost_no_byte(forked: Callable[..., Any], tmp_path: Path) -> None:
     path = corpus(tmp_path / "in.jsonl", 400, 60)
     for after in (0, 37):
-        command = [
-            sys.executable,
-            "-c",
-            CHILD,
-            str(path),
-            str(tmp_path / f"out{after}"),
-            str(after),
-        ]
         for _ in range(20):
-            code = subprocess.run(command, capture_output=True, check=False).returncode
-            if code == 0:
+            done = forked("killed_dedup", str(path), str(tmp_path / f"out{after}"), str(after))
+            if done.code == 0:
                 break
-            assert code == -signal.SIGKILL
+            assert done.code == -signal.SIGKILL, done.stderr
         else:
             pytest.fail("it does not come any further")
     assert contents(tmp_path / "out0") == contents(tmp_path / "out37")

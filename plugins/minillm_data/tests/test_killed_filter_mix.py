@@ -9,45 +9,27 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.slow
 
-SCRIPT = """
-import os, signal, sys
-from minillm_core.cli.main import main
-from minillm_data import output
-
-at, output.PART, output.NOTED = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-seen = 0
-
-def dies(function):
-    def call(*arguments, **named):
-        global seen
-        for moment in range(2):
-            seen += 1
-            if seen == at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            if moment == 0:
-                found = function(*arguments, **named)
-        return found
-    return call
-
-for name in ("write", "dealt_with", "note_progress", "close_part", "finish"):
-    setattr(output.Output, name, dies(getattr(output.Output, name)))
-output.replace_file = dies(output.replace_file)
-sys.exit(main(sys.argv[4:]))
-"""
-"""Run the program, and kill it before or after its at-th operation on its folder."""
+Run = Callable[..., int]
 
 
-def run(at: int, part: int, noted: float, *arguments: str) -> int:
-    command = [sys.executable, "-c", SCRIPT, str(at), str(part), str(noted), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, -signal.SIGKILL), done.stderr
-    return done.returncode
+@pytest.fixture
+def run(forked: Callable[..., Any]) -> Run:
+    """Run the program, and kill it at the at-th thing that it does with its folder: see killed.py."""
+
+    def run(at: int, part: int, noted: float, *arguments: str) -> int:
+        done = forked("killed", str(at), str(part), str(noted), *arguments)
+        assert done.code in (0, -signal.SIGKILL), done.stderr
+        return done.code
+
+    return run
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -88,7 +70,7 @@ COMMANDS = {
 @pytest.mark.parametrize(("part", "noted"), [(4000, 1000.0), (4000, 0.0), (1 << 30, 0.0)])
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_that_is_killed_goes_on_to_the_same_bytes(
-    folder: Path, tmp_path: Path, command: str, part: int, noted: float
+    run: Run, folder: Path, tmp_path: Path, command: str, part: int, noted: float
 ) -> None:
     name, *given = COMMANDS[command]
     arguments = [str(folder / one) if ".json" in one else one for one in given]
@@ -108,7 +90,7 @@ def test_a_command_that_is_killed_goes_on_to_the_same_bytes(
 def test_ctrl_c_ends_a_command_and_the_next_start_goes_on(tmp_path: Path, command: str) -> None:
     source = tmp_path / "a.jsonl"
     with source.open("w") as file:
-        for number in range(60_000):
+        for number in range(20_000):
             text = " ".join(f"w{number * 7 + i}" for i in range(100 + number % 50))
             file.write(json.dumps({"text": f"The end of {text}."}) + "\n")
     to, unfinished = tmp_path / "out", tmp_path / "out.unfinished"
@@ -140,7 +122,9 @@ def test_ctrl_c_ends_a_command_and_the_next_start_goes_on(tmp_path: Path, comman
     assert contents(to) == contents(tmp_path / "whole")
 
 
-def test_another_command_or_another_file_begins_anew(folder: Path, tmp_path: Path) -> None:
+def test_another_command_or_another_file_begins_anew(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
     source, to = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_bytes((folder / "a.jsonl").read_bytes())
     arguments = ("data", "filter", str(source), "--to", str(to))
@@ -153,7 +137,9 @@ def test_another_command_or_another_file_begins_anew(folder: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("lost", ["part-00000.jsonl", "part-00000.jsonl.tmp", "progress.json"])
-def test_what_an_earlier_start_lost_is_made_again(folder: Path, tmp_path: Path, lost: str) -> None:
+def test_what_an_earlier_start_lost_is_made_again(
+    run: Run, folder: Path, tmp_path: Path, lost: str
+) -> None:
     arguments = ("data", "filter", str(folder / "a.jsonl"), "--rules", "gopher.short", "--to")
     part = 1 << 30 if lost.endswith("tmp") else 3000
     assert run(90, part, 0.0, *arguments, str(tmp_path / "out"))

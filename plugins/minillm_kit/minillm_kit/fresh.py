@@ -10,6 +10,7 @@ Linux, and where importing has started a thread.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -143,6 +144,7 @@ def _serve(names: Sequence[str]) -> None:
         for name in names:
             with suppress(ImportError):  # a child will report it
                 importlib.import_module(name)
+        gc.freeze()  # a child need neither walk over what is there, nor copy its pages
         began = dict(os.environ)
         # threads are not forked, and a child could wait for one
         forks = len(os.listdir("/proc/self/task")) == 1

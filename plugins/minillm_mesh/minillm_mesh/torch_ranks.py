@@ -1,7 +1,7 @@
 """Distributed training on torch: NCCL between GPUs, gloo between CPUs.
 
 Communication between machines uses torch alone: torchrun connects the processes, torch.distributed runs
-the collectives.
+the collectives. FSDP and torch's pipelines are imported where a run needs them: each takes as long as torch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,9 @@ from minillm_mesh.collectives import Ended, met
 from minillm_mesh.cost import CARDS, DEFAULT
 from minillm_mesh.exchange import HEADS, chosen
 from minillm_mesh.forecast import Forecast
-from minillm_mesh.pipeline import Pipeline
 from minillm_mesh.saves import Saves
 from minillm_mesh.tensor import Share
 from minillm_mesh.torch_share import Divided, TorchShare
-from minillm_mesh.torch_weights import TorchWeights
 
 TIMEOUT = timedelta(hours=24)
 """Timeout of host collectives: rank 0 may write a checkpoint or a long sample. The heartbeat is quicker."""
@@ -92,6 +90,8 @@ class TorchRanks(Ranks):
         """Set up pipeline parallelism over ``pipeline`` ranks, each with consecutive layers."""
         if pipeline == self.pipeline:
             return
+        from minillm_mesh.pipeline import Pipeline
+
         self.pipeline = pipeline
         parts = self.size // pipeline
         groups: list[Any] = [  # every rank must create all of them, in one order
@@ -190,6 +190,8 @@ class TorchRanks(Ranks):
     def share(self, what: str, groups: Mapping[str, Group], weights: Any, model: Any) -> Divided:
         """Shard the updates, or weights too: see :mod:`minillm_mesh.layout`."""
         if what == "weights":
+            from minillm_mesh.torch_weights import TorchWeights
+
             return TorchWeights(groups, weights, model, self, self._saves)
         return TorchShare(groups, weights.trained, self.rank, self.size, self._saves)
 

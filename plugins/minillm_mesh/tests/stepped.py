@@ -3,9 +3,10 @@
     torchrun --nproc-per-node 2 stepped.py torch OUT.json SPLIT NAMES alone,off,updates [SETTING=VALUE ...]
     mlx.launch -n 2 -- python stepped.py mlx OUT.json SPLIT
 
-Every process builds the same global batches; a plan is trained by rank 0 alone, and by all processes
-together, with and without sharded updates. The first way in the list is the reference for the others.
-``nudged`` is rank 0 alone from weights that differ in their last bit.
+Every process makes the same global batches; a plan is trained by rank 0 alone, and by all processes
+together, where updates are not divided and where they are. The first of these is what others should be.
+``nudged`` is rank 0 alone from weights that are off by their last bit. What rank 0 has trained alone is kept in
+the folder that REFERENCES names, if any, for other calls: layers, rows and weights may be shared otherwise there.
 ``windows@2x1`` is the case windows with mesh.context=2 and mesh.tensor=1.
 """
 
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import pickle
 import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -181,6 +184,21 @@ def train(
     }
 
 
+def alone(plan: minillm.Plan, backend: str, split: str) -> dict[str, Any]:
+    """Train a plan in this process alone, unless that has been done: see :func:`train`."""
+    folder = os.environ.get("REFERENCES")
+    if folder is None:
+        return train(plan, backend, ALONE)
+    asked = [backend, split, plan.hash, plan.config.model_dump(mode="json", exclude={"mesh"})]
+    name = hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+    file = Path(folder, f"{name}.pickle")
+    if not file.exists():
+        part = file.with_suffix(f".{os.getpid()}")
+        part.write_bytes(pickle.dumps(train(plan, backend, ALONE)))
+        part.replace(file)
+    return pickle.loads(file.read_bytes())
+
+
 def main(
     backend: str,
     out: str,
@@ -195,7 +213,6 @@ def main(
     given = {key: read_value(word) for key, word in words.items()}
     ranks.share_layers(given.get("mesh.pipeline", 1))
     first, *others = how.split(",")
-    known: dict[str, Any] = {}  # cases that rank 0 trained alone
     for name in {"cases": [*CASES], "more": [*MORE]}.get(names) or names.split(","):
         case, _, shared = name.partition("@")
         ranks.share_rows(*map(int, (shared or f"{given.get('mesh.context', 1)}x1").split("x")))
@@ -204,7 +221,7 @@ def main(
         if first != "alone":
             expected = train(plan, backend, ranks, first)
         elif ranks.leads:
-            expected = known[case] = known.get(case) or train(plan, backend, ALONE)
+            expected = alone(plan, backend, split)
         found[name] = {}
         for kind in others:
             ranks.agreed()

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,8 +21,6 @@ from minillm_kit.subject import with_stand_ins
 from minillm_mesh import by_steps
 from minillm_mesh.by_columns import check
 from minillm_mesh.context import Columns
-
-STEPPED = Path(__file__).with_name("stepped.py")
 
 
 @given(
@@ -158,14 +153,6 @@ def test_the_plan_does_not_depend_on_it() -> None:
     assert plan_of(mesh_context=2).hash == plan_of().hash
 
 
-def torchrun(size: int, *command: str) -> None:
-    """Run a command in several processes."""
-    line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), *command]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=600, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 BY_COLUMNS = ("plain", "muon", "windows", "value_embeds", "mtp", "paired_heads", "speedrun")
 BY_HEADS = (
     "plain",
@@ -191,10 +178,14 @@ BY_HEADS = (
     ],
 )
 def test_processes_that_share_rows_train_alike(
-    size: int, names: list[str], settings: tuple[str, ...], tmp_path: Path
+    size: int,
+    names: list[str],
+    settings: tuple[str, ...],
+    processes: Callable[..., str],
+    tmp_path: Path,
 ) -> None:
     out, how = tmp_path / "found.json", "alone,updates" if size == 2 else "alone,off"
-    torchrun(size, str(STEPPED), "torch", str(out), "rows", ",".join(names), how, *settings)
+    processes(size, "stepped", "torch", str(out), "rows", ",".join(names), how, *settings)
     found: Mapping[str, Any] = json.loads(out.read_text())
     assert [*found] == names
     for name, met in found.items():

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,18 @@ STEPPED = Path(__file__).with_name("stepped.py")
 
 
 @pytest.mark.slow
-def test_two_processes_train_alike(tmp_path: Path) -> None:
+def test_two_processes_train_alike(
+    processes: Callable[..., str], references: Path, tmp_path: Path
+) -> None:
     launch = Path(sys.executable).with_name("mlx.launch")
     out, names = tmp_path / "found.json", "plain,moe,speedrun"  # the last is Muon too
     command = [str(launch), "-n", "2", "--backend", "ring", "--", sys.executable, str(STEPPED)]
-    # waiting ranks spin: two on one core take a second per step
+    # ranks that wait for each other spin, so that two on one core take a second a step:
+    # none trains alone while the other waits
+    processes(1, "stepped", "mlx", str(out), "micro", names, "alone", "train.steps=6")
     given = [*command, "mlx", str(out), "micro", names, "alone,off", "train.steps=6"]
-    done = subprocess.run(given, capture_output=True, text=True, timeout=900, check=False)
+    here = {**os.environ, "REFERENCES": str(references)}
+    done = subprocess.run(given, capture_output=True, text=True, timeout=900, env=here, check=False)
     assert out.exists(), done.stdout + done.stderr
     found = json.loads(out.read_text())
     assert [*found] == names.split(",")

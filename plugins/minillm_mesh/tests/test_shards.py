@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,3 +98,12 @@ def test_the_end_of_another_process_is_told_from_other_errors(ranks: TorchRanks)
         raise RuntimeError("gloo/transport/tcp/pair.cc:553: Connection closed by peer [::1]")
     with pytest.raises(RuntimeError, match="shapes differ"), ranks.meeting():
         raise RuntimeError("shapes differ")
+
+
+@pytest.mark.slow
+def test_a_start_imports_neither_fsdp_nor_pipelines() -> None:
+    """Each takes as long as torch, and most runs have neither."""
+    late = {"torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining"}
+    script = f"import sys, minillm_mesh.torch_ranks; print({late} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stdout + done.stderr

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
@@ -21,8 +18,6 @@ from minillm_core.inspection import decoder, inputs_of
 from minillm_kit import small
 from minillm_mesh import by_steps
 from minillm_mesh.stages import bubble, check, cut, stages, width
-
-STEPPED, SHARED = (Path(__file__).with_name(f"{name}.py") for name in ("stepped", "shared"))
 
 
 @given(
@@ -157,15 +152,6 @@ def test_the_share_of_waiting_is_that_of_both_schedules() -> None:
     assert bubble(4, 4) == 3 / 7
 
 
-def torchrun(size: int, *command: str) -> None:
-    """Run a command in several processes."""
-    line = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(size), *command]
-    here = str(Path(__file__).parents[3])  # of tools
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": here}
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=600, env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "split", "names", "settings"),
@@ -175,10 +161,15 @@ def torchrun(size: int, *command: str) -> None:
     ],
 )
 def test_stages_train_as_one_process_does(
-    size: int, split: str, names: str, settings: tuple[str, ...], tmp_path: Path
+    size: int,
+    split: str,
+    names: str,
+    settings: tuple[str, ...],
+    processes: Callable[..., str],
+    tmp_path: Path,
 ) -> None:
     out = tmp_path / "found.json"
-    torchrun(size, str(STEPPED), "torch", str(out), split, names, "alone,updates", *settings)
+    processes(size, "stepped", "torch", str(out), split, names, "alone,updates", *settings)
     found: Mapping[str, Any] = json.loads(out.read_text())
     assert found.keys() == {*names.split(",")}
     for name, met in found.items():
@@ -189,9 +180,9 @@ def test_stages_train_as_one_process_does(
 
 
 @pytest.mark.slow
-def test_every_plugin_is_computed_in_stages(tmp_path: Path) -> None:
+def test_every_plugin_is_computed_in_stages(processes: Callable[..., str], tmp_path: Path) -> None:
     out = tmp_path / "found.json"
-    torchrun(2, str(SHARED), str(out), "pipeline")
+    processes(2, "shared", str(out), "pipeline")
     found: Mapping[str, float | str] = json.loads(out.read_text())
     assert not {name: why for name, why in found.items() if isinstance(why, str)}
     assert len(found) > 20

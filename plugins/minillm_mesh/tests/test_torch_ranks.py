@@ -1,4 +1,4 @@
-"""Processes of torchrun over gloo: training as in one process, saving, resuming, stops and lost processes."""
+"""Processes over gloo, as torchrun starts them: the same training as in one process, saved, resumed, stopped, lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-STEPPED, STARTED = (Path(__file__).with_name(f"{name}.py") for name in ("stepped", "started"))
 SETTINGS = (
     *("--preset", "tiny", "--device", "cpu", "--backend", "torch"),
     *("model.dim=32", "model.layers=2", "model.vocab=300"),
@@ -37,24 +36,22 @@ def torchrun(size: int, *command: str) -> subprocess.Popen[str]:
     )
 
 
-def run(size: int, *command: str, code: int = 0) -> str:
-    """Run a command in several processes to its end."""
-    if size == 1:
-        line = [sys.executable, *command]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
-        said, ended = done.stdout + done.stderr, done.returncode
-    else:
-        process = torchrun(size, *command)
-        said, _ = process.communicate(timeout=600)
-        ended = process.returncode
-    assert ended == code, said
-    return said
+Run = Callable[..., str]
+"""The fixture ``processes``: runs a module in some processes; returns what they said."""
+
+Stepped = Callable[..., Mapping[str, Any]]
+"""The fixture ``stepped``; returns what was found of each case."""
 
 
-def train(size: int, out: Path, text: Path, *more: str, code: int = 0) -> str:
-    """Train in several processes."""
-    command = ["-m", "minillm_core", "train", *SETTINGS, "--data", str(text), "--out", str(out)]
-    return run(size, *command, *more, code=code)
+@pytest.fixture
+def train(processes: Run) -> Run:
+    """Train in some processes to the end of the run, or until it is stopped."""
+
+    def run(size: int, out: Path, text: Path, *more: str, **ending: Any) -> str:
+        given = [*SETTINGS, "--data", str(text), "--out", str(out), *more]
+        return processes(size, "minillm_core", "train", *given, **ending)
+
+    return run
 
 
 def losses(out: Path, event: str = "step", key: str = "loss") -> dict[int, float]:
@@ -71,10 +68,15 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def stepped(size: int, split: str, out: Path, *more: str) -> Mapping[str, Any]:
-    """Train plans in several processes and in one: see stepped.py."""
-    run(size, str(STEPPED), "torch", str(out), split, *more)
-    return json.loads(out.read_text())
+@pytest.fixture
+def stepped(processes: Run) -> Stepped:
+    """Train plans in some processes, and by one: see stepped.py."""
+
+    def run(size: int, split: str, out: Path, *more: str) -> Mapping[str, Any]:
+        processes(size, "stepped", "torch", str(out), split, *more)
+        return json.loads(out.read_text())
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,9 @@ def stepped(size: int, split: str, out: Path, *more: str) -> Mapping[str, Any]:
         (4, "micro", "alone,updates,weights"),
     ],
 )
-def test_any_number_of_ranks_trains_alike(size: int, split: str, how: str, tmp_path: Path) -> None:
+def test_any_number_of_ranks_trains_alike(
+    size: int, split: str, how: str, stepped: Stepped, tmp_path: Path
+) -> None:
     found = stepped(size, split, tmp_path / "found.json", "cases", how)
     assert {"plain", "muon", "moe", "speedrun"} <= found.keys()
     for name, met in found.items():
@@ -98,14 +102,15 @@ def test_any_number_of_ranks_trains_alike(size: int, split: str, how: str, tmp_p
             assert max(shares) < 1.1 * met[kind]["all"] / size, f"{name}, {kind}: {shares}"
 
 
-def test_weights_are_divided_with_every_kind_of_parameter(tmp_path: Path) -> None:
+def test_weights_are_divided_with_every_kind_of_parameter(stepped: Stepped, tmp_path: Path) -> None:
     """Views, followers, narrow state, frozen parameters, dtypes, compiled layers, shared rows."""
-    names = "ema,schedule_free,adam8bit,layer_clip,untie_head,freeze,bfloat16,compiled"
-    found = stepped(2, "micro", tmp_path / "found.json", names, "alone,nudged,weights")
+    names = "ema,schedule_free,layer_clip,untie_head,freeze,bfloat16,compiled"
+    found = stepped(2, "micro", tmp_path / "found.json", names, "alone,weights")
+    eighths = stepped(2, "micro", tmp_path / "8.json", "adam8bit", "alone,nudged,weights")
     rows = stepped(
         2, "rows", tmp_path / "rows.json", "windows,compiled", "alone,weights", "mesh.context=2"
     )
-    for name, met in [*found.items(), *rows.items()]:
+    for name, met in [*found.items(), *eighths.items(), *rows.items()]:
         case = met["weights"]
         # in bfloat16 another order of summation rounds differently: unsharded weights differ by 1.5e-4
         bound = 1e-3 if name == "bfloat16" else 1e-5
@@ -119,11 +124,11 @@ def test_weights_are_divided_with_every_kind_of_parameter(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_process_starts_with_its_part_alone(size: int, tmp_path: Path) -> None:
-    """Sharded weights: a single process's values to the bit, and at no time a whole model in a process."""
+def test_a_process_starts_with_its_part_alone(size: int, processes: Run, tmp_path: Path) -> None:
+    """Of weights that are divided: one process's values to the bit, and never a whole model in a process."""
     out, folder = tmp_path / "found.json", tmp_path / "saved"
     folder.mkdir()
-    run(size, str(STARTED), str(out), str(folder))
+    processes(size, "started", str(out), str(folder))
     found = json.loads(out.read_text())
     deep = found.pop("deep")
     assert {"plain", "muon", "moe", "speedrun", "ema", "bfloat16"} <= found.keys()
@@ -142,8 +147,10 @@ def test_a_process_starts_with_its_part_alone(size: int, tmp_path: Path) -> None
             assert met["arrays"] < 0.15 * whole + 3 * parameter, "NumPy's, and Python's own objects"
 
 
-def test_divided_updates_are_those_of_every_kind_of_parameter(tmp_path: Path) -> None:
-    """Views, followers, narrow and other optimizer state, turns, frozen parameters, dtypes, compiled stages."""
+def test_divided_updates_are_those_of_every_kind_of_parameter(
+    stepped: Stepped, tmp_path: Path
+) -> None:
+    """Views, followers, narrow and other state, turns, frozen parameters, dtypes, compiled stages."""
     found = stepped(2, "micro", tmp_path / "found.json", "more", "off,updates")
     for name, met in found.items():
         case = met["updates"]
@@ -176,12 +183,13 @@ def workers(process: subprocess.Popen[str]) -> list[int]:
 
 
 def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
-    text: Path, tmp_path: Path
+    train: Run, text: Path, tmp_path: Path
 ) -> None:
+    """First by the end of torchrun, then by the same signal for every process."""
     steps = ("--steps", "70", "checkpoint.every=5")
     one, mixed = tmp_path / "one", tmp_path / "mixed"
     train(1, one, text, *steps)
-    given, done = [*SETTINGS, "--data", str(text), "--out", str(mixed)], 0
+    done = 0
     for size, divided, until in (
         (2, ("mesh.shard=updates", "mesh.context=2"), 10),
         (1, ("mesh.shard=auto", "mesh.context=1"), 20),
@@ -189,14 +197,16 @@ def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
         (4, ("mesh.shard=auto", "mesh.context=2", "mesh.tensor=2"), 40),
         (4, ("mesh.context=1", "mesh.tensor=1", "mesh.pipeline=2", "mesh.schedule=gpipe"), 50),
     ):
-        more = (*(("--resume",) if done else ()), *divided)
-        command = ["-m", "minillm_core", "train", *given, *steps, *more]
-        process = torchrun(size, *command)
-        wait_for(mixed, until, process)
-        process.terminate()
-        said, _ = process.communicate(timeout=120)
+        if done:
+            stop = f"{until}:{mixed}"
+            said = train(size, mixed, text, *steps, "--resume", *divided, code=75, stop=stop)
+            assert f"resumed after step {done}" in said
+        else:
+            process = start(mixed, text, *steps, *divided)
+            wait_for(mixed, until, process)
+            process.terminate()
+            said, _ = process.communicate(timeout=120)
         assert json.loads((mixed / "run.json").read_text())["exit"] == 75, said
-        assert f"resumed after step {done}" in said or not done
         done = max(losses(mixed))
         assert until <= done < 70
     said = train(2, mixed, text, "--resume", *steps, "mesh.shard=off", "mesh.pipeline=1")
@@ -206,12 +216,14 @@ def test_a_run_is_stopped_and_goes_on_in_another_number_of_processes(
     alike(one, mixed)
 
 
-def test_a_run_of_divided_weights_begins_with_others(text: Path, tmp_path: Path) -> None:
+def test_a_run_of_divided_weights_begins_with_others(
+    processes: Run, train: Run, text: Path, tmp_path: Path
+) -> None:
     """With a checkpoint, the weights of one, and those of a model directory: as one process does."""
     before, folder = tmp_path / "before", tmp_path / "folder"
     more = ("--plugins", "muon", "checkpoint.every=5", "eval.samples=0")
     train(1, before, text, *more, "--steps", "5")
-    run(1, "-m", "minillm_core", "export", str(before), "--to", str(folder))
+    processes(1, "minillm_core", "export", str(before), "--to", str(folder))
     for name, given in (
         ("branch", ("--branch", str(before))),
         ("weights", ("--init", str(before))),
@@ -254,7 +266,7 @@ class Spike(Plugin, api=1):
 '''
 
 
-def test_processes_go_back_together_at_a_spike(text: Path, tmp_path: Path) -> None:
+def test_processes_go_back_together_at_a_spike(train: Run, text: Path, tmp_path: Path) -> None:
     (tmp_path / "spike.py").write_text(SPIKE)
     more = ("--plugins", f"{tmp_path / 'spike.py'}:Spike", "--steps", "40")
     more = (*more, "checkpoint.every=4", "eval.samples=0")
@@ -283,7 +295,7 @@ def test_a_process_that_is_stopped_is_named(text: Path, tmp_path: Path) -> None:
     assert process.returncode != 0, said
 
 
-def test_updates_of_one_process_are_not_divided(text: Path, tmp_path: Path) -> None:
+def test_updates_of_one_process_are_not_divided(train: Run, text: Path, tmp_path: Path) -> None:
     said = train(1, tmp_path / "run", text, "mesh.shard=updates", code=2)
     assert "updates cannot be divided: one process trains" in said
     assert "mesh.shard=auto" in said
@@ -380,7 +392,7 @@ def test_one_command_ends_as_one_process_does(text: Path, tmp_path: Path) -> Non
     assert done.stdout.count("resumed after step") == 1
 
 
-def test_what_cannot_be_divided_is_refused(text: Path, tmp_path: Path) -> None:
-    said = train(2, tmp_path / "run", text, "train.rows=3", "train.accumulate=1", code=1)
+def test_what_cannot_be_divided_is_refused(train: Run, text: Path, tmp_path: Path) -> None:
+    said = train(2, tmp_path / "run", text, "train.rows=3", "train.accumulate=1", code=2)
     assert "2 processes cannot divide a step of 1 micro-batches of 3 rows" in said
     assert not (tmp_path / "run").exists()
