@@ -26,9 +26,13 @@ class KeyOffset(Plugin, api=1):
     """Half of each key, what does not turn of it, is that of the token before."""
 
     layers: Layers | None = option(
-        None, help="layers that do, such as [0, -1]; none: those to which `windows` gives long ones"
+        None,
+        help="layers with a key offset, such as [0, -1]; none: the layers with a long window "
+        "(plugin windows)",
     )
-    across: bool = option(False, help="from one document into the next, as the records do")
+    across: bool = option(
+        False, help="apply the offset across document boundaries, as the records do"
+    )
 
     def build_attention(self, attn):
         chosen = self.layers.resolve(attn.layers) if self.layers else long_layers(attn.layers)
