@@ -63,7 +63,7 @@ def bench_command(
         ),
     ] = None,
     repeats: Annotated[
-        int, typer.Option(metavar="N", help="Turns of each kernel; medians are reported.", min=1)
+        int, typer.Option(metavar="N", help="Timed turns per kernel; medians are reported.", min=1)
     ] = 5,
     as_json: AsJson = False,
 ) -> None:

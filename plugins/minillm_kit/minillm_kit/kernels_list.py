@@ -47,7 +47,7 @@ def list_command(
         list[str] | None,
         typer.Argument(
             metavar="OP|KEY=VALUE",
-            help="Ops to list, by default all; settings of the run that kernels are asked for.",
+            help="Ops to list, by default all; settings of the run whose kernels are selected.",
             show_default=False,
         ),
     ] = None,
