@@ -27,7 +27,7 @@ __all__ = ["Distill", "Divergence"]
 
 
 class Distill(Plugin, api=1):
-    """The model's distribution of each token is drawn to that of a trained one, the teacher."""
+    """The model's distribution of each token is trained to match that of a teacher model."""
 
     model: str = option("runs/teacher", help="the teacher: a run's folder", min_length=1)
     weight: float = option(

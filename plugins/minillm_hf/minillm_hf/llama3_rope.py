@@ -20,7 +20,7 @@ __all__ = ["Llama3Rope", "llama3"]
 
 
 class Llama3Rope(Plugin, api=1, export="llama"):
-    """Rotary frequencies are scaled as in Llama 3.1 and later, for texts longer than at first."""
+    """Rotary frequencies are scaled as in Llama 3.1 and later, for a longer context than before."""
 
     factor: float = option(8.0, ge=1, help="divisor of the frequencies of the slowest pairs")
     low_freq_factor: float = option(

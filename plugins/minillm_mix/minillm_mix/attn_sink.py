@@ -19,7 +19,7 @@ __all__ = ["AttnSink", "Sinks"]
 
 
 class AttnSink(Plugin, api=1):
-    """A learned logit a head in the softmax's denominator: a head may attend to nothing."""
+    """A learned logit per head in the softmax's denominator: a head may attend to nothing."""
 
     start: float = option(0.0, help="initial sink logit; 0 acts as one more key of score 0")
     learned: bool = option(

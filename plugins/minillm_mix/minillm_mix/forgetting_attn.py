@@ -22,7 +22,7 @@ __all__ = ["Forgetting", "ForgettingAttn"]
 
 
 class ForgettingAttn(Plugin, api=1):
-    """Scores fade by a learned gate a token and head between key and query; no RoPE."""
+    """Attention scores decay by learned gates, per token and head, from key to query; no RoPE."""
 
     bias: float = option(
         0.0,

@@ -35,7 +35,7 @@ __all__ = ["MLA", "Latent"]
 
 
 class MLA(Plugin, api=1):
-    """Keys and values come out of one small latent a token, which is all that decoding keeps."""
+    """Keys and values are computed from one small latent per token, which is all that is cached."""
 
     kv_rank: int | None = option(
         None, ge=1, help="width of the latent of keys and values; none: 4 head_dim"

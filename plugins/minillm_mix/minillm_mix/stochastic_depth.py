@@ -27,7 +27,7 @@ FIELD = "depth_drawn"
 
 
 class StochasticDepth(Plugin, api=1):
-    """Rows pass over blocks at random in training, over the last ones most often."""
+    """Rows skip blocks at random in training, the last ones most often."""
 
     drop: float = option(
         0.1,

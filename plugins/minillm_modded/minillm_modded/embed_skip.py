@@ -15,7 +15,7 @@ __all__ = ["EmbedSkip"]
 
 
 class EmbedSkip(Plugin, api=1, identity_at_init=True):
-    """The token's embedding is mixed into the stream before each block, learned weights."""
+    """The token's embedding is mixed into the stream before each block, with learned weights."""
 
     lr_mul: float = option(
         5.0,

@@ -23,7 +23,7 @@ __all__ = ["KeyOffset", "OffsetAcross", "OffsetWithin"]
 
 
 class KeyOffset(Plugin, api=1):
-    """Half of each key, what does not turn of it, is that of the token before."""
+    """Half of each key, the features without rotation, is that of the previous token."""
 
     layers: Layers | None = option(
         None,

@@ -42,7 +42,7 @@ __all__ = ["Expert", "Experts", "MoE"]
 
 
 class MoE(Plugin, api=1, discrete=True):
-    """A router sends each token through one or a few of many MLPs, loads kept alike."""
+    """A router sends each token through one or a few of many MLPs, with balanced loads."""
 
     experts: int = option(4, ge=2, le=1024, search=(4, 8), help="experts (MLPs) per layer")
     chosen: int = option(1, ge=1, help="experts per token")

@@ -22,7 +22,7 @@ __all__ = ["UNetSkip"]
 
 
 class UNetSkip(Plugin, api=1):
-    """Blocks of the second half add the stream of their mirror images, learned weights."""
+    """Blocks of the second half add the stream of their mirror images, with learned weights."""
 
     skips: Literal["mirror"] | list[tuple[int, int]] = option(
         "mirror",

@@ -29,7 +29,7 @@ STD = 0.02
 
 
 class UntieHead(Plugin, api=1):
-    """The head is the embedding until a share of the run, and then goes by itself from there."""
+    """The head is tied to the embedding for a part of the run, and separate from then on."""
 
     until: float = option(
         2 / 3,

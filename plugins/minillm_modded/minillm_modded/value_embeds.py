@@ -38,7 +38,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ValueEmbeds(Plugin, api=1):
-    """Tables of values by token, added to v in the first and last layers, with a gate a head."""
+    """Tables of values by token, added to v in the first and last layers, with a gate per head."""
 
     tables: int | None = option(
         None,

@@ -23,7 +23,7 @@ EPSILON = 1e-10
 
 
 class XSA(Plugin, api=1, identity_at_init=True):
-    """The part of a head's output along the token's own value is taken out, as far as learned."""
+    """The part of a head's output along the token's own value is removed, with a learned strength."""
 
     lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the strengths")
     layers: Layers = option(

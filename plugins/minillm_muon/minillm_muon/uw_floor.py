@@ -25,7 +25,7 @@ LEAST = 1e-8  # minimum of norms: an update of 0 stays 0
 
 
 class UWFloor(Plugin, api=1):
-    """Updates are at least a share of the weights' length, in the place of weight decay."""
+    """Updates have at least a fraction of the weights' norm, in place of weight decay."""
 
     floor: float = option(
         0.35,

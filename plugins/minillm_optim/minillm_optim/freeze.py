@@ -20,7 +20,7 @@ __all__ = ["Freeze"]
 
 
 class Freeze(Plugin, api=1):
-    """Parameters by their names or roles keep their values, for good or for a share of the run."""
+    """Parameters, by name or role, keep their values permanently or for a part of the run."""
 
     of: tuple[str, ...] = option(
         ("embedding.*",),

@@ -27,7 +27,7 @@ LARGEST_SQUARE = 64.0  # of relu(.)^2, initially: the product is of order one
 
 
 class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
-    """The ReLU squared MLP with products of 8-bit numbers forward: relu2 but for their rounding."""
+    """The ReLU squared MLP with fp8 products in the forward pass: relu2 except for rounding."""
 
     hidden: int | None = option(
         None, ge=1, help="hidden width; none: 3/2 of model.hidden, rounded up to a multiple of 16"

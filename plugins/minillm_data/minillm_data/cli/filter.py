@@ -71,7 +71,7 @@ def filter_command(
     malformed: Malformed = "strict",
     as_json: AsJson = False,
 ) -> None:
-    """Keep the documents that published rules, a language or a checkpoint let through.
+    """Filter documents by published rules, by language, or by their loss under a checkpoint.
 
     Drops are counted by reason, with examples in report.htm. Kept lines are copied byte for byte,
     unless c4 removes lines of their text.

@@ -42,7 +42,7 @@ def inspect_command(
     malformed: Malformed = "strict",
     as_json: AsJson = False,
 ) -> None:
-    """Show what data hold: documents, tokens, a histogram of lengths, a digest, decoded samples."""
+    """Show the contents of data: documents, tokens, a histogram of lengths, a digest, decoded samples."""
     from minillm_data.inspect import facts, inspect, write_page
 
     how = check_malformed(malformed)

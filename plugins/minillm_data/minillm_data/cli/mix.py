@@ -95,7 +95,7 @@ def mix_command(
     malformed: Malformed = "strict",
     as_json: AsJson = False,
 ) -> None:
-    """Mix sources by weight, by size, by what two small runs learn, or by likeness to a target.
+    """Mix sources by weight, by size, by weights learned in two small runs, or by similarity to a target.
 
     After any number of documents each source has its share, to within the longest document. The
     mixture ends when the source whose turn it is is exhausted.
