@@ -27,8 +27,8 @@ class Shown:
     )
     card: str | None = option(
         "NAME[,KEY=NUMBER]",
-        "GPU for --gpus: h200, h100, b200, a100, l40s or rtx4090, with changed figures after it "
-        "(h100,utilisation=0.5,network=25e9). Default: h200.",
+        "GPU for --gpus: h200, h100, b200, a100, l40s or rtx4090, optionally with figures of your "
+        "own (h100,utilisation=0.5,network=25e9). Default: h200.",
     )
 
 

@@ -68,7 +68,7 @@ class TrainConfig(Section):
 
     steps: int | None = Field(None, ge=1, description="number of optimizer steps; or set minutes")
     minutes: float | None = Field(
-        None, gt=0, description="minutes of training, instead of steps; the schedule follows time"
+        None, gt=0, description="minutes of training, instead of steps; the schedule follows them"
     )
     rows: int = Field(ge=1, description="rows of one micro-batch on one device")
     accumulate: int = Field(1, ge=1, description="gradient accumulation: micro-batches per step")
@@ -86,10 +86,10 @@ class TrainConfig(Section):
     compile: Literal["auto", "on", "off"] = Field(
         "auto", description="compilation of the step; auto: off for torch on a CPU, on elsewhere"
     )
-    checkpointing: bool = Field(False, description="activation checkpointing: recompute blocks")
+    checkpointing: bool = Field(False, description="activation checkpointing: recompute each block")
     lr: float = Field(ge=0, description="peak learning rate of AdamW")
     schedule: Literal["cosine", "wsd", "constant"] = Field(
-        "cosine", description="after warm-up: cosine to 0.1 of lr; wsd: constant, then linear to 0"
+        "cosine", description="lr after warm-up: cosine to 0.1 lr; wsd: constant, then linear to 0"
     )
     warmup: float = Field(0.05, ge=0, le=1, description="warm-up, as a fraction of the steps")
     cooldown: float = Field(
@@ -226,7 +226,7 @@ class MeshConfig(Section):
     shard: Literal["auto", "off", "updates", "weights"] = Field(
         default="auto",
         description="updates: each process updates its own part of the parameters, and keeps "
-        "optimizer state for that part only; weights: also its part of the weights only, gathering "
+        "optimizer state for that part only; weights: also only its part of the weights, gathering "
         "a layer's while it computes it; off: each updates all; auto: updates, where several "
         "processes train on torch, or weights, where updates alone does not fit a GPU's memory",
     )

@@ -45,11 +45,15 @@ class Muon(Plugin, api=1):
         None, ge=0, help="decoupled weight decay, times the learning rate; none: train.weight_decay"
     )
     momentum: float = option(0.95, ge=0, lt=1, search=(0.85, 0.9, 0.95), help="Nesterov momentum")
-    momentum_start: float | None = option(None, ge=0, lt=1, help="initial momentum; none: momentum")
+    momentum_start: float | None = option(
+        None, ge=0, lt=1, help="initial momentum; none: same as momentum"
+    )
     momentum_rise: float = option(
         0.2, gt=0, le=1, help="fraction of the run over which momentum rises from momentum_start"
     )
-    momentum_end: float | None = option(None, ge=0, lt=1, help="final momentum; none: momentum")
+    momentum_end: float | None = option(
+        None, ge=0, lt=1, help="final momentum; none: same as momentum"
+    )
     momentum_fall: float = option(
         0.03, gt=0, lt=1, help="last fraction of the run, over which momentum falls to momentum_end"
     )

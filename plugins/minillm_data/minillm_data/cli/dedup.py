@@ -52,7 +52,7 @@ def dedup_command(
         int | None,
         typer.Option(
             metavar="WORDS",
-            help="Remove spans of so many words, such as 50, that an earlier document contains.",
+            help="Remove every span of so many words, such as 50, that an earlier document contains.",
             show_default=False,
         ),
     ] = None,
