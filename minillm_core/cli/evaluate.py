@@ -56,19 +56,19 @@ class Judged:
         "A,B", "Tasks of lm-evaluation-harness: hellaswag,arc_easy; may be repeated."
     )
     pattern: str | None = options.option(
-        "REGEX", "With --chats: what is compared of an answer, its first group. Default: all of it."
+        "REGEX", "With --chats: part of an answer to compare, the first group. Default: all of it."
     )
     task_path: list[Path] | None = options.option(
         "DIR",
-        "With --tasks: a folder with tasks of your own, in YAML; may be repeated. A task may name "
-        "Python of its folder, which is run.",
+        "With --tasks: folder of your own tasks, in YAML; may be repeated. Python files of the "
+        "folder that a task names are run.",
     )
     shots: int | None = options.option(
         "N", "With --tasks: examples before each question. Default: the task's.", min=0
     )
     limit: int | None = options.option(
         "N",
-        "With --chats: answer the first N alone; with --tasks: the first N of each. Default: all.",
+        "With --chats: answer only the first N; with --tasks: the first N of each. Default: all.",
         min=1,
     )
     seq_len: int | None = options.option(

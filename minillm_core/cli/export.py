@@ -24,14 +24,14 @@ def export(
     to: Annotated[Path, options.value("DIR", "Folder to write the model to: new or empty.")],
     read: Annotated[options.InferenceOptions, options.Without("backend device")],
     dtype: Annotated[
-        str, options.value("DTYPE", "Of the weights: float32, or bfloat16, half as large.")
+        str, options.value("DTYPE", "Data type: float32, or bfloat16, half as large.")
     ] = "float32",
     layout: Annotated[
         str | None,
         options.value(
             "LAYOUT",
-            "peft: the adapters of plugin lora alone. own: the model with modeling files that compute "
-            "it. Default: a layout that others know, or else own.",
+            "peft: only the adapters of plugin lora. own: the model with its own modeling files. "
+            "Default: a layout that other programs know, or else own.",
         ),
     ] = None,
     as_json: options.AsJson = False,

@@ -72,7 +72,7 @@ RunPlugins = Annotated[
     str | None,
     value(
         "A,./B.py:C",
-        "The run's single-file plugins, named again: OUT alone never causes code to be loaded.",
+        "The run's single-file plugins, given again: OUT alone never loads code.",
         names=("--plugins",),
     ),
 ]
@@ -81,7 +81,7 @@ Backend = Annotated[str | None, value("auto|torch|mlx", "Framework to use.", _MA
 Device = Annotated[str | None, value("NAME", "cpu, cuda, cuda:1 or mps; gpu for mlx.", _MACHINE)]
 Gpus = Annotated[
     int | None,
-    value("N", "Train on N NVIDIA GPUs of this machine, a process each.", _MACHINE, min=1),
+    value("N", "Train on N NVIDIA GPUs of this machine, one process per GPU.", _MACHINE, min=1),
 ]
 Verbose = Annotated[
     bool,
@@ -115,7 +115,7 @@ class RunOptions:
     ] = None
     plugins: Plugins = None
     task: str | None = _choice(
-        "NAME", "What to train on the data: sft, the answers of chats. Default: all text."
+        "NAME", "Training task: sft, the answers of chats. Default: all text."
     )
     preset: str | None = _choice(
         "NAME",

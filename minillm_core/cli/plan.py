@@ -23,12 +23,12 @@ class Shown:
         "A,B C,D", "Compare the plans of two plugin sets; '' adds none, -NAME removes one."
     )
     gpus: int | None = option(
-        "N", "Show how N GPUs would divide it, and what their communication costs.", min=1
+        "N", "Show how N GPUs would share the training, and what their communication costs.", min=1
     )
     card: str | None = option(
         "NAME[,KEY=NUMBER]",
-        "The GPU of --gpus: h200, h100, b200, a100, l40s, rtx4090, with numbers of your own "
-        "behind it (h100,utilisation=0.5,network=25e9). Default: h200.",
+        "GPU for --gpus: h200, h100, b200, a100, l40s or rtx4090, optionally with figures of your "
+        "own (h100,utilisation=0.5,network=25e9). Default: h200.",
     )
 
 

@@ -22,7 +22,7 @@ def why_command(
         str,
         typer.Argument(
             metavar="SLOT",
-            help="A slot, parameter, rule or op, or its beginning; * is any text: attn.*, "
+            help="A slot, parameter, rule or op, or a prefix of one; * matches any text: attn.*, "
             "model.mlp[3], opt.rule\\[muon].",  # escaped: this is rich's markup
         ),
     ],

@@ -27,13 +27,13 @@ class ModelConfig(Section):
     layers: int = Field(ge=1, le=1024, description="number of blocks")
     dim: int = Field(ge=8, description="width of the residual stream")
     heads: int = Field(ge=1, description="query heads")
-    kv_heads: int = Field(ge=1, description="key and value heads; heads is a multiple of it")
-    hidden: int = Field(ge=1, description="width inside the MLP")
-    vocab: int = Field(ge=2, le=2**31 - 1, description="rows of the embedding")
-    tied: bool = Field(description="the head is the embedding")
+    kv_heads: int = Field(ge=1, description="key and value heads; a divisor of heads")
+    hidden: int = Field(ge=1, description="hidden width of the MLP")
+    vocab: int = Field(ge=2, le=2**31 - 1, description="vocabulary size: rows of the embedding")
+    tied: bool = Field(description="tied embeddings: the head is the embedding")
     rope_base: float = Field(10_000.0, gt=1, description="base of the rotary frequencies")
     head_dim: int | None = Field(None, ge=2, description="width of a head; none: dim / heads")
-    norm_eps: float = Field(1e-5, gt=0, lt=1, description="what RMSNorm adds to the mean square")
+    norm_eps: float = Field(1e-5, gt=0, lt=1, description="RMSNorm's epsilon, inside the root")
 
     @property
     def head_width(self) -> int:
@@ -57,60 +57,60 @@ class Shape(NamedTuple):
 class Stage(Section):
     """An early part of a run whose batches have other sizes."""
 
-    until: float = Field(gt=0, le=1, description="share of train.steps that is over at its end")
-    rows: int | None = Field(None, ge=1, description="in the place of train.rows")
-    accumulate: int | None = Field(None, ge=1, description="in the place of train.accumulate")
-    seq_len: int | None = Field(None, ge=1, description="in the place of train.seq_len")
+    until: float = Field(gt=0, le=1, description="end of the stage, as a fraction of train.steps")
+    rows: int | None = Field(None, ge=1, description="train.rows in this stage")
+    accumulate: int | None = Field(None, ge=1, description="train.accumulate in this stage")
+    seq_len: int | None = Field(None, ge=1, description="train.seq_len in this stage")
 
 
 class TrainConfig(Section):
     """The optimisation."""
 
-    steps: int | None = Field(None, ge=1, description="optimizer steps; or give minutes")
+    steps: int | None = Field(None, ge=1, description="number of optimizer steps; or set minutes")
     minutes: float | None = Field(
-        None, gt=0, description="stop by the clock; the schedule follows it"
+        None, gt=0, description="minutes of training, instead of steps; the schedule follows them"
     )
     rows: int = Field(ge=1, description="rows of one micro-batch on one device")
-    accumulate: int = Field(1, ge=1, description="gradient accumulation: micro-batches in a step")
+    accumulate: int = Field(1, ge=1, description="gradient accumulation: micro-batches per step")
     seq_len: int = Field(ge=1, description="tokens in a row")
     stages: tuple[Stage, ...] = Field(
         (),
-        description="rows, accumulate and seq_len up to a share of the steps, one stage after the "
-        "other: [{until=0.25, rows=32, seq_len=256}]; after the last one those of train hold",
+        description="stages with other rows, accumulate and seq_len, each until a fraction of the "
+        "steps: [{until=0.25, rows=32, seq_len=256}]; after the last one those of train apply",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="compute dtype (mixed precision: masters stay float32); auto: float32 on a CPU, "
-        "bfloat16 on a GPU",
+        description="compute dtype (mixed precision: master weights stay float32); auto: float32 "
+        "on a CPU, bfloat16 on a GPU",
     )
     compile: Literal["auto", "on", "off"] = Field(
-        "auto", description="auto: off for torch on a CPU, on elsewhere"
+        "auto", description="compilation of the step; auto: off for torch on a CPU, on elsewhere"
     )
-    checkpointing: bool = Field(False, description="recompute each block in the backward pass")
+    checkpointing: bool = Field(False, description="activation checkpointing: recompute each block")
     lr: float = Field(ge=0, description="peak learning rate of AdamW")
     schedule: Literal["cosine", "wsd", "constant"] = Field(
-        "cosine", description="after the warm-up: cosine to 0.1, or stable and then linear to 0"
+        "cosine", description="lr after warm-up: cosine to 0.1 lr; wsd: constant, then linear to 0"
     )
-    warmup: float = Field(0.05, ge=0, le=1, description="fraction of the steps")
+    warmup: float = Field(0.05, ge=0, le=1, description="warm-up, as a fraction of the steps")
     cooldown: float = Field(
-        0.2, gt=0, le=1, description="share of the steps over which wsd decays to 0"
+        0.2, gt=0, le=1, description="fraction of the steps over which wsd decays to 0"
     )
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's decay rates")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="decay rates of AdamW's moments")
     epsilon: float = Field(
         1e-8,
         gt=0,
-        description="AdamW's, beside the root of the second moment: rows of large embeddings, whose "
-        "gradients are small, learn sooner with 1e-12",
+        description="AdamW's epsilon, added to the root of the second moment: rows of large "
+        "embeddings, whose gradients are small, learn sooner with 1e-12",
     )
-    weight_decay: float = Field(0.1, ge=0, description="decoupled, times the learning rate")
-    clip: float = Field(1.0, ge=0, description="largest global gradient norm; 0 for none")
+    weight_decay: float = Field(0.1, ge=0, description="decoupled weight decay, times lr")
+    clip: float = Field(1.0, ge=0, description="maximum global gradient norm; 0: no clipping")
     spike: float = Field(
         0.0,
         ge=0,
-        description="rewind when the loss exceeds the median of the last 64 by this many nats; 0: off",
+        description="nats above the median of the last 64 losses at which to rewind; 0: off",
     )
-    rewind: int = Field(100, ge=1, description="steps to go back at least at a spike")
-    skip: int = Field(200, ge=0, description="steps' batches to pass over after a rewind")
+    rewind: int = Field(100, ge=1, description="minimum number of steps to rewind at a spike")
+    skip: int = Field(200, ge=0, description="steps whose batches are skipped after a rewind")
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
@@ -136,21 +136,21 @@ class DataConfig(Section):
 
     paths: tuple[str, ...] = Field(
         (),
-        description="files or folders; none: the running Python's standard library. PATH:WEIGHT, all "
-        "or none: a mixture, whose rows keep these proportions over any stretch",
+        description="files or folders; none: the running Python's standard library. PATH:WEIGHT, "
+        "for all or none: a mixture whose rows keep these proportions throughout the run",
     )
-    val: float | str = Field(0.05, description="a path, or the fraction that is held out")
+    val: float | str = Field(0.05, description="held-out text: a path, or a fraction of the data")
     tokenizer: str | None = Field(None, description="a tokenizer.json; none: one is trained")
     end_of_text: str | None = Field(
         None,
         description="special token of data.tokenizer that begins documents; none: <|endoftext|>",
     )
-    seed: int = Field(0, ge=0, description="fixes the data order, apart from the run's seed")
+    seed: int = Field(0, ge=0, description="seed of the data order, independent of the run's seed")
     block: int = Field(
         0,
         ge=0,
-        description="tokens of text that are shuffled together, and after which training begins, while "
-        "the rest is tokenised beside it; 0: all",
+        description="tokens that are shuffled together; training starts once the first block is "
+        "tokenised, while the rest is tokenised in parallel; 0: all",
     )
 
     @property
@@ -171,20 +171,20 @@ class EvalConfig(Section):
     every: int | None = Field(
         None,
         ge=0,
-        description="steps between evaluations, from step 0 on; none: at every sixth of the run; "
-        "0: only at the end",
+        description="steps between evaluations, from step 0 on; none: a sixth of the run; 0: only "
+        "at the end",
     )
     tokens: int = Field(
-        65_536, ge=1, description="predictions in the evaluation at the end; fewer are faster"
+        65_536, ge=1, description="number of predictions in the final evaluation; fewer are faster"
     )
     share: float = Field(
-        1.0, gt=0, le=1, description="share of these that the evaluations before it make"
+        1.0, gt=0, le=1, description="fraction of eval.tokens in evaluations before the final one"
     )
     samples: int | None = Field(
         None,
         ge=0,
-        description="samples after each evaluation, two at the end at least; none: at the end "
-        "alone; 0: never",
+        description="number of samples after each evaluation, at least two at the end; none: only "
+        "at the end; 0: never",
     )
     prompts: tuple[str, ...] = Field(
         (), description="prompts of the samples; none: the beginnings of two held-out documents"
@@ -202,15 +202,15 @@ class CheckpointConfig(Section):
     minutes: float = Field(
         5.0,
         ge=0,
-        description="most minutes of training between two checkpoints, beside every; 0: not by the "
-        "clock, nor with train.spike, whose rewinds must not depend on it",
+        description="maximum minutes of training between two checkpoints, in addition to every; 0: "
+        "not by the clock, nor with train.spike, whose rewinds must not depend on the clock",
     )
-    keep: int = Field(3, ge=1, description="how many of the newest that verify to keep")
+    keep: int = Field(3, ge=1, description="number of newest valid checkpoints to keep")
     best: bool = Field(
-        False, description="keep the one with the lowest held-out loss as well (--best reads it)"
+        False, description="also keep the one with the lowest held-out loss (--best reads it)"
     )
     on_error: Literal["stop", "continue"] = Field(
-        "stop", description="when one cannot be written, such as on a full disk"
+        "stop", description="action when a checkpoint cannot be written, such as on a full disk"
     )
 
 
@@ -225,38 +225,38 @@ class MeshConfig(Section):
 
     shard: Literal["auto", "off", "updates", "weights"] = Field(
         default="auto",
-        description="updates: each process updates its own part of the parameters, and keeps the "
-        "optimizer's state of that part alone; weights: it keeps its part of the weights alone, too, and "
-        "has a layer's whole ones while it computes it; off: each updates all; auto: updates, where "
-        "several processes train on torch, or weights, where updates alone do not fit a GPU's memory",
+        description="updates: each process updates its own part of the parameters, and keeps "
+        "optimizer state for that part only; weights: also only its part of the weights, gathering "
+        "a layer's while it computes it; off: each updates all; auto: updates, where several "
+        "processes train on torch, or weights, where updates alone does not fit a GPU's memory",
     )
     context: int = Field(
         default=1,
         ge=1,
-        description="context parallel: N processes share each row, and every one computes some of its "
-        "columns; N divides the number of processes, and 2 N train.seq_len",
+        description="context parallelism: N processes share each row, and each computes some of "
+        "its columns; N divides the number of processes, and 2 N divides train.seq_len",
     )
     tensor: int = Field(
         default=1,
         ge=1,
-        description="tensor parallel: N processes share each layer, and every one computes some of its heads "
-        "and hidden units; N divides the number of processes, model.heads and model.hidden",
+        description="tensor parallelism: N processes share each layer, each computing some of its "
+        "heads and hidden units; N divides the number of processes, model.heads and model.hidden",
     )
     context_exchange: Literal["auto", "keys", "heads"] = Field(
         default="auto",
-        description="what processes that share rows send in each attention; keys: all gather keys and "
-        "values; heads: heads for columns, all-to-all (Ulysses), where N divides heads and kv_heads; "
-        "auto: what sends fewer bytes",
+        description="communication of context parallelism in each attention; keys: all-gather of "
+        "keys and values; heads: all-to-all of heads for columns (Ulysses), where N divides heads "
+        "and kv_heads; auto: whichever sends fewer bytes",
     )
     pipeline: int = Field(
         default=1,
         ge=1,
-        description="pipeline parallel: N processes share the layers, and each computes a run of them, "
-        "micro-batch by micro-batch (train.accumulate); N divides the number of processes",
+        description="pipeline parallelism: N processes share the layers, each computing "
+        "consecutive ones per micro-batch (train.accumulate); N divides the number of processes",
     )
     schedule: Literal["1f1b", "gpipe"] = Field(
         default="1f1b",
-        description="in which order a pipeline stage computes; 1f1b: one forward, one backward, as many "
+        description="schedule of a pipeline stage; 1f1b: one forward, one backward, as many "
         "micro-batches in flight as stages; gpipe: all forward, then all backward",
     )
 
@@ -264,7 +264,7 @@ class MeshConfig(Section):
 class Config(Section):
     """Every setting of a run, without the origins."""
 
-    preset: str = Field(description="a shape with its training, and plugins in a recipe")
+    preset: str = Field(description="model shape with training settings; a recipe has plugins too")
     model: ModelConfig
     train: TrainConfig
     data: DataConfig
@@ -276,19 +276,19 @@ class Config(Section):
         default_factory=dict, description="plugin name -> its options as given, not yet typed"
     )
     init: str | None = Field(
-        None, description="a run or a model directory to start from, or a model of the hub"
+        None, description="initial weights: a run, a model directory, or a model of the hub"
     )
-    seed: int = Field(0, ge=0, description="initial weights and all other randomness but the data")
+    seed: int = Field(0, ge=0, description="seed of weights and all randomness but the data order")
     backend: Literal["auto", "torch", "mlx"] = Field(
-        "auto", description="the framework that trains"
+        "auto", description="framework that trains the model"
     )
-    device: str = Field("auto", description="cpu, cuda, cuda:1, mps, gpu")
-    deterministic: bool = Field(False, description="bit-for-bit repeatable on the same GPU")
+    device: str = Field("auto", description="device: cpu, cuda, cuda:1, mps, gpu")
+    deterministic: bool = Field(False, description="results repeatable bit for bit on the same GPU")
     kernels: str = Field(
         "auto",
-        description="auto: for each op the first kernel that serves; strict: the preferred one, or "
-        "no run; reference: the plain one; op=name,...: this one for that op, op=reference its plain "
-        "one, also after a word: strict,attention=sdpa",
+        description="kernels; auto: for each op the first that supports the run; strict: the "
+        "preferred one, or an error; reference: the plain one; op=name,...: this one for that op "
+        "(op=reference: its plain one), also after a policy: strict,attention=sdpa",
     )
 
 

@@ -29,17 +29,23 @@ class Sft(Plugin, api=1, task=True):
 
     template: str = option(
         "chatml",
-        help="chatml, plain (text without new special tokens), or a template: @FILE of Jinja, or "
-        "of a tokenizer_config.json that has one",
+        help="chat template: chatml, plain (text without new special tokens), or @FILE of Jinja or "
+        "of a tokenizer_config.json that contains one",
     )
     tokens: list[str] = option(
-        [], help="special tokens that the template writes; default: those that look like one"
+        [],
+        help="special tokens in the template's output; default: those that look like special "
+        "tokens",
     )
     arguments: dict[str, bool | str] = option(
-        {}, help="what the template reads beside the messages, such as {enable_thinking = false}"
+        {},
+        help="further variables of the template beside the messages, such as {enable_thinking = "
+        "false}",
     )
-    day: str = option("2026-01-01", help="the date of templates that write today's")
-    add: bool = option(True, help="add its special tokens to a given tokenizer that lacks them")
+    day: str = option("2026-01-01", help="date that templates insert as today's")
+    add: bool = option(
+        True, help="add the template's special tokens to a given tokenizer that lacks them"
+    )
 
     @field_validator("day")
     @classmethod

@@ -24,7 +24,10 @@ class SparseLoss(Plugin, api=1):
     """Computes the head and the loss at supervised positions alone: chats train faster."""
 
     buckets: int = option(
-        32, ge=2, le=256, help="label buckets: sizes to which supervised positions are rounded up"
+        32,
+        ge=2,
+        le=256,
+        help="number of label buckets: sizes to which supervised positions are rounded up",
     )
 
     def compute_loss(self, loss):

@@ -30,7 +30,9 @@ __all__ = ["BestFit", "BestFitPacker"]
 class BestFit(Plugin, api=1):
     """Rows hold whole documents, each filled by the largest ones that fit; the rest is padding."""
 
-    buffer: int = option(1000, ge=1, le=100_000, help="documents to choose from")
+    buffer: int = option(
+        1000, ge=1, le=100_000, help="documents in the buffer from which rows are filled"
+    )
 
     def build_data(self, data):
         data.packer(BestFitPacker, buffer=self.buffer)

@@ -27,15 +27,19 @@ __all__ = ["Distill", "Divergence"]
 
 
 class Distill(Plugin, api=1):
-    """The model's distribution of each token is drawn to that of a trained one, the teacher."""
+    """The model's distribution of each token is trained to match that of a teacher model."""
 
     model: str = option("runs/teacher", help="the teacher: a run's folder", min_length=1)
-    weight: float = option(1.0, gt=0, help="of the divergence; the labels' loss has 1")
-    temperature: float = option(2.0, gt=0, help="logits of both are divided by it")
-    direction: Literal["forward", "reverse"] = option(
-        "forward", help="whose likely tokens count: the teacher's, or the model's own"
+    weight: float = option(
+        1.0, gt=0, help="weight of the divergence; the labels' loss has weight 1"
     )
-    only: bool = option(False, help="learn from the teacher alone, not from the labels")
+    temperature: float = option(2.0, gt=0, help="divisor of both models' logits")
+    direction: Literal["forward", "reverse"] = option(
+        "forward",
+        help="KL divergence: forward covers the teacher's likely tokens, reverse avoids its "
+        "unlikely ones",
+    )
+    only: bool = option(False, help="train on the teacher's distribution only, not on the labels")
 
     def compute_loss(self, loss):
         loss.reference("distill_teacher", FrozenModel(self.model), gives="logits")

@@ -30,9 +30,13 @@ class DomainTokens(Plugin, api=1):
 
     domains: list[str] = option(help="names of all domains", min_length=1)
     by: str = option(
-        "folder", pattern=r"folder|file|key:.+", help="where the name is: folder, file or key:NAME"
+        "folder",
+        pattern=r"folder|file|key:.+",
+        help="source of the domain's name: folder, file or key:NAME",
     )
-    cooldown: float = option(0.1, ge=0, lt=1, help="share of the run, at its end, without them")
+    cooldown: float = option(
+        0.1, ge=0, lt=1, help="fraction of the run, at its end, without domain tokens"
+    )
     add: bool = option(False, help="add the tokens to a given tokenizer that lacks them")
 
     def build_data(self, data):

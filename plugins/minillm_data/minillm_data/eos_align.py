@@ -24,7 +24,9 @@ class EosAlign(Plugin, api=1):
     """Every row begins where a document begins; documents are cut at a length and at the row's end."""
 
     max_document: int | None = option(
-        None, ge=1, help="tokens of a document that are kept; none: as many as a row holds"
+        None,
+        ge=1,
+        help="maximum number of tokens of a document, the rest is cut; none: a row's length",
     )
 
     def build_data(self, data):

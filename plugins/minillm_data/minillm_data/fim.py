@@ -30,12 +30,14 @@ NAMES = ("fim_prefix", "fim_middle", "fim_suffix")
 class Fim(Plugin, api=1):
     """Fill in the middle: the middle of some documents is moved behind their end."""
 
-    rate: float = option(0.5, gt=0, le=1, help="share of the documents")
-    spm: float = option(0.5, ge=0, le=1, help="share of those as suffix, prefix, middle")
+    rate: float = option(0.5, gt=0, le=1, help="fraction of documents that are rearranged")
+    spm: float = option(
+        0.5, ge=0, le=1, help="fraction of these in the order suffix, prefix, middle (SPM)"
+    )
     prefix: str = option("<|fim_prefix|>", help="text of the special token before the prefix")
     middle: str = option("<|fim_middle|>", help="text of the special token before the middle")
     suffix: str = option("<|fim_suffix|>", help="text of the special token before the suffix")
-    add: bool = option(False, help="add these to a given tokenizer that lacks them")
+    add: bool = option(False, help="add these special tokens to a given tokenizer that lacks them")
 
     def build_data(self, data):
         texts = (self.prefix, self.middle, self.suffix)

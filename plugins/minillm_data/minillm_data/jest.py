@@ -29,8 +29,10 @@ __all__ = ["Jest", "Learnability"]
 class Jest(Plugin, api=1, discrete=True):
     """Only the rows of each micro-batch that are most learnable, by a reference model, are trained on."""
 
-    model: str = option("runs/reference", help="the reference: a run's folder", min_length=1)
-    keep: float = option(0.25, gt=0, lt=1, help="share of train.rows that is trained on, rounded")
+    model: str = option("runs/reference", help="the reference model: a run's folder", min_length=1)
+    keep: float = option(
+        0.25, gt=0, lt=1, help="fraction of train.rows that is trained on, rounded to whole rows"
+    )
 
     def compute_loss(self, loss):
         loss.reference("jest_reference", FrozenModel(self.model), gives="losses")

@@ -20,7 +20,7 @@ __all__ = ["LengthBuckets", "bucketed"]
 class LengthBuckets(Plugin, api=1):
     """Documents of like length follow each other: sorted within buckets, which are shuffled."""
 
-    documents: int = option(1000, ge=2, help="documents of a bucket")
+    documents: int = option(1000, ge=2, help="documents per bucket")
 
     def build_data(self, data):
         data.order(bucketed, documents=self.documents)

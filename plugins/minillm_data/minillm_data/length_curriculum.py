@@ -49,13 +49,20 @@ class LengthCurriculum(Plugin, api=1):
     """Every row is a piece of one document, a power of two long; short rows first, in cycles."""
 
     least: int | None = option(
-        None, ge=1, help="tokens of the shortest rows, a power of two; none: a 32nd of the longest"
+        None, ge=1, help="tokens in the shortest rows, a power of two; none: 1/32 of the longest"
     )
     growth: float = option(
-        2.0, ge=1, le=100, help="odds of a length over the next one at a cycle's start; 1: alike"
+        2.0,
+        ge=1,
+        le=100,
+        help="odds of each length relative to its double at a cycle's start; 1: no curriculum",
     )
-    cycles: int = option(8, ge=1, search=(4, 8, 16), help="times that rows grow from short to long")
-    buffer: int = option(1000, ge=1, le=100_000, help="pieces that wait for a step of their length")
+    cycles: int = option(
+        8, ge=1, search=(4, 8, 16), help="number of cycles in which rows grow from short to long"
+    )
+    buffer: int = option(
+        1000, ge=1, le=100_000, help="maximum number of pieces that wait for a step of their length"
+    )
 
     def build_data(self, data):
         longest = 1 << (data.seq_len.bit_length() - 1)

@@ -27,8 +27,10 @@ __all__ = ["ExcessLoss", "Rho1"]
 class Rho1(Plugin, api=1, discrete=True):
     """Only the tokens with the highest excess loss over a reference model's are trained on."""
 
-    model: str = option("runs/reference", help="the reference: a run's folder", min_length=1)
-    share: float = option(0.6, gt=0, lt=1, help="of the supervised tokens that are trained on")
+    model: str = option("runs/reference", help="the reference model: a run's folder", min_length=1)
+    share: float = option(
+        0.6, gt=0, lt=1, help="fraction of the supervised tokens that is trained on"
+    )
 
     def compute_loss(self, loss):
         loss.reference("rho1_reference", FrozenModel(self.model), gives="losses")

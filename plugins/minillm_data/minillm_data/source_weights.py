@@ -16,7 +16,9 @@ class SourceWeights(Plugin, api=1):
     that steps a trainer itself may set others in the batch, as DoReMi does (arXiv:2305.10429).
     """
 
-    weights: tuple[float, ...] = option((), help="one for each --data PATH:WEIGHT, in their order")
+    weights: tuple[float, ...] = option(
+        (), help="loss weights, one per --data PATH:WEIGHT, in the same order"
+    )
 
     def on_batch(self, batch: Any, phase: str) -> Any:
         if phase != "train":

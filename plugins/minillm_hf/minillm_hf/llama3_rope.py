@@ -20,15 +20,21 @@ __all__ = ["Llama3Rope", "llama3"]
 
 
 class Llama3Rope(Plugin, api=1, export="llama"):
-    """Rotary frequencies are scaled as in Llama 3.1 and later, for texts longer than at first."""
+    """Rotary frequencies are scaled as in Llama 3.1 and later, for a longer context than before."""
 
-    factor: float = option(8.0, ge=1, help="what the slowest pairs are divided by")
-    low_freq_factor: float = option(1.0, gt=0, help="turns below which a pair is divided by it")
-    high_freq_factor: float = option(4.0, gt=0, help="turns above which a pair stays as it is")
-    original_max_position_embeddings: int = option(
-        8192, ge=1, help="positions over which turns are counted: the length before"
+    factor: float = option(8.0, ge=1, help="divisor of the frequencies of the slowest pairs")
+    low_freq_factor: float = option(
+        1.0,
+        gt=0,
+        help="turns over the original length below which a pair's frequency is divided by factor",
     )
-    layers: Layers = option("all", help='layers that do: "all", [0, -1], "every:2"')
+    high_freq_factor: float = option(
+        4.0, gt=0, help="turns over the original length above which a pair's frequency is unchanged"
+    )
+    original_max_position_embeddings: int = option(
+        8192, ge=1, help="original context length in tokens, over which turns are counted"
+    )
+    layers: Layers = option("all", help='layers with scaled frequencies: "all", [0, -1], "every:2"')
 
     def build_attention(self, attn):
         if attn.layer in self.layers.resolve(attn.layers):

@@ -34,15 +34,15 @@ ROLE = "lora"
 class LoRA(Plugin, api=1, export="llama", identity_at_init=True):
     """Trains low-rank changes of the matrices, and freezes everything else."""
 
-    rank: int = option(16, ge=1, help="rows of A, columns of B")
-    alpha: float = option(32.0, gt=0, help="alpha / rank multiplies the change")
+    rank: int = option(16, ge=1, help="rank of the change: rows of A, columns of B")
+    alpha: float = option(32.0, gt=0, help="scale: the change is multiplied by alpha / rank")
     targets: Annotated[tuple[Target, ...], Field(min_length=1)] = option(
-        TARGETS, help="matrices that get one: q, k, v, o of attention, gate, up, down of the MLP"
+        TARGETS, help="matrices with an adapter: q, k, v, o of attention, gate, up, down of the MLP"
     )
-    layers: Layers = option("all", help='layers whose matrices do: "all", [0, -1], "every:2"')
+    layers: Layers = option("all", help='layers with adapters: "all", [0, -1], "every:2"')
     lr_mul: float = option(10.0, gt=0, help="factor on the learning rate (train.lr)")
     train: tuple[Whole, ...] = option(
-        (), help="what is trained as well, all of its numbers: embedding, head, norms"
+        (), help="modules that are fully trained as well: embedding, head, norms"
     )
 
     @field_validator("targets", "train")

@@ -31,12 +31,12 @@ LEAVES: Mapping[str, tuple[Target, ...]] = {
 class QAT(Plugin, api=1, export="llama", surrogate=True):
     """Trains with matrices rounded to a few bits, which an export then has."""
 
-    bits: int = option(8, ge=2, le=8, help="of a weight, its sign included")
+    bits: int = option(8, ge=2, le=8, help="bits per weight, including the sign")
     targets: Annotated[tuple[Target, ...], Field(min_length=1)] = option(
         TARGETS,
         help="matrices that are rounded: q, k, v, o of attention, gate, up, down of the MLP",
     )
-    layers: Layers = option("all", help='layers whose matrices are: "all", [0, -1], "every:2"')
+    layers: Layers = option("all", help='layers with rounded matrices: "all", [0, -1], "every:2"')
 
     def build_model(self, model):
         for layer in self.layers.resolve(model.layers):

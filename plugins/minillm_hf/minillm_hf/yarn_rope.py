@@ -23,17 +23,23 @@ __all__ = ["YarnRope", "yarn"]
 class YarnRope(Plugin, api=1, export="llama"):
     """Rotary frequencies and the scale of attention by YaRN, for texts longer than before."""
 
-    factor: float = option(4.0, ge=1, help="how many times as long texts become")
+    factor: float = option(4.0, ge=1, help="ratio of the new context length to the original one")
     original_max_position_embeddings: int = option(
-        8192, ge=1, help="positions over which turns are counted: the length before"
+        8192, ge=1, help="original context length in tokens, over which turns are counted"
     )
-    beta_fast: float = option(32.0, gt=0, help="turns from which on a pair stays as it is")
-    beta_slow: float = option(1.0, gt=0, help="turns up to which a pair is divided by the factor")
+    beta_fast: float = option(
+        32.0, gt=0, help="turns from which on a pair's frequency is unchanged"
+    )
+    beta_slow: float = option(
+        1.0, gt=0, help="turns up to which a pair's frequency is divided by factor"
+    )
     attention_factor: float | None = option(
-        None, gt=0, help="m, whose square multiplies the logits; none: 0.1 ln(factor) + 1"
+        None, gt=0, help="factor m, whose square multiplies the logits; none: 0.1 ln(factor) + 1"
     )
-    truncate: bool = option(True, help="round the two pairs outwards, as Transformers does")
-    layers: Layers = option("all", help='layers that do: "all", [0, -1], "every:2"')
+    truncate: bool = option(
+        True, help="round the two pairs' indices outwards, as Transformers does"
+    )
+    layers: Layers = option("all", help='layers with YaRN: "all", [0, -1], "every:2"')
 
     def build_attention(self, attn):
         if attn.layer not in self.layers.resolve(attn.layers):

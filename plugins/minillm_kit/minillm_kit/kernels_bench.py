@@ -63,11 +63,11 @@ def bench_command(
         ),
     ] = None,
     repeats: Annotated[
-        int, typer.Option(metavar="N", help="Turns of each kernel; medians are reported.", min=1)
+        int, typer.Option(metavar="N", help="Timed turns per kernel; medians are reported.", min=1)
     ] = 5,
     as_json: AsJson = False,
 ) -> None:
-    """Time kernels in turns: seconds, bytes, FLOPs, and the share of what this machine was seen to do.
+    """Time kernels in turns: seconds, bytes, FLOPs, and the fraction of this machine's measured peak.
 
     The limits are a product of matrices in the dtype and a copy, measured in the same run. Arrays
     that fit a cache are read from it, so that a share of bytes may be above 100 %.

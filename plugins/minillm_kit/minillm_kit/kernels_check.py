@@ -47,7 +47,7 @@ class KernelsFailed(MinillmError):
 
 Ops = Annotated[
     list[str] | None,
-    typer.Argument(metavar="OP", help="Ops to look at. Default: all.", show_default=False),
+    typer.Argument(metavar="OP", help="Ops to check. Default: all.", show_default=False),
 ]
 Kernel = Annotated[str | None, typer.Option(metavar="NAME", help="Only the kernels of this name.")]
 FromFiles = Annotated[
@@ -55,7 +55,7 @@ FromFiles = Annotated[
     typer.Option(
         "--plugins",
         metavar="./FILE.py:CLASS",
-        help="Plugins whose kernels to look at beside those of all installed ones.",
+        help="Plugins whose kernels to check besides those of all installed ones.",
     ),
 ]
 Backend = Annotated[
@@ -83,7 +83,7 @@ def check_command(
         ),
     ] = None,
     plugins: FromFiles = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the numbers.", min=0)] = 11,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random inputs.", min=0)] = 11,
     case: Annotated[
         list[int] | None,
         typer.Option(metavar="N", help="Only this case of each op; may be repeated.", min=0),
@@ -93,7 +93,7 @@ def check_command(
         typer.Option(
             "--large",
             metavar="",
-            help="Also cases of more than 2^31 logits: tens of GiB, and minutes on a CPU.",
+            help="Also check cases of more than 2^31 logits: tens of GiB, and minutes on a CPU.",
         ),
     ] = False,
     as_json: AsJson = False,

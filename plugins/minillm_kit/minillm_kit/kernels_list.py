@@ -47,7 +47,7 @@ def list_command(
         list[str] | None,
         typer.Argument(
             metavar="OP|KEY=VALUE",
-            help="Ops to list, by default all; settings of the run that kernels are asked for.",
+            help="Ops to list, by default all; settings of the run whose kernels are selected.",
             show_default=False,
         ),
     ] = None,
@@ -65,7 +65,7 @@ def list_command(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List each op's kernels: what this machine takes for a run, and why not the others.
+    """List each op's kernels: the one that a run uses on this machine, and why not the others.
 
     Kernels of installed plugins are listed too, with the plugin that must be named. No kernel is
     imported, no framework either, and no data is read.

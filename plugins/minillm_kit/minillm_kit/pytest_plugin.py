@@ -32,13 +32,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--minillm-backend",
         choices=("both", *BACKENDS),
-        help="the framework to check plugins on (default: what the test says, else both)",
+        help="framework to check plugins on (default: the test's own, else both)",
     )
     group.addoption(
         "--minillm-pairs",
         metavar="N|all",
         type=_count,
-        help="how many other plugins each is paired with (default: 5)",
+        help="number of other plugins that each is paired with (default: 5)",
     )
 
 

@@ -22,11 +22,11 @@ class Liger(Plugin, api=1, backends=("torch",), devices=("cuda",)):
     """Fused linear cross-entropy, RMSNorm, RoPE and SwiGLU by Liger's Triton kernels."""
 
     loss: Wanted = option(
-        True, help="linear cross-entropy: true insists on it, auto serves where it can"
+        True, help="linear cross-entropy; true: required, auto: used where it applies"
     )
-    rms_norm: Wanted = option("auto", help="RMSNorm; the same")
-    rope: Wanted = option("auto", help="rotary position embedding; the same")
-    swiglu: Wanted = option("auto", help="SwiGLU; the same")
+    rms_norm: Wanted = option("auto", help="RMSNorm; same values as loss")
+    rope: Wanted = option("auto", help="rotary position embedding; same values as loss")
+    swiglu: Wanted = option("auto", help="SwiGLU; same values as loss")
 
     def kernel_provider(self, kernels: Any) -> None:
         offers = (

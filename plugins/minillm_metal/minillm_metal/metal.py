@@ -22,11 +22,13 @@ class Metal(Plugin, api=1, backends=("mlx",), devices=("gpu",)):
     """Linear cross-entropy, masked attention, RoPE and Muon's symmetric products by Metal kernels."""
 
     loss: Wanted = option(
-        "auto", help="linear cross-entropy: true insists on it, auto serves where it can"
+        "auto", help="linear cross-entropy; true: required, auto: used where it applies"
     )
-    attention: Wanted = option("auto", help="attention; the same")
-    rope: Wanted = option("auto", help="rotary position embedding; the same")
-    gram: Wanted = option("auto", help="symmetric products of Muon and Polar Express; the same")
+    attention: Wanted = option("auto", help="attention; same values as loss")
+    rope: Wanted = option("auto", help="rotary position embedding; same values as loss")
+    gram: Wanted = option(
+        "auto", help="symmetric products of Muon and Polar Express; same values as loss"
+    )
 
     def kernel_provider(self, kernels: Any) -> None:
         offers = (

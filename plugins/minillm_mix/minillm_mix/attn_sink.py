@@ -19,12 +19,14 @@ __all__ = ["AttnSink", "Sinks"]
 
 
 class AttnSink(Plugin, api=1):
-    """A learned logit a head in the softmax's denominator: a head may attend to nothing."""
+    """A learned logit per head in the softmax's denominator: a head may attend to nothing."""
 
-    start: float = option(0.0, help="the logit at first; 0 counts as one more key of score 0")
-    learned: bool = option(True, help="false: the logit stays, with 0 softmax-off-by-one")
-    lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the logits")
-    layers: Layers = option("all", help='layers that do: "all", [0, -1], "every:2"')
+    start: float = option(0.0, help="initial sink logit; 0 acts as one more key of score 0")
+    learned: bool = option(
+        True, help="train the logits; false: they are constant, with start 0 softmax-off-by-one"
+    )
+    lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the sink logits")
+    layers: Layers = option("all", help='layers with sinks: "all", [0, -1], "every:2"')
 
     def build_attention(self, attn):
         if attn.layer in self.layers.resolve(attn.layers):

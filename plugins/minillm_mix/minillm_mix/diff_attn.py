@@ -27,9 +27,14 @@ class DiffAttn(Plugin, api=1):
     """Heads in pairs: the difference of two softmax maps, with a learned factor on the second."""
 
     lambda_init: float | None = option(
-        None, gt=0, lt=1, help="factor on the second map at first; none: 0.2 to 0.8 with depth"
+        None,
+        gt=0,
+        lt=1,
+        help="initial factor on the second map; none: 0.2 to 0.8, rising with depth",
     )
-    layers: Layers = option("all", help='layers that do: "all", [0, -1], "every:2"')
+    layers: Layers = option(
+        "all", help='layers with differential attention: "all", [0, -1], "every:2"'
+    )
 
     def build_attention(self, attn):
         if attn.layer not in self.layers.resolve(attn.layers):

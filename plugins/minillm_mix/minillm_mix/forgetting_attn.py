@@ -22,16 +22,16 @@ __all__ = ["Forgetting", "ForgettingAttn"]
 
 
 class ForgettingAttn(Plugin, api=1):
-    """Scores fade by a learned gate a token and head between key and query; no RoPE."""
+    """Attention scores decay by learned gates, per token and head, from key to query; no RoPE."""
 
     bias: float = option(
         0.0,
         search=(0.0, 2.0, 5.0),
-        help="b at first; 0: gates of one half, 5: nothing is forgotten soon",
+        help="initial gate bias b; 0: gates start at 1/2, 5: nearly open, little is forgotten",
     )
-    rope: bool = option(False, help="keep rotary positions, which the paper's model does without")
+    rope: bool = option(False, help="keep rotary positions, which the paper's model does not have")
     lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the gates")
-    layers: Layers = option("all", help='layers that do: "all", [0, -1], "every:2"')
+    layers: Layers = option("all", help='layers with forget gates: "all", [0, -1], "every:2"')
 
     def build_attention(self, attn):
         if attn.layer not in self.layers.resolve(attn.layers):

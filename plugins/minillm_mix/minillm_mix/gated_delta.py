@@ -50,11 +50,13 @@ TAPS = 4
 class GatedDelta(Plugin, api=1):
     """A memory of fixed size in the place of attention: it forgets by gates and is corrected by deltas."""
 
-    chunk: int = option(32, ge=1, le=256, help="tokens that are computed together in training")
+    chunk: int = option(32, ge=1, le=256, help="tokens per chunk in training")
     eps: float | None = option(
-        None, gt=0, help="added to y's mean square by head before its root; none: model.norm_eps"
+        None, gt=0, help="epsilon of y's RMS norm per head; none: model.norm_eps"
     )
-    layers: Layers = option("all", help='layers that have it: "all", [0, -1], "every:2"')
+    layers: Layers = option(
+        "all", help='layers with Gated DeltaNet as attention: "all", [0, -1], "every:2"'
+    )
 
     def build_model(self, model):
         for layer in self.layers.resolve(model.layers):

@@ -25,11 +25,15 @@ __all__ = ["Further", "HyperConnections", "Mixing"]
 class HyperConnections(Plugin, api=1, identity_at_init=True):
     """Several lanes of the stream, mixed by learned weights before and behind each sublayer."""
 
-    lanes: int = option(4, ge=2, le=16, search=(2, 4), help="n, the stream among them")
-    dynamic: bool = option(
-        True, help="weights depend on the token; false: they are the same for all"
+    lanes: int = option(
+        4,
+        ge=2,
+        le=16,
+        search=(2, 4),
+        help="number of lanes n, including the model's residual stream",
     )
-    lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the weights")
+    dynamic: bool = option(True, help="weights depend on the token; false: constant over tokens")
+    lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the mixing weights")
 
     def build_model(self, model):
         n = self.lanes

@@ -28,10 +28,12 @@ __all__ = ["IHA", "Pseudo"]
 class IHA(Plugin, api=1):
     """Heads are mixed into pseudo-heads, which share one sequence and are summed up again."""
 
-    pseudo: int = option(2, ge=2, le=8, help="pseudo-heads of a head, P")
-    values: bool = option(True, help="mix values too; false: those of a head serve all of its own")
-    lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the mixtures")
-    layers: Layers = option("all", help='layers that mix: "all", [0, -1], "every:2"')
+    pseudo: int = option(2, ge=2, le=8, help="pseudo-heads per head, P")
+    values: bool = option(
+        True, help="mix values as well; false: all pseudo-heads of a head share its own values"
+    )
+    lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the mixing weights")
+    layers: Layers = option("all", help='layers with pseudo-heads: "all", [0, -1], "every:2"')
 
     def build_attention(self, attn):
         if attn.layer not in self.layers.resolve(attn.layers):

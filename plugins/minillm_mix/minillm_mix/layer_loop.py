@@ -22,10 +22,16 @@ __all__ = ["LayerLoop"]
 class LayerLoop(Plugin, api=1):
     """Some layers run twice or more, one round after the other, from a share of the run on."""
 
-    first: int | None = option(None, ge=0, help="of the layers; none: the middle of the model")
-    last: int | None = option(None, ge=0, help="of them; none: the last but one of the model")
-    times: int = option(2, ge=2, le=16, search=(2, 3), help="rounds in all")
-    start: float = option(0.75, ge=0, lt=1, help="share of the run from which they run so often")
+    first: int | None = option(
+        None, ge=0, help="first layer of the loop; none: the middle of the model"
+    )
+    last: int | None = option(
+        None, ge=0, help="last layer of the loop; none: the model's last but one"
+    )
+    times: int = option(2, ge=2, le=16, search=(2, 3), help="number of rounds")
+    start: float = option(
+        0.75, ge=0, lt=1, help="fraction of the run after which the layers are looped"
+    )
 
     def build_model(self, model):
         first = model.layers // 2 if self.first is None else self.first

@@ -35,15 +35,21 @@ __all__ = ["MLA", "Latent"]
 
 
 class MLA(Plugin, api=1):
-    """Keys and values come out of one small latent a token, which is all that decoding keeps."""
+    """Keys and values are computed from one small latent per token, which is all that is cached."""
 
-    kv_rank: int | None = option(None, ge=1, help="width of the latent; none: 4 head_dim")
-    rope_dim: int | None = option(
-        None, ge=2, help="features of a head that turn, beside head_dim; none: half of head_dim"
+    kv_rank: int | None = option(
+        None, ge=1, help="width of the latent of keys and values; none: 4 head_dim"
     )
-    q_rank: int | None = option(None, ge=1, help="width of a latent of queries; none: no latent")
-    rope_base: float | None = option(None, gt=1, help="of the rotation; none: model.rope_base")
-    layers: Layers = option("all", help='layers that have it: "all", [0, -1], "every:2"')
+    rope_dim: int | None = option(
+        None,
+        ge=2,
+        help="rotated features per head, in addition to head_dim; none: half of head_dim",
+    )
+    q_rank: int | None = option(None, ge=1, help="width of the latent of queries; none: no latent")
+    rope_base: float | None = option(
+        None, gt=1, help="base of the rotary frequencies; none: model.rope_base"
+    )
+    layers: Layers = option("all", help='layers with latent attention: "all", [0, -1], "every:2"')
 
     def build_model(self, model):
         rope_dim = model.head_dim // 2 // 2 * 2 if self.rope_dim is None else self.rope_dim

@@ -27,16 +27,20 @@ FIELD = "depth_drawn"
 
 
 class StochasticDepth(Plugin, api=1):
-    """Rows pass over blocks at random in training, over the last ones most often."""
+    """Rows skip blocks at random in training, the last ones most often."""
 
     drop: float = option(
-        0.1, gt=0, lt=1, search=(0.05, 0.1, 0.2), help="share of rows that pass over the last block"
+        0.1,
+        gt=0,
+        lt=1,
+        search=(0.05, 0.1, 0.2),
+        help="probability that the last block is skipped; rises linearly from 0 at the first",
     )
     by: Literal["row", "batch"] = option(
-        "row", help="what is drawn for: each row, or a micro-batch"
+        "row", help="unit of the random draw: row or micro-batch (batch)"
     )
-    rescale: bool = option(True, help="divide what is kept by its share")
-    layers: Layers = option("all", help='layers that may be left out: "all", [-1], "every:2"')
+    rescale: bool = option(True, help="divide a block's output by its probability of being kept")
+    layers: Layers = option("all", help='layers that may be skipped: "all", [-1], "every:2"')
 
     def build_data(self, data):
         data.field(FIELD, "float32")

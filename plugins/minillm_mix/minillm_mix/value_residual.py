@@ -22,12 +22,14 @@ TAP = "value_residual_source"
 class ValueResidual(Plugin, api=1):
     """Values of the first layer are mixed into those of all later ones, by learned weights."""
 
-    source: int = option(0, ge=0, help="layer whose values later ones read")
-    first: float = option(0.5, help="weight of the source's values, at first")
-    own: float = option(0.5, help="weight of a layer's own values, at first")
-    learned: bool = option(True, help="two trained numbers a layer; false: they stay")
-    lr_mul: float = option(1.0, gt=0, help="factor on their learning rate")
-    layers: Layers = option("all", help='later layers that mix: "all", [1, -1], "every:2"')
+    source: int = option(0, ge=0, help="layer whose values later layers add")
+    first: float = option(0.5, help="initial weight of the source's values")
+    own: float = option(0.5, help="initial weight of a layer's own values")
+    learned: bool = option(True, help="train both weights, per layer; false: they are constant")
+    lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the weights")
+    layers: Layers = option(
+        "all", help='later layers that add the source\'s values: "all", [1, -1], "every:2"'
+    )
 
     def build_attention(self, attn):
         if attn.layer > self.source and attn.layer in self.layers.resolve(attn.layers):

@@ -19,9 +19,12 @@ class AttnScale(Plugin, api=1):
     """Attention logits are 1.36 times as large: for use beside qk_norm."""
 
     factor: float = option(
-        1.36, gt=0, search=(1.13, 1.36, 1.6), help="times D^-1/2; 1.13 is the later records' 0.1"
+        1.36,
+        gt=0,
+        search=(1.13, 1.36, 1.6),
+        help="attention scale in units of D^-1/2; 1.13 is the later records' scale of 0.1",
     )
-    layers: Layers = option("all", help='layers that do: "all", [0, -1], "every:2"')
+    layers: Layers = option("all", help='layers with this scale: "all", [0, -1], "every:2"')
 
     def build_attention(self, attn):
         if attn.layer in self.layers.resolve(attn.layers):

@@ -16,9 +16,11 @@ __all__ = ["Backout"]
 class Backout(Plugin, api=1):
     """A learned share of an earlier layer's stream is subtracted before the last norm."""
 
-    layer: int | None = option(None, help="whose output; none: at two thirds of the depth")
-    start: float = option(0.5, search=(0.25, 0.5), help="the share that is subtracted at the start")
-    lr_mul: float = option(5.0, gt=0, help="factor on the learning rate of the share")
+    layer: int | None = option(
+        None, help="layer whose output is subtracted; none: at two thirds of the depth"
+    )
+    start: float = option(0.5, search=(0.25, 0.5), help="initial fraction that is subtracted")
+    lr_mul: float = option(5.0, gt=0, help="factor on the learning rate of the fraction")
 
     def build_model(self, model):
         if model.layers < 2:

@@ -33,13 +33,17 @@ class BatchSchedule(Plugin, api=1):
     """Batches of a third, two thirds and all rows, a third of the run each, with rates that grow too."""
 
     parts: tuple[Positive, ...] = option(
-        (1.0, 2.0, 3.0), min_length=2, help="sizes of batches; the largest has train.rows rows"
+        (1.0, 2.0, 3.0),
+        min_length=2,
+        help="relative batch sizes, stage by stage; the largest has train.rows rows",
     )
     rates: tuple[Positive, ...] = option(
         (1.0, 1.52, 1.73), min_length=2, help="factors on every learning rate, stage by stage"
     )
     lengths: tuple[Share, ...] | None = option(
-        None, help="of rows, in shares of train.seq_len, as [0.4375, 1, 1]; none: as they are"
+        None,
+        help="row lengths, stage by stage, as fractions of train.seq_len, such as [0.4375, 1, 1]; "
+        "none: unchanged",
     )
 
     @model_validator(mode="after")

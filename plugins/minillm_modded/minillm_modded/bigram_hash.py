@@ -46,22 +46,29 @@ class BigramHash(Plugin, api=1, identity_at_init=True):
     """An embedding of each pair of neighbouring tokens, hashed, at the entry of the layers."""
 
     size: float = option(
-        5.0, gt=0, le=1000, search=(1.0, 2.0, 5.0, 10.0), help="rows of the table, in vocabularies"
+        5.0,
+        gt=0,
+        le=1000,
+        search=(1.0, 2.0, 5.0, 10.0),
+        help="rows of the table, as a multiple of the vocabulary",
     )
     signs: int = option(
-        0, ge=0, le=2**20, help="rows of signs that tell pairs of one row apart, 8192; 0: none"
+        0,
+        ge=0,
+        le=2**20,
+        help="rows of random signs that distinguish pairs in one row, such as 8192; 0: none",
     )
-    layers: Layers = option("all", help='layers at whose entry it is added: "all", [0, -1]')
+    layers: Layers = option("all", help='layers at whose input it is added: "all", [0, -1]')
     behind_attention: bool = option(
-        False, help="join behind attention, not before it, in all of them but the model's first"
+        False, help="add it after attention instead of before, except in the model's first layer"
     )
-    start: float = option(0.05, help="of the learned coefficient at each of those layers")
+    start: float = option(0.05, help="initial learned coefficient at each of those layers")
     lr_mul: float = option(
         75.0, ge=0, search=(25.0, 75.0, 150.0), help="factor on the table's learning rate"
     )
-    wd_mul: float = option(0.0, ge=0, help="factor on its weight decay")
+    wd_mul: float = option(0.0, ge=0, help="factor on the table's weight decay")
     betas: tuple[Beta, Beta] | None = option(
-        (0.75, 0.95), help="AdamW's, for the table; none: train.betas"
+        (0.75, 0.95), help="AdamW's betas for the table; none: train.betas"
     )
     coefficient_lr_mul: float = option(
         1.0, ge=0, help="factor on the learning rate of the coefficients"

@@ -18,7 +18,7 @@ class CachedStream(Plugin, api=1):
     """Attentions behind a block read the stream that entered it."""
 
     first: int | None = option(
-        None, help="block whose stream all later attentions read; none: behind two thirds"
+        None, help="block whose input all later attentions read; none: at two thirds of the depth"
     )
 
     def build_model(self, model):

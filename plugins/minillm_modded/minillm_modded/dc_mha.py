@@ -31,10 +31,12 @@ HIDDEN = -1e30
 class DCMHA(Plugin, api=1):
     """Scores and weights of attention are composed across heads, by token."""
 
-    rank: int = option(2, ge=1, help="rank of what is composed by token")
-    hidden: int | None = option(None, ge=1, help="width of W; none: 4 for each head")
-    lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of what composes")
-    layers: Layers = option("all", help='layers that do: "all", [0, -1], "every:2"')
+    rank: int = option(2, ge=1, help="rank of the token-dependent composition")
+    hidden: int | None = option(
+        None, ge=1, help="hidden width of the compose modules (W); none: 4 per head"
+    )
+    lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the compose modules")
+    layers: Layers = option("all", help='layers with composed heads: "all", [0, -1], "every:2"')
 
     def build_attention(self, attn):
         if attn.layer in self.layers.resolve(attn.layers):

@@ -15,12 +15,15 @@ __all__ = ["EmbedSkip"]
 
 
 class EmbedSkip(Plugin, api=1, identity_at_init=True):
-    """The token's embedding is mixed into the stream before each block, learned weights."""
+    """The token's embedding is mixed into the stream before each block, with learned weights."""
 
     lr_mul: float = option(
-        5.0, gt=0, search=(1.0, 5.0, 10.0), help="factor on the learning rate of the two numbers"
+        5.0,
+        gt=0,
+        search=(1.0, 5.0, 10.0),
+        help="factor on the learning rate of the two coefficients",
     )
-    layers: Layers = option("all", help='blocks that do: "all", [0, -1], "every:2"')
+    layers: Layers = option("all", help='blocks with an embedding skip: "all", [0, -1], "every:2"')
 
     def build_model(self, model):
         for layer in self.layers.resolve(model.layers):

@@ -20,9 +20,14 @@ class HalfRope(Plugin, api=1):
     """Rotary position embedding on half of each head's features, base 1,024."""
 
     base: float = option(
-        1024.0, gt=1, search=(1024.0, 10_000.0), help="1 / the lowest frequency, radians a position"
+        1024.0,
+        gt=1,
+        search=(1024.0, 10_000.0),
+        help="reciprocal of the lowest frequency (in radians per position)",
     )
-    layers: Layers = option("all", help='layers that do: "all", [0, -1], "every:2"')
+    layers: Layers = option(
+        "all", help='layers with half-truncated RoPE: "all", [0, -1], "every:2"'
+    )
 
     def build_attention(self, attn):
         if attn.layer not in self.layers.resolve(attn.layers):

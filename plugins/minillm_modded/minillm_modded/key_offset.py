@@ -23,12 +23,16 @@ __all__ = ["KeyOffset", "OffsetAcross", "OffsetWithin"]
 
 
 class KeyOffset(Plugin, api=1):
-    """Half of each key, what does not turn of it, is that of the token before."""
+    """Half of each key, the features without rotation, is that of the previous token."""
 
     layers: Layers | None = option(
-        None, help="layers that do, such as [0, -1]; none: those to which `windows` gives long ones"
+        None,
+        help="layers with a key offset, such as [0, -1]; none: the layers with a long window "
+        "(plugin windows)",
     )
-    across: bool = option(False, help="from one document into the next, as the records do")
+    across: bool = option(
+        False, help="apply the offset across document boundaries, as the records do"
+    )
 
     def build_attention(self, attn):
         chosen = self.layers.resolve(attn.layers) if self.layers else long_layers(attn.layers)

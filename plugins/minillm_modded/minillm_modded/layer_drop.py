@@ -23,9 +23,9 @@ class LayerDrop(Plugin, api=1):
     """The attention of the first layer, or any others' attention and MLPs, is left out."""
 
     attention: Layers | None = option(
-        [0], help="layers without attention, such as [0, 6]; none: all have one"
+        [0], help="layers without attention, such as [0, 6]; none: no layer"
     )
-    mlp: Layers | None = option(None, help="layers without an MLP; none: all have one")
+    mlp: Layers | None = option(None, help="layers without an MLP; none: no layer")
 
     def build_model(self, model):
         left = {

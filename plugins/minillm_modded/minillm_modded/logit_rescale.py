@@ -22,7 +22,7 @@ __all__ = ["LogitRescale"]
 class LogitRescale(Plugin, api=1):
     """Logits are C^-1/2 times the product of the last norm and the head, or as many times as given."""
 
-    scale: float | None = option(None, gt=0, help="of the product; none: C^-1/2")
+    scale: float | None = option(None, gt=0, help="factor on the logits; none: C^-1/2")
 
     def compute_loss(self, loss):
         scale = loss.dim**-0.5 if self.scale is None else self.scale

@@ -42,18 +42,23 @@ __all__ = ["Expert", "Experts", "MoE"]
 
 
 class MoE(Plugin, api=1, discrete=True):
-    """A router sends each token through one or a few of many MLPs, loads kept alike."""
+    """A router sends each token through one or a few of many MLPs, with balanced loads."""
 
-    experts: int = option(4, ge=2, le=1024, search=(4, 8), help="MLPs in a layer")
-    chosen: int = option(1, ge=1, help="how many of them a token goes through")
+    experts: int = option(4, ge=2, le=1024, search=(4, 8), help="experts (MLPs) per layer")
+    chosen: int = option(1, ge=1, help="experts per token")
     hidden: int | None = option(
-        None, ge=1, help="width inside an expert; none: model.hidden over chosen, as many FLOPs"
+        None, ge=1, help="hidden width of an expert; none: model.hidden / chosen, for equal FLOPs"
     )
     capacity: float = option(
-        1.25, gt=0, help="tokens that an expert takes, in fair shares of a row; the rest it drops"
+        1.25,
+        gt=0,
+        help="capacity of an expert, as a multiple of its even share of a row's tokens; further "
+        "tokens are dropped",
     )
     balance: float = option(0.01, ge=0, help="weight of the balance loss")
-    bias_rate: float = option(0.001, ge=0, help="how far a step moves the router's bias; 0: not")
+    bias_rate: float = option(
+        0.001, ge=0, help="change of the router's bias per step; 0: no change"
+    )
     lr_mul: float = option(1.0, gt=0, help="factor on the router's learning rate")
     layers: Layers = option("every:2", help='layers with experts: "all", "every:2", [-1]')
 

@@ -26,10 +26,13 @@ class MTP(Plugin, api=1):
     """Further tokens are predicted as well, with weights that fall to 0 one after the other."""
 
     weights: tuple[Weight, ...] = option(
-        (0.5, 0.25), min_length=1, max_length=8, help="of the tokens 2, 3, ... ahead, at first"
+        (0.5, 0.25),
+        min_length=1,
+        max_length=8,
+        help="initial loss weights of the tokens 2, 3, ... ahead",
     )
     end: float = option(
-        0.67, gt=0, le=1, help="share of the run after which the next token alone is left"
+        0.67, gt=0, le=1, help="fraction of the run after which only the next token is predicted"
     )
 
     def compute_loss(self, loss):

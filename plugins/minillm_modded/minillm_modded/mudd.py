@@ -33,13 +33,17 @@ class MUDD(Plugin, api=1, identity_at_init=True):
     """Inputs of q, k and v, and the stream, are sums of all earlier outputs, weighed for each token."""
 
     ways: Annotated[tuple[Way, ...], Field(min_length=1)] = option(
-        WAYS, help="what is mixed apart: inputs of q, k, v, and residual, the stream"
+        WAYS, help="inputs with a mix of their own: q, k, v of attention, and residual (the stream)"
     )
-    sources: Layers = option("all", help='blocks whose outputs later ones read: "every:2", [0, 3]')
-    layers: Layers = option("all", help="blocks that mix; the first has nothing to mix")
-    last: bool = option(True, help="the stream is mixed before the last norm, too")
-    hidden: int | None = option(None, ge=1, help="width of the MLP; none: as many as coefficients")
-    scale: float = option(1.0, gt=0, help="factor on what depends on the token")
+    sources: Layers = option(
+        "all", help='blocks whose outputs later blocks read: "all", "every:2", [0, 3]'
+    )
+    layers: Layers = option("all", help="blocks with mixed inputs; the first has nothing to mix")
+    last: bool = option(True, help="mix the stream before the last norm as well")
+    hidden: int | None = option(
+        None, ge=1, help="hidden width of the MLP; none: the number of coefficients"
+    )
+    scale: float = option(1.0, gt=0, help="factor on the token-dependent part of the coefficients")
     lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the coefficients")
 
     def build_model(self, model):

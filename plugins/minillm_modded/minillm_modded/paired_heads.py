@@ -21,7 +21,7 @@ __all__ = ["Interleave", "PairedHeads"]
 class PairedHeads(Plugin, api=1):
     """Two heads share one sequence: their queries see each other's keys."""
 
-    layers: Layers = option("all", help='layers that pair their heads: "all", [0, -1], "every:2"')
+    layers: Layers = option("all", help='layers with paired heads: "all", [0, -1], "every:2"')
 
     def build_attention(self, attn):
         if attn.layer not in self.layers.resolve(attn.layers):

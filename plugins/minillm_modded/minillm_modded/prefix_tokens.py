@@ -30,9 +30,13 @@ FIELD = "prefix_token"
 class PrefixTokens(Plugin, api=1):
     """The longest token that begins the next one is predicted as well, with a weight that falls to 0."""
 
-    weight: float = option(0.25, gt=0, help="of the prefix at first; the next token has 1")
-    hold: float = option(1 / 3, ge=0, lt=1, help="share of the run for which the weight stays")
-    end: float = option(2 / 3, gt=0, le=1, help="share of the run at which it has fallen to 0")
+    weight: float = option(
+        0.25, gt=0, help="initial loss weight of the prefix; the next token has weight 1"
+    )
+    hold: float = option(
+        1 / 3, ge=0, lt=1, help="fraction of the run after which the weight starts to fall"
+    )
+    end: float = option(2 / 3, gt=0, le=1, help="fraction of the run at which the weight reaches 0")
 
     @model_validator(mode="after")
     def _holds_before_it_ends(self) -> PrefixTokens:

@@ -21,7 +21,7 @@ class QKNorm(Plugin, api=1, export="qwen3"):
     """Queries and keys are normalised before the rotation."""
 
     gains: bool = option(False, help="train a gain for each feature of a head, as Qwen3 does")
-    layers: Layers = option("all", help='layers that do: "all", [0, -1], "every:2"')
+    layers: Layers = option("all", help='layers with QK-norm: "all", [0, -1], "every:2"')
 
     def build_attention(self, attn):
         if attn.layer in self.layers.resolve(attn.layers):

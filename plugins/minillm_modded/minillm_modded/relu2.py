@@ -19,14 +19,14 @@ __all__ = ["MLP", "ReLU2"]
 class ReLU2(Plugin, api=1):
     """The MLP is two matrices around a squared ReLU, of the plain MLP's size and cost."""
 
-    hidden: int | None = option(None, ge=1, help="width inside; none: 3/2 of model.hidden")
+    hidden: int | None = option(None, ge=1, help="hidden width; none: 3/2 of model.hidden")
     down_lr_mul: float = option(
         1.0,
         gt=0,
         search=(1.0, 2.0),
         help="factor on the learning rate of Wdown (2 in the later records)",
     )
-    layers: Layers = option("all", help='layers that have it: "all", [0, -1], "every:2"')
+    layers: Layers = option("all", help='layers with this MLP: "all", [0, -1], "every:2"')
 
     def build_model(self, model):
         hidden = self.hidden or 3 * model.hidden // 2

@@ -18,9 +18,9 @@ __all__ = ["ResidualDecay"]
 class ResidualDecay(Plugin, api=1):
     """The stream is scaled by a learned number at each sublayer."""
 
-    start: float = option(1.1**0.5, gt=0, help="the factor at the start")
+    start: float = option(1.1**0.5, gt=0, help="initial factor")
     lr_mul: float = option(5.0, gt=0, help="factor on the learning rate of the factors")
-    layers: Layers = option("all", help='blocks that do: "all", [0, -1], "every:2"')
+    layers: Layers = option("all", help='blocks with learned factors: "all", [0, -1], "every:2"')
 
     def build_model(self, model):
         for layer in self.layers.resolve(model.layers):

@@ -29,10 +29,10 @@ class SeqSchedule(Plugin, api=1):
         gt=0,
         lt=1,
         search=(0.25, 0.4375),
-        help="of train.seq_len, the length of rows at first",
+        help="initial row length, as a fraction of train.seq_len",
     )
     until: float = option(
-        1 / 3, gt=0, lt=1, search=(1 / 6, 1 / 3, 0.5), help="share of the run that has short rows"
+        1 / 3, gt=0, lt=1, search=(1 / 6, 1 / 3, 0.5), help="fraction of the run with short rows"
     )
 
     def build_data(self, data):

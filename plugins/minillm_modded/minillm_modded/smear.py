@@ -20,8 +20,8 @@ __all__ = ["Smear", "SmearAcross", "SmearWithin"]
 class Smear(Plugin, api=1, identity_at_init=True):
     """A gated share of the previous token's embedding is added to each one."""
 
-    width: int = option(12, ge=1, help="features of the embedding that the gate reads")
-    across: bool = option(False, help="smear from one document into the next, as the records do")
+    width: int = option(12, ge=1, help="number of features of the embedding that the gate reads")
+    across: bool = option(False, help="smear across document boundaries, as the records do")
     lr_mul: float = option(5.0, gt=0, help="factor on the learning rate of lambda")
     gate_lr_mul: float = option(0.01, gt=0, help="factor on the learning rate of w")
 

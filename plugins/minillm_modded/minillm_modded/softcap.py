@@ -27,13 +27,13 @@ class Softcap(Plugin, api=1):
     """Logits are bounded by a sigmoid or a tanh before the loss."""
 
     form: Literal["sigmoid", "tanh"] = option(
-        "sigmoid", search=("sigmoid", "tanh"), help="which of the two curves"
+        "sigmoid", search=("sigmoid", "tanh"), help="shape of the cap: sigmoid or tanh"
     )
-    cap: float = option(15.0, gt=0, help="tanh: logits lie within (-cap, cap)")
-    a: float = option(23.0, gt=0, help="sigmoid: logits lie within (0, a)")
-    b: float = option(5.0, help="sigmoid: added to the product")
-    c: float = option(7.5, gt=0, help="sigmoid: divides the product")
-    scale: float = option(1.0, gt=0, help="of the product, before the cap")
+    cap: float = option(15.0, gt=0, help="tanh: bound of the logits, within (-cap, cap)")
+    a: float = option(23.0, gt=0, help="sigmoid: upper bound of the logits, within (0, a)")
+    b: float = option(5.0, help="sigmoid: shift, added to the product")
+    c: float = option(7.5, gt=0, help="sigmoid: divisor of the shifted product")
+    scale: float = option(1.0, gt=0, help="factor on the product, before the cap")
 
     @model_validator(mode="after")
     def _of_its_own_form(self) -> Softcap:

@@ -19,9 +19,11 @@ __all__ = ["Gate", "SparseGate"]
 class SparseGate(Plugin, api=1):
     """One gate per token and head on the attention output, read from 12 features."""
 
-    width: int = option(12, ge=1, help="features of the layer's input that the gate reads")
+    width: int = option(
+        12, ge=1, help="number of features of the layer's input that the gate reads"
+    )
     lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the gates")
-    layers: Layers = option("all", help='layers that have gates: "all", [0, -1], "every:2"')
+    layers: Layers = option("all", help='layers with gates: "all", [0, -1], "every:2"')
 
     def build_attention(self, attn):
         if attn.layer not in self.layers.resolve(attn.layers):

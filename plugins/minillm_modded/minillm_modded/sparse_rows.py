@@ -185,7 +185,7 @@ class SparseRows(Plugin, api=1):
     """Reads and updates tables of embeddings by the rows that a step looks up, not whole."""
 
     buckets: int = option(
-        8, ge=1, le=256, help="sizes to which the number of a step's rows is rounded up"
+        8, ge=1, le=256, help="number of sizes to which the rows looked up in a step are rounded up"
     )
 
     def optimizer_factory(self, optimizer):

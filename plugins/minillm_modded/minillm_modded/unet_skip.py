@@ -22,13 +22,17 @@ __all__ = ["UNetSkip"]
 
 
 class UNetSkip(Plugin, api=1):
-    """Blocks of the second half add the stream of their mirror images, learned weights."""
+    """Blocks of the second half add the stream of their mirror images, with learned weights."""
 
     skips: Literal["mirror"] | list[tuple[int, int]] = option(
-        "mirror", help='"mirror", or pairs of blocks: [[3, 6]] adds what leaves 3 to what enters 6'
+        "mirror",
+        help='"mirror", or pairs of blocks: [[3, 6]] adds the output of block 3 to the input of '
+        "block 6",
     )
-    start: float = option(1.0, search=(0.0, 0.5, 1.0), help="every weight at the start")
-    attention: bool = option(True, help="keep the attention of the layer after the turn")
+    start: float = option(1.0, search=(0.0, 0.5, 1.0), help="initial weight of every skip")
+    attention: bool = option(
+        True, help="keep the attention of the layer after the turn, L // 2 + 1"
+    )
     lr_mul: float = option(5.0, gt=0, help="factor on the learning rate of the weights")
 
     def build_model(self, model):

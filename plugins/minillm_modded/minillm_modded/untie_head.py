@@ -29,10 +29,14 @@ STD = 0.02
 
 
 class UntieHead(Plugin, api=1):
-    """The head is the embedding until a share of the run, and then goes by itself from there."""
+    """The head is tied to the embedding for a part of the run, and separate from then on."""
 
     until: float = option(
-        2 / 3, gt=0, lt=1, search=(1 / 3, 2 / 3), help="share of the run for which they are one"
+        2 / 3,
+        gt=0,
+        lt=1,
+        search=(1 / 3, 2 / 3),
+        help="fraction of the run during which head and embedding are tied",
     )
 
     def build_model(self, model):

@@ -38,28 +38,32 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ValueEmbeds(Plugin, api=1):
-    """Tables of values by token, added to v in the first and last layers, with a gate a head."""
+    """Tables of values by token, added to v in the first and last layers, with a gate per head."""
 
     tables: int | None = option(
         None,
         ge=1,
-        help="how many, each for one of the first and one of the last layers; none: three, fewer "
-        "in a model of fewer than six layers",
+        help="number of tables, each shared by one of the first and one of the last layers; none: "
+        "three, or fewer in a model of fewer than six layers",
     )
-    layers: Layers | None = option(None, help="layers that have a table each, not shared, instead")
+    layers: Layers | None = option(
+        None, help="layers with a table each, not shared, instead of tables"
+    )
     mix: Literal["gates", "lambdas"] = option(
         "gates", help="v + 2 sigmoid(w x) table, or l0 v + l1 table from 0.5 and 0.5"
     )
-    gate_width: int = option(GATE_WIDTH, ge=1, help="features of x that a gate reads")
+    gate_width: int = option(GATE_WIDTH, ge=1, help="number of features of x that a gate reads")
     std: float | None = option(
-        None, ge=0, help="of the tables at first; none: dim^-1/2 with gates, 1 with lambdas"
+        None,
+        ge=0,
+        help="initial standard deviation of the tables; none: dim^-1/2 with gates, 1 with lambdas",
     )
     lr_mul: float = option(
         75.0, ge=0, search=(25.0, 75.0, 150.0), help="factor on the tables' learning rate"
     )
-    wd_mul: float = option(0.0, ge=0, help="factor on their weight decay")
+    wd_mul: float = option(0.0, ge=0, help="factor on the tables' weight decay")
     betas: tuple[Beta, Beta] | None = option(
-        (0.75, 0.95), help="AdamW's, for the tables; none: train.betas"
+        (0.75, 0.95), help="AdamW's betas for the tables; none: train.betas"
     )
 
     @model_validator(mode="after")

@@ -21,7 +21,7 @@ class ValueInit(Plugin, api=1):
     """The projections to values and out of attention start uniform, at half of C^-1/2."""
 
     size: float = option(
-        0.5, gt=0, search=(0.25, 0.5, 1.0), help="standard deviation, times C^-1/2"
+        0.5, gt=0, search=(0.25, 0.5, 1.0), help="initial standard deviation, in units of C^-1/2"
     )
 
     def build_model(self, model):

@@ -47,21 +47,28 @@ SLOW, FAST = 1.0, 32.0
 class Windows(Plugin, api=1):
     """Attention sees a window of keys, half of it in most layers, growing over the run."""
 
-    window: int = option(
-        1792, ge=1, help="keys that long layers see at the end; at most a row's length"
+    window: int = option(1792, ge=1, help="final long window, in keys; at most a row's length")
+    start: int = option(256, ge=1, search=(64, 128, 256), help="initial long window, in keys")
+    stages: int = option(4, ge=1, le=16, help="number of window sizes from start to window")
+    block: int = option(
+        128,
+        ge=1,
+        help="granularity of windows, in keys: all are multiples of it, short ones at least one",
     )
-    start: int = option(256, ge=1, search=(64, 128, 256), help="the same at the beginning")
-    stages: int = option(4, ge=1, le=16, help="windows from start to window")
-    block: int = option(128, ge=1, help="windows are multiples of it, and a short one is no less")
     long: Layers | None = option(
-        None, help="long layers, such as [0, -1]; none: first, last and evenly between, a third"
+        None,
+        help="layers with the long window, such as [0, -1]; none: a third of them: first, last and "
+        "evenly spaced",
     )
-    documents: bool = option(False, help="tokens see those of their own document alone")
+    documents: bool = option(False, help="restrict attention to the token's own document")
     yarn: bool = option(
         False, help="rescale rotations and sharpen attention where windows grow, as YaRN does"
     )
     scale: float | None = option(
-        None, gt=0, help="with yarn, times D^-1/2 in the first stage; none: 1, 1.13 is the record's"
+        None,
+        gt=0,
+        help="with yarn: attention scale of the first stage, in units of D^-1/2; none: 1 (1.13 in "
+        "the record)",
     )
 
     @model_validator(mode="after")

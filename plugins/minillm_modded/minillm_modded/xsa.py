@@ -23,10 +23,12 @@ EPSILON = 1e-10
 
 
 class XSA(Plugin, api=1, identity_at_init=True):
-    """The part of a head's output along the token's own value is taken out, as far as learned."""
+    """The part of a head's output along the token's own value is removed, with a learned strength."""
 
     lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of the strengths")
-    layers: Layers = option("all", help='layers that do: "all", [0, -1], "every:2"')
+    layers: Layers = option(
+        "all", help='layers with exclusive self-attention: "all", [0, -1], "every:2"'
+    )
 
     def build_attention(self, attn):
         if attn.layer in self.layers.resolve(attn.layers):

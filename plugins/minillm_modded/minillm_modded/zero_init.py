@@ -20,10 +20,10 @@ __all__ = ["ZeroInit"]
 class ZeroInit(Plugin, api=1):
     """The projections that add to the stream start at zero, the head on request."""
 
-    attention: bool = option(True, help="attention's output projections")
-    mlp: bool = option(True, help="the MLPs' second matrices")
+    attention: bool = option(True, help="zero attention's output projections")
+    mlp: bool = option(True, help="zero the MLPs' second matrices")
     head: bool = option(
-        False, search=(False, True), help="the head, where it is not tied to the embedding"
+        False, search=(False, True), help="zero the head, if it is not tied to the embedding"
     )
 
     def build_model(self, model):

@@ -29,11 +29,12 @@ class CautiousWD(Plugin, api=1):
     rules: tuple[str, ...] = option(
         ("*",),
         min_length=1,
-        help='update rules; "*" is all there are, ["muon"] leaves AdamW to torch\'s fused kernel',
+        help='update rules it applies to; "*": all; ["muon"] leaves AdamW to torch\'s fused kernel',
     )
 
     squared: tuple[str, ...] = option(
-        (), help='rules of these whose decay falls with the schedule twice, such as ["adamw"]'
+        (),
+        help='rules among these whose decay is multiplied by the schedule twice, such as ["adamw"]',
     )
 
     def optimizer_factory(self, optimizer):

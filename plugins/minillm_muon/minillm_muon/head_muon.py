@@ -26,10 +26,13 @@ class HeadMuon(Plugin, api=1):
     """Muon orthogonalises each pair of heads, or each head, of Q and K by itself."""
 
     heads: int = option(
-        2, ge=1, search=(1, 2, 4), help="neighbouring heads in one matrix: 2 are a pair, 1 is alone"
+        2,
+        ge=1,
+        search=(1, 2, 4),
+        help="adjacent heads per matrix; 2: pairs, 1: each head separately",
     )
     of: tuple[Literal["q", "k", "v"], ...] = option(
-        ("q", "k"), min_length=1, help="projections whose rows are heads, such as [q, k, v]"
+        ("q", "k"), min_length=1, help="projections that are split by head, such as [q, k, v]"
     )
 
     def optimizer_factory(self, optimizer):

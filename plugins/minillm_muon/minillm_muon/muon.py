@@ -31,38 +31,37 @@ class Muon(Plugin, api=1):
         0.02,
         gt=0,
         search=(0.005, 0.01, 0.02, 0.04, 0.08),
-        help="peak learning rate, in spectral norm an update",
+        help="peak learning rate, as the spectral norm of an update",
     )
     cooldown: float | None = option(
         None,
         gt=0,
         le=1,
-        help="share of the run, its last, over which lr falls linearly to floor x lr, without a "
-        "warm-up before; none: the run's own schedule",
+        help="last fraction of the run, in which lr falls linearly to floor x lr, after a constant "
+        "rate without warm-up; none: the run's own schedule",
     )
-    floor: float = option(0.0, ge=0, le=1, help="what is left of lr after the cooldown")
+    floor: float = option(0.0, ge=0, le=1, help="fraction of lr at the end of the cooldown")
     weight_decay: float | None = option(
-        None, ge=0, help="decoupled, times the learning rate; none: train.weight_decay"
+        None, ge=0, help="decoupled weight decay, times the learning rate; none: train.weight_decay"
     )
-    momentum: float = option(
-        0.95, ge=0, lt=1, search=(0.85, 0.9, 0.95), help="of the Nesterov momentum"
-    )
+    momentum: float = option(0.95, ge=0, lt=1, search=(0.85, 0.9, 0.95), help="Nesterov momentum")
     momentum_start: float | None = option(
-        None, ge=0, lt=1, help="where momentum begins; none: at its full value"
+        None, ge=0, lt=1, help="initial momentum; none: same as momentum"
     )
     momentum_rise: float = option(
-        0.2, gt=0, le=1, help="share of the run over which it rises from momentum_start"
+        0.2, gt=0, le=1, help="fraction of the run over which momentum rises from momentum_start"
     )
     momentum_end: float | None = option(
-        None, ge=0, lt=1, help="where momentum ends; none: at its full value"
+        None, ge=0, lt=1, help="final momentum; none: same as momentum"
     )
     momentum_fall: float = option(
-        0.03, gt=0, lt=1, help="share of the run, its last, over which it falls to momentum_end"
+        0.03, gt=0, lt=1, help="last fraction of the run, over which momentum falls to momentum_end"
     )
-    steps: int = option(5, ge=1, le=20, help="Newton-Schulz iterations")
+    steps: int = option(5, ge=1, le=20, help="number of Newton-Schulz iterations")
     adjust: Literal["spectral", "match_rms"] = option(
         "spectral",
-        help="scale: sqrt(max(1, rows/cols)), or 0.2 sqrt(max(rows, cols)) (AdamW's size)",
+        help="factor on the update; spectral: sqrt(max(1, rows/cols)), match_rms: 0.2 "
+        "sqrt(max(rows, cols)) (AdamW's size)",
     )
 
     def optimizer_factory(self, optimizer):

@@ -29,7 +29,7 @@ class MuonEq(Plugin, api=1):
     """Rows of Muon's momentum are made equally long before it is orthogonalised."""
 
     of: Literal["rows", "columns", "both"] = option(
-        "rows", help="what is normalised: rows, columns, or rows and then columns"
+        "rows", help="normalised vectors: rows, columns, or rows and then columns (both)"
     )
 
     def optimizer_factory(self, optimizer):

@@ -24,10 +24,16 @@ class NorMuon(Plugin, api=1):
     """After Muon's orthogonalisation, every neuron's update is divided by its usual size."""
 
     beta2: float = option(
-        0.95, ge=0, lt=1, search=(0.9, 0.95, 0.98), help="of the mean of a neuron's squared updates"
+        0.95,
+        ge=0,
+        lt=1,
+        search=(0.9, 0.95, 0.98),
+        help="decay rate of the mean of a neuron's squared updates",
     )
     neurons: Literal["longer", "rows"] = option(
-        "longer", help="what a neuron is: along the matrix's longer axis, or a row, as in the paper"
+        "longer",
+        help="definition of a neuron: a vector along the matrix's longer axis, or a row, as in the "
+        "paper",
     )
 
     def optimizer_factory(self, optimizer):

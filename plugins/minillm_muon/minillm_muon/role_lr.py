@@ -45,19 +45,23 @@ class RoleLR(Plugin, api=1):
         1.0,
         ge=0,
         search=(1.0, 5.0, 20.0, 75.0, 150.0),
-        help="factor on the rate of the token embedding",
+        help="factor on the learning rate of the token embedding",
     )
     head: float = option(
-        1.0, ge=0, search=(0.25, 0.5, 1.0, 2.0), help="factor on the rate of the untied head"
+        1.0,
+        ge=0,
+        search=(0.25, 0.5, 1.0, 2.0),
+        help="factor on the learning rate of the untied head",
     )
-    attention: float = option(1.0, ge=0, help="factor on the rate of q, k, v and o")
-    mlp: float = option(1.0, ge=0, help="factor on the rate of the MLP's first matrices")
-    down: float = option(1.0, ge=0, help="factor on the rate of the MLP's last matrix")
-    norm: float = option(1.0, ge=0, help="factor on the rate of norms' weights")
-    gate: float = option(1.0, ge=0, help="factor on the rate of plugins' gates")
-    scalar: float = option(1.0, ge=0, help="factor on the rate of plugins' scalars")
+    attention: float = option(1.0, ge=0, help="factor on the learning rate of q, k, v and o")
+    mlp: float = option(1.0, ge=0, help="factor on the learning rate of the MLP's first matrices")
+    down: float = option(1.0, ge=0, help="factor on the learning rate of the MLP's last matrix")
+    norm: float = option(1.0, ge=0, help="factor on the learning rate of norms' weights")
+    gate: float = option(1.0, ge=0, help="factor on the learning rate of plugins' gates")
+    scalar: float = option(1.0, ge=0, help="factor on the learning rate of plugins' scalars")
     betas: dict[Role, tuple[Beta, Beta]] = option(
-        {}, help="AdamW's betas by role, such as {embedding = [0.8, 0.95]}; else train.betas"
+        {},
+        help="AdamW's betas by role, such as {embedding = [0.8, 0.95]}; other roles: train.betas",
     )
     decay: dict[Role, Factor] = option(
         {}, help="factors on the weight decay by role, such as {embedding = 0}"

@@ -28,7 +28,7 @@ class TwoStepEmbed(Plugin, api=1):
     roles: tuple[str, ...] = option(
         ("embedding.token", "head"),
         min_length=1,
-        help='roles of the parameters; "embedding" are plugins\' tables as well',
+        help='roles of the parameters it applies to; "embedding" includes plugins\' tables',
     )
 
     def optimizer_factory(self, optimizer):

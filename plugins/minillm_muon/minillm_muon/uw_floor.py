@@ -25,17 +25,19 @@ LEAST = 1e-8  # minimum of norms: an update of 0 stays 0
 
 
 class UWFloor(Plugin, api=1):
-    """Updates are at least a share of the weights' length, in the place of weight decay."""
+    """Updates have at least a fraction of the weights' norm, in place of weight decay."""
 
     floor: float = option(
         0.35,
         ge=0,
         search=(0.2, 0.35, 0.5),
-        help="least length of an update, in lengths of the weights",
+        help="minimum norm of an update, as a fraction of the weights' norm",
     )
-    rows: bool = option(False, help="each row of a matrix for itself, not the matrix as a whole")
+    rows: bool = option(
+        False, help="apply the floor to each row of a matrix, instead of the whole matrix"
+    )
     rules: tuple[str, ...] = option(
-        ("muon",), min_length=1, help='update rules; "*" is all there are'
+        ("muon",), min_length=1, help='update rules it applies to; "*": all'
     )
 
     def optimizer_factory(self, optimizer):

@@ -32,15 +32,19 @@ class Adafactor(Plugin, api=1):
         0.01,
         gt=0,
         search=(3e-3, 0.01, 0.03),
-        help="peak learning rate; where relative, in sizes of the weights",
+        help="peak learning rate; with relative, as a fraction of the weights' RMS",
     )
-    relative: bool = option(True, help="steps are times the root mean square of the weights")
-    decay: float = option(0.8, gt=0, le=1, help="at update t the means keep 1 - t^-decay")
-    clipping: float = option(1.0, gt=0, help="largest root mean square of an update")
+    relative: bool = option(
+        True, help="multiply steps by the root mean square (RMS) of the weights"
+    )
+    decay: float = option(
+        0.8, gt=0, le=1, help="exponent of the second moment's decay rate at update t, 1 - t^-decay"
+    )
+    clipping: float = option(1.0, gt=0, help="maximum root mean square of an update")
     weight_decay: float | None = option(
-        None, ge=0, help="decoupled, times the learning rate; none: train.weight_decay"
+        None, ge=0, help="decoupled weight decay, times the learning rate; none: train.weight_decay"
     )
-    scope: Scope = option("all", help="parameters that follow it: all, hidden (matrices), rest")
+    scope: Scope = option("all", help="parameters with this rule: all, hidden (matrices), rest")
 
     def optimizer_factory(self, optimizer):
         stages = {

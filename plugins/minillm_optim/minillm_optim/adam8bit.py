@@ -24,7 +24,7 @@ class Adam8bit(Plugin, api=1):
     """AdamW's two moments are kept in 8 bits each, in blocks of 256 with a scale."""
 
     moments: Literal["int8", "bfloat16"] = option(
-        "int8", help="what they are kept in: int8 with scales, or bfloat16"
+        "int8", help="storage format of the moments: int8 with scales, or bfloat16"
     )
 
     def optimizer_factory(self, optimizer):

@@ -32,18 +32,22 @@ class AdEMAMix(Plugin, api=1):
     lr: float = option(
         ADAMS_LR, gt=0, search=(5e-4, 1.5e-3, 5e-3, 1.5e-2), help="peak learning rate"
     )
-    beta1: float = option(0.9, gt=0, lt=1, help="of the fast mean of gradients")
-    beta2: float = option(0.999, ge=0, lt=1, help="of the mean of their squares")
-    beta3: float = option(0.999, gt=0, lt=1, help="of the slow mean, once it is warm")
+    beta1: float = option(0.9, gt=0, lt=1, help="decay rate of the fast mean of gradients")
+    beta2: float = option(0.999, ge=0, lt=1, help="decay rate of the mean of squared gradients")
+    beta3: float = option(
+        0.999, gt=0, lt=1, help="decay rate of the slow mean of gradients, after its warm-up"
+    )
     alpha: float = option(
-        5.0, ge=0, search=(2.0, 5.0, 8.0), help="weight of the slow mean, once it is warm"
+        5.0, ge=0, search=(2.0, 5.0, 8.0), help="weight of the slow mean, after its warm-up"
     )
-    warmup: float = option(1.0, gt=0, le=1, help="share of the run over which both rise")
-    epsilon: float = option(1e-8, gt=0, help="added to the root of the mean of squares")
+    warmup: float = option(
+        1.0, gt=0, le=1, help="fraction of the run over which beta3 and alpha rise"
+    )
+    epsilon: float = option(1e-8, gt=0, help="constant added to the root of the mean of squares")
     weight_decay: float | None = option(
-        None, ge=0, help="decoupled, times the learning rate; none: train.weight_decay"
+        None, ge=0, help="decoupled weight decay, times the learning rate; none: train.weight_decay"
     )
-    scope: Scope = option("all", help="parameters that follow it: all, hidden (matrices), rest")
+    scope: Scope = option("all", help="parameters with this rule: all, hidden (matrices), rest")
 
     def optimizer_factory(self, optimizer):
         means = stage(

@@ -24,11 +24,16 @@ class AGC(Plugin, api=1):
     """A row's gradient is clipped to a share of the row's own norm."""
 
     clipping: float = option(
-        0.01, gt=0, search=(0.01, 0.03, 0.1), help="largest norm of a gradient, in norms of its row"
+        0.01,
+        gt=0,
+        search=(0.01, 0.03, 0.1),
+        help="maximum norm of a row's gradient, as a fraction of the row's norm",
     )
-    epsilon: float = option(1e-3, gt=0, help="least norm of a row: rows of 0 move")
+    epsilon: float = option(
+        1e-3, gt=0, help="lower bound of a row's norm, so that rows of zeros can move"
+    )
     rules: tuple[str, ...] = option(
-        ("*",), min_length=1, help='update rules; "*" is all there are, ["adamw"] leaves out Muon'
+        ("*",), min_length=1, help='update rules it applies to; "*": all; ["adamw"] leaves out Muon'
     )
 
     def optimizer_factory(self, optimizer):

@@ -28,13 +28,13 @@ class CautiousAdam(Plugin, api=1):
     lr: float = option(
         ADAMS_LR, gt=0, search=(5e-4, 1.5e-3, 5e-3, 1.5e-2), help="peak learning rate"
     )
-    beta1: float = option(0.9, ge=0, lt=1, help="of the mean of gradients")
-    beta2: float = option(0.95, ge=0, lt=1, help="of the mean of their squares")
-    epsilon: float = option(1e-8, gt=0, help="added to the root of that")
+    beta1: float = option(0.9, ge=0, lt=1, help="decay rate of the mean of gradients")
+    beta2: float = option(0.95, ge=0, lt=1, help="decay rate of the mean of squared gradients")
+    epsilon: float = option(1e-8, gt=0, help="constant added to the root of the mean of squares")
     weight_decay: float | None = option(
-        None, ge=0, help="decoupled, times the learning rate; none: train.weight_decay"
+        None, ge=0, help="decoupled weight decay, times the learning rate; none: train.weight_decay"
     )
-    scope: Scope = option("all", help="parameters that follow it: all, hidden (matrices), rest")
+    scope: Scope = option("all", help="parameters with this rule: all, hidden (matrices), rest")
 
     def optimizer_factory(self, optimizer):
         adam = stage(

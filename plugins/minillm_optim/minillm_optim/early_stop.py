@@ -13,8 +13,10 @@ from minillm_core import Plugin, Verdict, option
 class EarlyStop(Plugin, api=1):
     """Ends a run whose held-out loss has stopped falling."""
 
-    patience: int = option(3, ge=1, help="evaluations in a row without a new lowest loss")
-    least: float = option(0.0, ge=0, help="nats by which a new lowest loss is lower")
+    patience: int = option(
+        3, ge=1, help="number of consecutive evaluations without a new lowest loss"
+    )
+    least: float = option(0.0, ge=0, help="minimum improvement, in nats, for a new lowest loss")
 
     def on_evaluated(self, evaluated, history):
         best, since = float("inf"), 0

@@ -29,9 +29,9 @@ class EMA(Plugin, api=1):
         gt=0,
         lt=1,
         search=(0.98, 0.99, 0.995, 0.999),
-        help="share of the average that an update leaves",
+        help="decay rate of the average, after its warm-up",
     )
-    start: float = option(0.0, ge=0, lt=1, help="share of the run after which it begins")
+    start: float = option(0.0, ge=0, lt=1, help="fraction of the run after which averaging begins")
 
     def optimizer_factory(self, optimizer):
         begun = plateaus((0.0, 0.0), (self.start, 1.0)) if self.start else 1.0

@@ -31,11 +31,13 @@ class EMANesterov(Plugin, api=1):
         0.6,
         ge=0,
         search=(0.3, 0.6, 0.9),
-        help="how far ahead, in mean moves; falls with the schedule",
+        help="look-ahead distance, in mean moves; falls with the schedule",
     )
-    gamma: float = option(0.99, gt=0, lt=1, help="share of the mean move that an update leaves")
-    start: float = option(0.16, ge=0, lt=1, help="share of the run where it begins")
-    stop: float = option(0.76, gt=0, le=1, help="share of the run where it ends")
+    gamma: float = option(0.99, gt=0, lt=1, help="decay rate of the mean move")
+    start: float = option(
+        0.16, ge=0, lt=1, help="fraction of the run at which the look-ahead begins"
+    )
+    stop: float = option(0.76, gt=0, le=1, help="fraction of the run at which the look-ahead ends")
 
     def optimizer_factory(self, optimizer):
         if self.start >= self.stop:

@@ -22,7 +22,11 @@ class EmbedGradShrink(Plugin, api=1, export="llama", identity_at_init=True, surr
     """The gradient of the embedding's lookup is multiplied by a number below 1."""
 
     alpha: float = option(
-        0.1, ge=0, le=1, search=(0.1, 0.3), help="factor on the gradient of what is looked up"
+        0.1,
+        ge=0,
+        le=1,
+        search=(0.1, 0.3),
+        help="factor on the gradient of the looked-up embeddings",
     )
 
     def build_model(self, model):

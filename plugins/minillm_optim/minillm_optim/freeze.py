@@ -20,18 +20,24 @@ __all__ = ["Freeze"]
 
 
 class Freeze(Plugin, api=1):
-    """Parameters by their names or roles keep their values, for good or for a share of the run."""
+    """Parameters, by name or role, keep their values permanently or for a part of the run."""
 
     of: tuple[str, ...] = option(
         ("embedding.*",),
         min_length=1,
-        help='patterns of names or roles: "layers.[0-3].*", "attention.q", "norm"',
+        help='patterns of parameter names or roles: "layers.[0-3].*", "attention.q", "norm"',
     )
     until: float | None = option(
-        None, gt=0, lt=1, help="share of the run up to which they are frozen; none: no thawing"
+        None,
+        gt=0,
+        lt=1,
+        help="fraction of the run up to which they are frozen; none: they are never thawed",
     )
     after: float | None = option(
-        None, gt=0, lt=1, help="share of the run from which on they are; none: to the end as before"
+        None,
+        gt=0,
+        lt=1,
+        help="fraction of the run after which they are frozen; none: no later freezing",
     )
 
     def optimizer_factory(self, optimizer):

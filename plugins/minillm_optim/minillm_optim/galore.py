@@ -33,15 +33,22 @@ class GaLore(Plugin, api=1):
     lr: float = option(
         ADAMS_LR, gt=0, search=(5e-4, 1.5e-3, 5e-3, 1.5e-2), help="peak learning rate"
     )
-    rank: int = option(128, ge=1, help="of the projection; the smaller side of a matrix at most")
-    every: int = option(200, ge=1, help="updates from one projection to the next")
+    rank: int = option(
+        128, ge=1, help="rank of the projection; at most the smaller side of a matrix"
+    )
+    every: int = option(200, ge=1, help="updates between two projections")
     scale: float = option(0.25, gt=0, help="factor on the update (the paper's alpha)")
-    iterations: int = option(2, ge=1, help="of orthogonal iteration, at each new projection")
-    damping: float = option(1e-3, gt=0, lt=1, help="added to g g^T, in squared norms of g")
-    beta1: float = option(0.9, ge=0, lt=1, help="of the mean of gradients")
-    beta2: float = option(0.999, ge=0, lt=1, help="of the mean of their squares")
+    iterations: int = option(2, ge=1, help="number of orthogonal iterations at each new projection")
+    damping: float = option(
+        1e-3,
+        gt=0,
+        lt=1,
+        help="multiple of the identity added to g g^T, relative to the squared norm of g",
+    )
+    beta1: float = option(0.9, ge=0, lt=1, help="decay rate of the mean of gradients")
+    beta2: float = option(0.999, ge=0, lt=1, help="decay rate of the mean of squared gradients")
     weight_decay: float | None = option(
-        None, ge=0, help="decoupled, times the learning rate; none: train.weight_decay"
+        None, ge=0, help="decoupled weight decay, times the learning rate; none: train.weight_decay"
     )
 
     def optimizer_factory(self, optimizer):

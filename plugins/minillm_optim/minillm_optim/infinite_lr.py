@@ -28,14 +28,28 @@ class InfiniteLR(Plugin, api=1):
     """Rates cool down to a constant, are held there, and are annealed at the end."""
 
     cooldown: float = option(
-        0.6, ge=0, lt=1, help="share behind the warm-up that falls to constant"
+        0.6,
+        ge=0,
+        lt=1,
+        help="fraction of the run after warm-up in which the rate falls to constant",
     )
     form: Literal["cosine", "inverse_root"] = option(
-        "cosine", search=("cosine", "inverse_root"), help="how it falls there"
+        "cosine",
+        search=("cosine", "inverse_root"),
+        help="shape of this fall: cosine or inverse_root",
     )
-    constant: float = option(0.55, gt=0, le=1, help="the rate that is held, a share of the peak")
-    annealing: float = option(0.15, ge=0, lt=1, help="share, the last, that falls to least")
-    least: float = option(0.1, gt=0, le=1, help="the rate at the end, a share of the peak")
+    constant: float = option(
+        0.55, gt=0, le=1, help="learning rate that is held, as a fraction of the peak"
+    )
+    annealing: float = option(
+        0.15,
+        ge=0,
+        lt=1,
+        help="last fraction of the run after warm-up, in which the rate falls to least",
+    )
+    least: float = option(
+        0.1, gt=0, le=1, help="learning rate at the end, as a fraction of the peak"
+    )
 
     def optimizer_factory(self, optimizer):
         if self.cooldown + self.annealing > 1:

@@ -22,10 +22,10 @@ class LayerClip(Plugin, api=1):
     """The gradients of each layer are clipped by the norm that they have together."""
 
     most: float = option(
-        0.5, gt=0, search=(0.25, 0.5, 1.0), help="largest norm of a layer's gradients together"
+        0.5, gt=0, search=(0.25, 0.5, 1.0), help="maximum joint norm of a layer's gradients"
     )
     rules: tuple[str, ...] = option(
-        ("*",), min_length=1, help='update rules; "*" is all there are, ["muon"] leaves out AdamW'
+        ("*",), min_length=1, help='update rules it applies to; "*": all; ["muon"] leaves out AdamW'
     )
 
     def optimizer_factory(self, optimizer):

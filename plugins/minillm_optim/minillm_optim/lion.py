@@ -23,14 +23,14 @@ class Lion(Plugin, api=1):
         3e-4,
         gt=0,
         search=(1e-4, 3e-4, 1e-3, 3e-3),
-        help="peak learning rate, how far each weight moves",
+        help="peak learning rate: the distance that each weight moves",
     )
-    beta1: float = option(0.9, ge=0, lt=1, help="share of the momentum in the update's sign")
-    beta2: float = option(0.99, ge=0, lt=1, help="of the momentum")
+    beta1: float = option(0.9, ge=0, lt=1, help="weight of the momentum in the update's sign")
+    beta2: float = option(0.99, ge=0, lt=1, help="decay rate of the momentum")
     weight_decay: float | None = option(
-        None, ge=0, help="decoupled, times the learning rate; none: train.weight_decay"
+        None, ge=0, help="decoupled weight decay, times the learning rate; none: train.weight_decay"
     )
-    scope: Scope = option("all", help="parameters that follow it: all, hidden (matrices), rest")
+    scope: Scope = option("all", help="parameters with this rule: all, hidden (matrices), rest")
 
     def optimizer_factory(self, optimizer):
         optimizer.rule(

@@ -27,14 +27,14 @@ class MARS(Plugin, api=1):
     lr: float = option(
         ADAMS_LR, gt=0, search=(5e-4, 1.5e-3, 5e-3, 1.5e-2), help="peak learning rate"
     )
-    gamma: float = option(0.025, ge=0, help="weight of the correction; 0 is AdamW")
-    beta1: float = option(0.95, ge=0, lt=1, help="of the mean of gradients")
-    beta2: float = option(0.99, ge=0, lt=1, help="of the mean of their squares")
-    epsilon: float = option(1e-8, gt=0, help="added to the root of that")
+    gamma: float = option(0.025, ge=0, help="weight of the correction; 0: AdamW")
+    beta1: float = option(0.95, ge=0, lt=1, help="decay rate of the mean of corrected gradients")
+    beta2: float = option(0.99, ge=0, lt=1, help="decay rate of the mean of their squares")
+    epsilon: float = option(1e-8, gt=0, help="constant added to the root of the mean of squares")
     weight_decay: float | None = option(
-        None, ge=0, help="decoupled, times the learning rate; none: train.weight_decay"
+        None, ge=0, help="decoupled weight decay, times the learning rate; none: train.weight_decay"
     )
-    scope: Scope = option("all", help="parameters that follow it: all, hidden (matrices), rest")
+    scope: Scope = option("all", help="parameters with this rule: all, hidden (matrices), rest")
 
     def optimizer_factory(self, optimizer):
         adam = stage(

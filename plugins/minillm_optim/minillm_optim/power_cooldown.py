@@ -18,16 +18,19 @@ __all__ = ["PowerCooldown", "falling"]
 class PowerCooldown(Plugin, api=1):
     """The run's rates are flat and then fall as a power of what is left of the run."""
 
-    power: float = option(1.2, gt=0, help="of the share that is left; 1 is linear, as wsd")
+    power: float = option(1.2, gt=0, help="exponent of the cooldown; 1: linear, as wsd")
     cooldown: float = option(
         0.8,
         gt=0,
         le=1,
         search=(0.4, 0.6, 0.8),
-        help="share of what follows the warm-up over which rates fall",
+        help="fraction of the run after warm-up over which rates fall",
     )
     end: float = option(
-        1.0, gt=0, le=2, help="where they would be 0, a share of what follows the warm-up"
+        1.0,
+        gt=0,
+        le=2,
+        help="point where rates would reach 0, as a fraction of the run after warm-up",
     )
 
     def optimizer_factory(self, optimizer):

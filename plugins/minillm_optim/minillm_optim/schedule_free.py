@@ -38,15 +38,22 @@ class ScheduleFree(Plugin, api=1):
     """AdamW at a constant rate, evaluated at an average that its steps are taken around."""
 
     lr: float = option(
-        3e-3, gt=0, search=(1e-3, 3e-3, 0.01), help="learning rate, held after the run's warm-up"
+        3e-3,
+        gt=0,
+        search=(1e-3, 3e-3, 0.01),
+        help="learning rate, constant after the run's warm-up",
     )
-    beta1: float = option(0.9, gt=0, lt=1, help="how near to the average gradients are taken")
-    beta2: float = option(0.95, ge=0, lt=1, help="of the squared gradient's mean")
-    epsilon: float = option(1e-8, gt=0, help="beside its root")
+    beta1: float = option(
+        0.9, gt=0, lt=1, help="weight of the average x in the point y where gradients are taken"
+    )
+    beta2: float = option(0.95, ge=0, lt=1, help="decay rate of the mean of squared gradients")
+    epsilon: float = option(1e-8, gt=0, help="constant added to the root of the mean of squares")
     weight_decay: float | None = option(
-        None, ge=0, help="decoupled, at y, times the learning rate; none: train.weight_decay"
+        None,
+        ge=0,
+        help="decoupled weight decay at y, times the learning rate; none: train.weight_decay",
     )
-    scope: Scope = option("all", help="parameters that follow it: all, hidden (matrices), rest")
+    scope: Scope = option("all", help="parameters with this rule: all, hidden (matrices), rest")
 
     def optimizer_factory(self, optimizer):
         warmup = optimizer.warmup

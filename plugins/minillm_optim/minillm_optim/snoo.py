@@ -27,9 +27,9 @@ __all__ = ["Snoo", "outer", "unless_still"]
 class Snoo(Plugin, api=1):
     """Every K-th update is followed by a Nesterov step of slow weights."""
 
-    every: int = option(28, ge=1, help="updates from one outer step to the next")
+    every: int = option(28, ge=1, help="updates between two outer steps")
     lr: float = option(0.68, gt=0, search=(0.5, 0.68, 0.9), help="learning rate of the outer steps")
-    momentum: float = option(0.37, ge=0, lt=1, help="of the outer steps, Nesterov's")
+    momentum: float = option(0.37, ge=0, lt=1, help="Nesterov momentum of the outer steps")
 
     def optimizer_factory(self, optimizer):
         steps = stage(

@@ -42,14 +42,16 @@ class SOAP(Plugin, api=1):
     lr: float = option(
         ADAMS_LR, gt=0, search=(5e-4, 1.5e-3, 5e-3, 1.5e-2), help="peak learning rate"
     )
-    beta1: float = option(0.95, ge=0, lt=1, help="of the mean of gradients")
-    beta2: float = option(0.95, ge=0, lt=1, help="of the statistics and of squares")
-    every: int = option(10, ge=1, help="updates from one turn of the bases to the next")
+    beta1: float = option(0.95, ge=0, lt=1, help="decay rate of the mean of gradients")
+    beta2: float = option(
+        0.95, ge=0, lt=1, help="decay rate of the statistics and of the mean of squared gradients"
+    )
+    every: int = option(10, ge=1, help="updates between two changes of the bases")
     damping: float = option(
-        1e-3, gt=0, lt=1, help="added to the diagonals, in norms of a statistic"
+        1e-3, gt=0, lt=1, help="multiple of the identity added to a statistic, relative to its norm"
     )
     weight_decay: float | None = option(
-        None, ge=0, help="decoupled, times the learning rate; none: train.weight_decay"
+        None, ge=0, help="decoupled weight decay, times the learning rate; none: train.weight_decay"
     )
 
     def optimizer_factory(self, optimizer):

@@ -27,10 +27,12 @@ __all__ = ["SOAPMuon", "divided_in_eigenbasis"]
 class SOAPMuon(Plugin, api=1):
     """Muon whose momentum is divided by its usual size in SOAP's bases first."""
 
-    beta: float = option(0.9, ge=0, lt=1, help="of the statistics and of squares")
-    every: int = option(10, ge=1, help="updates from one turn of the bases to the next")
+    beta: float = option(
+        0.9, ge=0, lt=1, help="decay rate of the statistics and of the mean of squares"
+    )
+    every: int = option(10, ge=1, help="updates between two changes of the bases")
     damping: float = option(
-        1e-3, gt=0, lt=1, help="added to the diagonals, in norms of a statistic"
+        1e-3, gt=0, lt=1, help="multiple of the identity added to a statistic, relative to its norm"
     )
 
     def optimizer_factory(self, optimizer):

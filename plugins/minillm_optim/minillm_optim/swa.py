@@ -27,9 +27,9 @@ class SWA(Plugin, api=1):
         gt=0,
         le=1,
         search=(0.1, 0.2, 0.3),
-        help="share of the run that is averaged, at its end",
+        help="last fraction of the run, whose weights are averaged",
     )
-    every: int = option(1, ge=1, help="updates between two weights that are averaged")
+    every: int = option(1, ge=1, help="updates between two averaged weights")
 
     def optimizer_factory(self, optimizer):
         begun = plateaus((0.0, 0.0), (1.0 - self.last, 1.0)) if self.last < 1 else 1.0

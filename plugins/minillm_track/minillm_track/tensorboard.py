@@ -23,8 +23,10 @@ __all__ = ["TensorBoard"]
 class TensorBoard(Plugin, api=1, requires=("tensorboard>=2.16",)):
     """Writes a run's figures, events and settings for TensorBoard."""
 
-    folder: str = option("tensorboard", min_length=1, help="folder, within the run's")
-    flush_seconds: float = option(10.0, gt=0, help="a kill loses at most what is as young as this")
+    folder: str = option("tensorboard", min_length=1, help="output folder, within the run's folder")
+    flush_seconds: float = option(
+        10.0, gt=0, help="seconds between two flushes to disk: the most that a kill loses"
+    )
 
     _log: Log = PrivateAttr()
 

@@ -30,7 +30,9 @@ EVERY = 100
 class Throttle(Plugin, api=1):
     """Pauses between steps, which take a share of the time: a cool and usable machine."""
 
-    share: float = option(0.5, gt=0, lt=1, help="of the time that steps take; the rest is pauses")
+    share: float = option(
+        0.5, gt=0, lt=1, help="fraction of the time spent in steps; the rest is pauses"
+    )
 
     _pace: Pace = PrivateAttr()
 

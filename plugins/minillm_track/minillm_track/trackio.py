@@ -25,7 +25,7 @@ __all__ = ["Trackio"]
 class Trackio(Plugin, api=1, requires=("trackio>=0.20",)):
     """Logs a run's figures, events and settings to trackio, on this machine."""
 
-    project: str = option("minillm", min_length=1, help="the runs that are shown together")
+    project: str = option("minillm", min_length=1, help="project that groups the runs")
 
     _log: Log = PrivateAttr()
 

@@ -29,11 +29,11 @@ class WandB(Plugin, api=1, requires=("wandb>=0.20",)):
     mode: Literal["offline", "online"] = option(
         "offline",
         again=True,
-        help="online sends figures while it trains; offline writes them for wandb sync",
+        help="online: upload metrics while training; offline: store them for wandb sync",
     )
-    project: str = option("minillm", min_length=1, help="the project on W&B")
+    project: str = option("minillm", min_length=1, help="project on W&B")
     entity: str | None = option(
-        None, again=True, help="the account or team; none: the account's own"
+        None, again=True, help="account or team; none: the account's default"
     )
 
     _log: Log = PrivateAttr()

@@ -20,7 +20,7 @@ SIZES = {"width": "model.dim", "vocab": "model.vocab"}  # fact -> its setting
 
 
 class Fp8Head(Plugin, api=1, backends=("torch",), devices=("cuda",)):
-    """Linear cross-entropy from products of 8-bit numbers: outside bfloat16's tolerance, so only where named."""
+    """Linear cross-entropy with fp8 products: outside bfloat16's tolerance, so used only where named."""
 
     def kernel_provider(self, kernels: Any) -> None:
         kernels.candidate(

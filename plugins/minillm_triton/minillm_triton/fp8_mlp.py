@@ -27,13 +27,13 @@ LARGEST_SQUARE = 64.0  # of relu(.)^2, initially: the product is of order one
 
 
 class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
-    """The ReLU squared MLP with products of 8-bit numbers forward: relu2 but for their rounding."""
+    """The ReLU squared MLP with fp8 products in the forward pass: relu2 except for rounding."""
 
     hidden: int | None = option(
-        None, ge=1, help="width inside; none: 3/2 of model.hidden, in whole sixteens"
+        None, ge=1, help="hidden width; none: 3/2 of model.hidden, rounded up to a multiple of 16"
     )
     down_lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of Wdown")
-    layers: Layers = option("all", help='layers that have it: "all", [0, -1], "every:2"')
+    layers: Layers = option("all", help='layers with this MLP: "all", [0, -1], "every:2"')
 
     def build_model(self, model: Any) -> None:
         hidden = self.hidden or -(-3 * model.hidden // (2 * MULTIPLE)) * MULTIPLE

@@ -16,9 +16,11 @@ class Triton(Plugin, api=1, backends=("torch",), devices=("cuda",)):
     """Linear cross-entropy in chunks of one buffer, and Muon's symmetric products by halves."""
 
     loss: Wanted = option(
-        True, help="linear cross-entropy: true insists on it, auto serves where it can"
+        True, help="linear cross-entropy; true: required, auto: used where it applies"
     )
-    gram: Wanted = option("auto", help="symmetric products of Muon and Polar Express; the same")
+    gram: Wanted = option(
+        "auto", help="symmetric products of Muon and Polar Express; same values as loss"
+    )
 
     def kernel_provider(self, kernels: Any) -> None:
         offers = (

@@ -35,11 +35,13 @@ def chat_command(
     ],
     system: Annotated[
         str | None,
-        typer.Option("--system", metavar="TEXT", help="What the conversation begins with."),
+        typer.Option("--system", metavar="TEXT", help="System message of the conversation."),
     ] = None,
     max_tokens: Annotated[
         int,
-        typer.Option("--max-tokens", metavar="N", help="An answer has at most N tokens.", min=1),
+        typer.Option(
+            "--max-tokens", metavar="N", help="Maximum number of tokens per answer.", min=1
+        ),
     ] = 512,
     *,
     sampling: SamplingOptions,

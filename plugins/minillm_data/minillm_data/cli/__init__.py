@@ -11,20 +11,20 @@ Paths = Annotated[
     list[str],
     typer.Argument(
         metavar="PATH",
-        help="Files or folders: text, JSON lines, under .gz or .xz.",
+        help="Files or folders: text or JSON lines, also as .gz or .xz.",
         show_default=False,
     ),
 ]
 To = Annotated[
     Path,
-    typer.Option("--to", metavar="DIR", help="The folder to write; it must not exist yet."),
+    typer.Option("--to", metavar="DIR", help="Output folder, which must not exist yet."),
 ]
 Malformed = Annotated[
     str,
     typer.Option(
         "--malformed",
         metavar="strict|skip",
-        help="A document that cannot be read: stop with file, line and byte, or leave it out and count it.",
+        help="Malformed documents: stop with file, line and byte, or skip and count them.",
     ),
 ]
 

@@ -68,7 +68,7 @@ def clear_command(
         str | None,
         typer.Argument(
             metavar="KEY",
-            help="The one entry to remove, or the beginning of its key; default: all.",
+            help="Key, or prefix of the key, of the entry to remove; default: all.",
         ),
     ] = None,
     as_json: AsJson = False,

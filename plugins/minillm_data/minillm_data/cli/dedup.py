@@ -29,14 +29,14 @@ def dedup_command(
         typer.Option(
             "--near/--no-near",
             metavar="",
-            help="Drop documents that are similar to an earlier one, or only those that are equal to one.",
+            help="Drop near duplicates of an earlier document, or only exact duplicates.",
         ),
     ] = True,
     threshold: Annotated[
         float | None,
         typer.Option(
             metavar="T",
-            help="Jaccard similarity of near duplicates, 0.1 to 1; default: 0.8.",
+            help="Minimum Jaccard similarity of near duplicates, 0.1 to 1; default: 0.8.",
             show_default=False,
         ),
     ] = None,
@@ -44,7 +44,7 @@ def dedup_command(
         int | None,
         typer.Option(
             metavar="WORDS",
-            help="Words of a shingle: documents are compared as sets of those; default: 4.",
+            help="Words per shingle; documents are compared as sets of shingles. Default: 4.",
             show_default=False,
         ),
     ] = None,
@@ -52,7 +52,7 @@ def dedup_command(
         int | None,
         typer.Option(
             metavar="WORDS",
-            help="Cut out of texts every run of so many words that an earlier document holds, such as 50.",
+            help="Remove every span of so many words, such as 50, that an earlier document contains.",
             show_default=False,
         ),
     ] = None,
@@ -60,7 +60,8 @@ def dedup_command(
         int | None,
         typer.Option(
             metavar="WORDS",
-            help="Drop a document that loses spans and has fewer words left; default: as --spans.",
+            help="Minimum words left in a document that loses spans, else it is dropped; default: "
+            "as --spans.",
             show_default=False,
         ),
     ] = None,

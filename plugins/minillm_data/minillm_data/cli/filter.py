@@ -31,8 +31,9 @@ def filter_command(
         typer.Option(
             "--rules",
             metavar="A,B,-A.X",
-            help="c4, gopher, fineweb, a rule of one (gopher.short), or -c4.punctuation to leave one "
-            "out; none. Default: gopher,fineweb. c4 removes lines, too.",
+            help="Rules: c4, gopher, fineweb, or a single rule of one (gopher.short); "
+            "-c4.punctuation leaves a rule out; none: no rules. Default: gopher,fineweb. c4 also "
+            "removes lines.",
         ),
     ] = None,
     language: Annotated[
@@ -40,7 +41,7 @@ def filter_command(
         typer.Option(
             "--language",
             metavar="en,de",
-            help="Languages to keep, of which py3langid finds one the likeliest.",
+            help="Languages to keep, by the most likely language that py3langid detects.",
         ),
     ] = None,
     language_probability: Annotated[
@@ -48,7 +49,7 @@ def filter_command(
         typer.Option(
             "--language-probability",
             metavar="P",
-            help="The least probability of the language, 0 to 1. Default: 0.5.",
+            help="Minimum probability of the language, 0 to 1. Default: 0.5.",
         ),
     ] = None,
     model: Annotated[
@@ -56,21 +57,21 @@ def filter_command(
         typer.Option(
             "--model",
             metavar="RUN",
-            help="A run's folder: its checkpoint measures each document's first 2,048 tokens.",
+            help="Run folder, whose checkpoint scores each document's first 2,048 tokens.",
         ),
     ] = None,
     min_bits: Annotated[
         float | None,
-        typer.Option("--min-bits", metavar="X", help="The fewest bits per byte under the model."),
+        typer.Option("--min-bits", metavar="X", help="Minimum bits per byte under the model."),
     ] = None,
     max_bits: Annotated[
         float | None,
-        typer.Option("--max-bits", metavar="X", help="The most bits per byte under the model."),
+        typer.Option("--max-bits", metavar="X", help="Maximum bits per byte under the model."),
     ] = None,
     malformed: Malformed = "strict",
     as_json: AsJson = False,
 ) -> None:
-    """Keep the documents that published rules, a language or a checkpoint let through.
+    """Filter documents by published rules, by language, or by their loss under a checkpoint.
 
     Drops are counted by reason, with examples in report.htm. Kept lines are copied byte for byte,
     unless c4 removes lines of their text.

@@ -29,19 +29,20 @@ def inspect_command(
         typer.Option(
             "--tokenizer",
             metavar="FILE",
-            help="Count tokens of text, and decode ids; default: tokenizer.json beside the shards.",
+            help="A tokenizer.json that counts tokens of text and decodes ids; default: the one "
+            "beside the shards.",
         ),
     ] = None,
     samples: Annotated[
-        int, typer.Option("--samples", metavar="N", help="Documents to show.", min=0)
+        int, typer.Option("--samples", metavar="N", help="Number of documents to show.", min=0)
     ] = 3,
     page: Annotated[
-        Path | None, typer.Option("--page", metavar="FILE", help="Write a page (HTML) too.")
+        Path | None, typer.Option("--page", metavar="FILE", help="Also write an HTML page.")
     ] = None,
     malformed: Malformed = "strict",
     as_json: AsJson = False,
 ) -> None:
-    """Show what data hold: documents, tokens, a histogram of lengths, a digest, decoded samples."""
+    """Show the contents of data: documents, tokens, a histogram of lengths, a digest, decoded samples."""
     from minillm_data.inspect import facts, inspect, write_page
 
     how = check_malformed(malformed)

@@ -29,8 +29,8 @@ def mix_command(
         list[str],
         typer.Argument(
             metavar="PATH[:WEIGHT]",
-            help="Files or folders: text, JSON lines, under .gz or .xz. What follows the last colon is "
-            "a weight if it is a number.",
+            help="Files or folders: text or JSON lines, also as .gz or .xz. A number after the "
+            "last colon is the weight.",
             show_default=False,
         ),
     ],
@@ -40,7 +40,8 @@ def mix_command(
         typer.Option(
             "--temperature",
             metavar="T",
-            help="Without weights: shares in proportion to size^(1/T). Default: 1, which takes all.",
+            help="Sampling temperature without weights: shares in proportion to size^(1/T). "
+            "Default: 1, which takes all.",
         ),
     ] = None,
     like: Annotated[
@@ -48,7 +49,7 @@ def mix_command(
         typer.Option(
             "--like",
             metavar="TARGET",
-            help="Pick the documents that resemble those of a file or folder (DSIR); may be repeated.",
+            help="Select documents similar to those of a file or folder (DSIR); may be repeated.",
         ),
     ] = None,
     size: Annotated[
@@ -56,19 +57,19 @@ def mix_command(
         typer.Option(
             "--size",
             metavar="N",
-            help="The most that is written: bytes of text, or tokens with --tokenizer.",
+            help="Maximum size of the output: bytes of text, or tokens with --tokenizer.",
         ),
     ] = None,
     repeat: Annotated[
         bool,
-        typer.Option("--repeat", metavar="", help="Begin a source again where it is used up."),
+        typer.Option("--repeat", metavar="", help="Repeat a source once it is exhausted."),
     ] = False,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
             "--tokenizer",
             metavar="FILE",
-            help="A tokenizer.json: weights are shares of its tokens, and not of bytes.",
+            help="A tokenizer.json: weights are shares of its tokens, not of bytes.",
         ),
     ] = None,
     doremi: Annotated[
@@ -76,7 +77,7 @@ def mix_command(
         typer.Option(
             "--doremi",
             metavar="STEPS",
-            help="Learn the weights by two small runs of so many steps each (DoReMi).",
+            help="Learn the weights with two small runs of STEPS steps each (DoReMi).",
         ),
     ] = None,
     preset: Annotated[
@@ -84,17 +85,17 @@ def mix_command(
         typer.Option(
             "--preset",
             metavar="NAME",
-            help="Shape and training of the runs of --doremi. Default: tiny.",
+            help="Preset (model shape and training) of the --doremi runs. Default: tiny.",
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option("--seed", metavar="N", help="Seed of what --like draws. Default: 0."),
+        typer.Option("--seed", metavar="N", help="Seed of the sampling by --like. Default: 0."),
     ] = None,
     malformed: Malformed = "strict",
     as_json: AsJson = False,
 ) -> None:
-    """Mix sources by weight, by size, by what two small runs learn, or by likeness to a target.
+    """Mix sources by weight, by size, by weights learned in two small runs, or by similarity to a target.
 
     After any number of documents each source has its share, to within the longest document. The
     mixture ends when the source whose turn it is is exhausted.

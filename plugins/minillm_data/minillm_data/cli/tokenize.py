@@ -29,7 +29,7 @@ def tokenize_command(
         typer.Option(
             "--tokenizer",
             metavar="FILE",
-            help="A tokenizer.json; default: a byte-level BPE is trained on the text.",
+            help="A tokenizer.json; default: a byte-level BPE trained on the text.",
         ),
     ] = None,
     vocab: Annotated[
@@ -37,8 +37,8 @@ def tokenize_command(
         typer.Option(
             "--vocab",
             metavar="N",
-            help="Entries of the tokenizer that is trained (at most 32,768, fewer for little text), "
-            "or the bound of ids that are ids already.",
+            help="Vocabulary size of the trained tokenizer (at most 32,768, smaller for little "
+            "text), or the bound on ids in text that is already tokenised.",
         ),
     ] = None,
     format: Annotated[
@@ -46,13 +46,16 @@ def tokenize_command(
         typer.Option(
             "--format",
             metavar="shards|bin|bin2d",
-            help="Shards of llm.c, or sets of the first MiniLLM trainer: a sample a document.",
+            help="Output format: shards of llm.c, or data sets of the first MiniLLM trainer, a "
+            "document per sample.",
         ),
     ] = "shards",
     seq_len: Annotated[
         int | None,
         typer.Option(
-            "--seq-len", metavar="N", help="For bin2d: samples are padded and cut to N + 1 tokens."
+            "--seq-len",
+            metavar="N",
+            help="For bin2d: row length; samples are padded or truncated to N + 1 tokens.",
         ),
     ] = None,
     malformed: Malformed = "strict",

@@ -27,7 +27,7 @@ def train_tokenizer_command(
         typer.Option(
             "--vocab",
             metavar="N",
-            help="Entries; default: 32,768, or for little text one for each 800 bytes.",
+            help="Vocabulary size; default: 32,768, or for little text one entry per 800 bytes.",
         ),
     ] = None,
     malformed: Malformed = "strict",

@@ -64,8 +64,8 @@ def ablate(
         str | None,
         typer.Option(
             metavar="A,B",
-            help="Plugins to measure, beside those of the preset or the file; default: all of those. "
-            "-NAME removes one; ./file.py:Class names a single file.",
+            help="Plugins to measure, besides those of the preset or the settings file; default: "
+            "all of the latter. -NAME removes one; ./file.py:Class names a single file.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -74,7 +74,7 @@ def ablate(
         typer.Option(
             "--with",
             metavar="A,B",
-            help="Plugins that are active in every run, and not measured.",
+            help="Plugins that are active in every run but not measured.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -82,7 +82,7 @@ def ablate(
         int,
         typer.Option(
             metavar="N",
-            help="Seeds, each a pair of runs; a technique card takes 5.",
+            help="Number of seeds, each a pair of runs; a technique card requires 5.",
             rich_help_panel=_WHAT,
         ),
     ] = 3,
@@ -90,7 +90,7 @@ def ablate(
         float | None,
         typer.Option(
             metavar="M",
-            help="Length of each run: the steps that the baseline makes in M minutes.",
+            help="Length of each run: the number of steps that the baseline takes in M minutes.",
             rich_help_panel=_WHAT,
         ),
     ] = None,

@@ -58,19 +58,22 @@ def search(
         float | None,
         typer.Option(
             metavar="M",
-            help="Least loss after M minutes of training, without compilation and evaluation.",
+            help="Search for the lowest loss after M minutes of training, without compilation and "
+            "evaluation.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
     tokens: Annotated[
         float | None,
-        typer.Option(metavar="N", help="Least loss after N tokens.", rich_help_panel=_WHAT),
+        typer.Option(
+            metavar="N", help="Search for the lowest loss after N tokens.", rich_help_panel=_WHAT
+        ),
     ] = None,
     target: Annotated[
         float | None,
         typer.Option(
             metavar="LOSS",
-            help="This held-out loss in the least time of training.",
+            help="Search for the shortest training time to this held-out loss.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -78,7 +81,7 @@ def search(
         str,
         typer.Option(
             metavar="HOURS",
-            help="Time for the whole search: hours, or 20m, 1h30m.",
+            help="Time limit of the whole search: hours, or 20m, 1h30m.",
             rich_help_panel=_HOW,
         ),
     ],
@@ -86,8 +89,8 @@ def search(
         str | None,
         typer.Option(
             metavar="A,B",
-            help="Plugins to try; -NAME leaves one out. Default: all that are installed and run here. "
-            "./file.py:Class names a single file.",
+            help="Plugins to try; -NAME leaves one out. Default: all installed ones that run on "
+            "this machine. ./file.py:Class names a single file.",
             rich_help_panel=_HOW,
         ),
     ] = None,
@@ -95,8 +98,9 @@ def search(
         Path | None,
         typer.Option(
             metavar="TOML",
-            help="A file of what to try (docs/guide.md shows one). Default: plugins, the values that they "
-            "declare for their options, learning rate, batch, schedule, and shapes with no more parameters.",
+            help="Search space (docs/guide.md shows a file). Default: plugins, the values that "
+            "they declare for their options, learning rate, batch, schedule, and shapes with no "
+            "more parameters.",
             rich_help_panel=_HOW,
         ),
     ] = None,
@@ -115,7 +119,7 @@ def search(
         typer.Option(
             metavar="N",
             min=1,
-            help="Train on N NVIDIA GPUs of this machine at the same time, a run on each.",
+            help="Train on N NVIDIA GPUs of this machine at the same time, one run per GPU.",
             rich_help_panel=_HOW,
         ),
     ] = None,

@@ -39,7 +39,7 @@ def tune(
     to: Annotated[
         Path,
         typer.Option(
-            metavar="FILE", help="Write all settings of the run there, for minillm train -c."
+            metavar="FILE", help="File to write all settings of the run to, for minillm train -c."
         ),
     ] = Path("tuned.toml"),
     memory: Annotated[
