@@ -479,7 +479,7 @@ def hook_reports(
     batchers: Iterable[str], judges: Iterable[str], observers: Iterable[str]
 ) -> Iterator[SlotReport]:
     """Yield reports of ``on_batch`` in the order of the calls, ``on_evaluated`` and ``on_event``."""
-    order = "the plugin that writes a field comes before those that read it"
+    order = "who writes a field comes before who reads it"
     apart = "gets every event, apart from the others"
     # settled: the first evaluation may follow the steps in which evidence must appear
     for hook, value, plugins, why, evidence in (

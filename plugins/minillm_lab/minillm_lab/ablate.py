@@ -22,6 +22,7 @@ from minillm_core.studies import (
 from minillm_lab.ablation import RESULT, Ablation, Watch
 from minillm_lab.cards import cards_of, write_card
 from minillm_lab.members import choose_folder, facts_of, refuse_run
+from minillm_lab.pool import Pool, check_devices
 from minillm_lab.study import Study, bind, open_corpus
 from minillm_lab.variants import Design, leave_one_out, one_at_a_time
 
@@ -44,6 +45,7 @@ class Request:
     minutes: float | None = None  # of each run, instead of steps
     leave_one_out: bool = False
     evaluations: int | None = None  # of each run; None: as many as take a quarter of its time
+    devices: tuple[str, ...] = ()  # that train runs at the same time; (): the one that is prepared
     watch: Watch = lambda current, progress: None  # called with the current run and its progress
 
 
@@ -107,6 +109,7 @@ def readied(
     config, detected = loaded.config, request.prepared.detected
     assert detected is not None  # otherwise already refused
     _check(request)
+    check_devices(request.devices, detected)
     _refuse_watchers(plugins)
     shape = leave_one_out if request.leave_one_out else one_at_a_time
     design = design or shape(loaded, plugins, request.judged)
@@ -127,6 +130,10 @@ def readied(
     }
 
     def opened(stop: StopRequest) -> Ablation:
+        pool = None
+        if request.devices:
+            given = {"backend": detected.backend, "cache": request.cache, "stop": stop}
+            pool = Pool(request.devices, plans, **given)
         return Ablation(
             out,
             design,
@@ -138,6 +145,7 @@ def readied(
             say=request.say,
             watch=request.watch,
             evaluations=request.evaluations,
+            pool=pool,
         )
 
     return Ready(opened, out, (*notes, *_opening(design, request, out, corpus.description)))

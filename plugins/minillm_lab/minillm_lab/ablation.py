@@ -8,7 +8,8 @@ equal seconds (``minillm_lab.worth``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from minillm_core.commands import counted
 from minillm_core.studies import ABLATION, replace_file
 from minillm_lab.ablation_page import ablation_page
 from minillm_lab.members import RUNS, Members, identity_of, read, stopped, write
+from minillm_lab.pool import Pool, Wanted
 from minillm_lab.result_diff import difference, settings
 from minillm_lab.study import Study, Trained
 from minillm_lab.variants import Design, Variant
@@ -59,19 +61,26 @@ class RunProgress:
     runs: int = 1  # total, as far as known
 
     @classmethod
-    def of(cls, run: RunSpec, course: Sequence[RunSpec], done: Collection[RunSpec]) -> RunProgress:
+    def of(
+        cls,
+        run: RunSpec,
+        course: Sequence[RunSpec],
+        done: Collection[RunSpec],
+        at_once: int = 1,
+    ) -> RunProgress:
         """Locate a run among all runs; a run outside them counts as the only one.
 
         Args:
             run: the current one.
             course: all runs in their order.
             done: finished runs.
+            at_once: how many are trained at the same time: of those that follow, as many count as one.
         """
         if run not in course:
             return cls(run)
         at = course.index(run)
         ahead = tuple(one for one in course[at + 1 :] if one not in done)
-        return cls(run, at + 1, ahead, len(course))
+        return cls(run, at + 1, ahead[at_once - 1 :: at_once], len(course))
 
 
 Watch = Callable[[RunProgress, float], None]
@@ -91,6 +100,7 @@ class Ablation:
         say: prints a line.
         watch: called with the current run and its progress, 0..1.
         evaluations: of each run, including the final one; None: see :func:`points`.
+        pool: trains runs on several devices at once; None: one after another, here.
     """
 
     def __init__(
@@ -106,7 +116,9 @@ class Ablation:
         say: Callable[[str], None],
         watch: Watch = lambda current, progress: None,
         evaluations: int | None = None,
+        pool: Pool | None = None,
     ) -> None:
+        self.pool = pool
         self.out, self.design, self.seeds, self.study = out, design, tuple(seeds), study
         self.members = Members(out, study, "ablation")
         self.minutes, self.about, self.say, self.watch = minutes, dict(about), say, watch
@@ -130,9 +142,11 @@ class Ablation:
             for variant in self.design.variants
             for seed in self.seeds
         ]
-        for variant in self.design.variants:
-            self.make(variant)
-        return self.climb()
+        with self._devices():
+            self._ahead(self.course)
+            for variant in self.design.variants:
+                self.make(variant)
+            return self.climb()
 
     def make(self, variant: Variant) -> None:
         """Train a variant's runs at equal tokens, one per seed; raises as :meth:`run`."""
@@ -147,6 +161,7 @@ class Ablation:
         lengths = extra_lengths(self.steps, [steps for steps in wanted if steps])
         further = [RunSpec(name, seed, steps) for steps in lengths for seed in self.seeds]
         self.course += further
+        self._ahead(further)
         for spec in further:
             self._make(self.reference, spec)
         return self._write(finished=True)
@@ -247,6 +262,46 @@ class Ablation:
             )
         except (Interrupted, KeyboardInterrupt):
             raise self._stopped() from None
+        self._end(spec, outcome)
+
+    @contextmanager
+    def _devices(self) -> Iterator[None]:
+        """Start the processes of several devices, if there are to be some."""
+        if self.pool is None:
+            yield
+            return
+        self.study.release()
+        self.say(f"starting a process for each of {', '.join(self.pool.devices)}")
+        try:
+            with self.pool:
+                yield
+        except (Interrupted, KeyboardInterrupt):
+            raise self._stopped() from None
+
+    def _ahead(self, specs: Sequence[RunSpec]) -> None:
+        """Train the missing runs of these on all devices at once."""
+        if self.pool is None:
+            return
+        plans = {one.name: one.plan for one in self.design.variants}
+        missing = {one.file: one for one in specs if one not in self.done}
+        wanted = []
+        for file, spec in missing.items():
+            plan = _with_steps(plans[spec.variant], spec.steps)
+            evaluations = self.evaluations or points(plans[spec.variant], spec.steps)
+            identity = identity_of(plan, self.about)
+            wanted.append(Wanted(spec.label, plan, spec.seed, evaluations, file, identity))
+        at_once = len(self.pool.devices)
+
+        def watch(under_way: Sequence[Wanted], progress: float) -> None:
+            first = missing[under_way[0].file]
+            self.watch(RunProgress.of(first, self.course, self.done, at_once), progress)
+
+        for made, _ in self.members.ahead(self.pool, wanted, watch):
+            outcome = made.outcome
+            failed = isinstance(outcome, MinillmError)
+            self._end(missing[made.wanted.file], outcome.what if failed else outcome)
+
+    def _end(self, spec: RunSpec, outcome: Trained | str) -> None:
         if isinstance(outcome, str):  # a failure is a result about this variant
             self.say(f"{spec.label}: {outcome}")
         self.done[spec] = outcome

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 from typing import Any
 
 from minillm_core import MinillmError, Plan
-from minillm_core.commands import amount, duration
+from minillm_core.commands import amount, duration, few
 from minillm_lab.card import interval, signed
-from minillm_lab.members import RUNS, Members, identity_of
+from minillm_lab.members import Members, identity_of
 from minillm_lab.pool import Pool, Wanted
 from minillm_lab.result_diff import difference
 from minillm_lab.space import Move, Recipe
@@ -202,7 +202,7 @@ class Heats:
             ]
         else:
             order = [(label, seed) for label in plans for seed in seeds]
-        self._ahead([Wanted(label, plans[label], seed) for label, seed in order], length)
+        self._ahead([(label, plans[label], seed) for label, seed in order], length)
         found: dict[str, dict[int, Trained | str]] = {label: {} for label in plans}
         for label, seed in order:
             if any(isinstance(run, str) for run in found[label].values()):
@@ -231,7 +231,7 @@ class Heats:
             return self._made[file]
         current = self._current(label)
         self._watch(current, 0.0)
-        self._ahead([Wanted(label, plan, seed)], length)
+        self._ahead([(label, plan, seed)], length)
         found = self.members.take(file, identity, difference)
         if found is None:
             found = self.members.make(
@@ -250,30 +250,26 @@ class Heats:
         self._made[file] = found
         return found
 
-    def _ahead(self, wanted: Sequence[Wanted], length: Length) -> None:
-        """Train the runs that have no file yet on all devices at once, and write their files."""
+    def _ahead(self, runs: Iterable[tuple[str, Plan, int]], length: Length) -> None:
+        """Train the runs (label, plan, seed) without a file on all devices at once."""
         if self._pool is None:
             return
-        missing: dict[str, tuple[Wanted, dict[str, Any]]] = {}
-        for one in wanted:
-            sized, identity, file = self._identified(one.plan, length, one.seed)
-            if file not in self._made and not (self.members.out / RUNS / file).exists():
-                missing[file] = replace(one, plan=sized), identity
-        files = {id(one): file for file, (one, _) in missing.items()}
+        wanted = []
+        for label, plan, seed in runs:
+            sized, identity, file = self._identified(plan, length, seed)
+            if file not in self._made:
+                wanted.append(Wanted(label, sized, seed, 1, file, identity))
         done, walls = 0, 0.0
 
-        def watch(labels: str, progress: float) -> None:
-            current = self._current(labels)
+        def watch(under_way: Sequence[Wanted], progress: float) -> None:
+            current = self._current(few([*dict.fromkeys(one.label for one in under_way)]))
             number, spent = current.number + done + 1, current.spent + walls
             self._watch(replace(current, number=number, spent=spent), progress)
 
-        runs = [one for one, _ in missing.values()]
-        for made in self._pool.train(runs, evaluations=1, watch=watch):
-            file = files[id(made.wanted)]
-            if isinstance(made.outcome, str):
-                self.say(f"{made.wanted.label}, seed {made.wanted.seed}: {made.outcome}")
-            walls += self.members.keep(file, missing[file][1], made.outcome)
-            done += 1
+        for made, wall in self.members.ahead(self._pool, wanted, watch):
+            if isinstance(made.outcome, MinillmError):
+                self.say(f"{made.wanted.label}, seed {made.wanted.seed}: {made.outcome.what}")
+            done, walls = done + 1, walls + wall
 
     def _current(self, label: str) -> Current:
         return Current(

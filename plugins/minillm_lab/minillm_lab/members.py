@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from minillm_core.studies import (
     versions,
 )
 from minillm_lab.cards import commit
+from minillm_lab.pool import Made, Pool, Wanted
 from minillm_lab.study import Study, Trained
 
 RUNS = "runs"
@@ -129,6 +130,30 @@ class Members:
             outcome = error.what
         self._count(self.keep(file, identity, outcome))
         return outcome
+
+    def ahead(
+        self,
+        pool: Pool,
+        wanted: Iterable[Wanted],
+        watch: Callable[[Sequence[Wanted], float], None],
+    ) -> Iterator[tuple[Made, float]]:
+        """Train the runs that have no file yet on all devices at once, and write their files.
+
+        Yields:
+            Each run as it ends, and the seconds that its file counts as its own.
+
+        Raises:
+            Interrupted: a signal; the runs under way are lost.
+            MinillmError: an error of a run that is no outcome of it, or a process ended.
+        """
+        missing = {one.file: one for one in wanted if not (self.out / RUNS / one.file).exists()}
+        for made in pool.train([*missing.values()], watch=watch):
+            outcome = made.outcome
+            if isinstance(outcome, MinillmError):
+                if not isinstance(outcome, self._findings):
+                    raise outcome
+                outcome = outcome.what
+            yield made, self.keep(made.wanted.file, made.wanted.identity, outcome)
 
     def keep(self, file: str, identity: Identity, outcome: Trained | str) -> float:
         """Write the file of a run that ended now: its figures or the reason of its failure.

@@ -20,7 +20,7 @@ from minillm_core import (
     build_plan,
 )
 from minillm_core.commands import counted, duration, few
-from minillm_core.inspection import Detected, find_plugin, probe
+from minillm_core.inspection import find_plugin
 from minillm_core.studies import (
     Prepared,
     RunRequest,
@@ -44,7 +44,7 @@ from minillm_lab.members import (
     stopped,
     write,
 )
-from minillm_lab.pool import Pool
+from minillm_lab.pool import Pool, check_devices
 from minillm_lab.race import Race
 from minillm_lab.search_page import markdown, search_page
 from minillm_lab.space import Recipe, Space, installed, parts_of, read_space, usual_space
@@ -199,7 +199,7 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
     for spec in named.values():
         find_plugin(str(spec), where=f"--plugins {request.plugins}")
     config, detected = prepared.loaded.config, prepared.detected
-    _refuse_devices(request.devices, detected)
+    check_devices(request.devices, detected)
     plans = Plans(request.asked, prepared, named, removed)
     base = plans(plans.base)
     usual = usual_space(
@@ -240,7 +240,11 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
             pool = None
             if request.devices:
                 pool = Pool(
-                    request.devices, base, backend=detected.backend, cache=request.cache, stop=stop
+                    request.devices,
+                    [base],
+                    backend=detected.backend,
+                    cache=request.cache,
+                    stop=stop,
                 )
             turns = not binding.compile
             job = Job(request, out, study, plans, space, about, turns=turns, pool=pool)
@@ -515,17 +519,6 @@ def _refuse_length(request: Request, prepared: Prepared) -> None:
                 where=f"{key} from {origins[key]}",
                 fix=f"leave {key} out: --minutes, --tokens or --target is the length",
             )
-
-
-def _refuse_devices(devices: Collection[str], detected: Detected) -> None:
-    """Check that this machine has the GPUs of ``--gpus``."""
-    cards, here = sum(one.startswith("cuda") for one in devices), probe().nvidia
-    if cards and (detected.device.partition(":")[0] != "cuda" or cards > here):
-        raise Refusal(
-            f"--gpus {cards} asks for NVIDIA GPUs, and {here} can be used on {detected.device}",
-            where=f"--gpus {cards}",
-            fix="a smaller number, or leave it out",
-        )
 
 
 def _refuse_folder(out: Path, *, resume: bool) -> None:

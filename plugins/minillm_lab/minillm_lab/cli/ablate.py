@@ -26,6 +26,7 @@ from minillm_core.commands import (
     plain,
     say,
 )
+from minillm_lab.cli.devices import Gpus, cards
 
 if TYPE_CHECKING:
     from minillm_core.studies import RunRequest
@@ -41,7 +42,7 @@ minillm ablate --plugins muon,qk_norm,relu2 --leave-one-out --out runs/which
 
 minillm ablate --plugins muon,qk_norm,relu2 --leave-one-out --out runs/which --json > effects.json
 
-minillm ablate --preset speedrun --leave-one-out
+minillm ablate --preset speedrun --leave-one-out --gpus 4
 
 minillm ablate --preset speedrun --plugins xsa
 """
@@ -104,6 +105,7 @@ def ablate(
         ),
     ] = False,
     steps: Steps = None,
+    gpus: Gpus = None,
     run: StudyOptions,
     out: Annotated[
         Path | None,
@@ -126,6 +128,7 @@ def ablate(
         seeds=seeds,
         minutes=minutes,
         leave_one_out=leave_one_out,
+        devices=cards(gpus),
         out=out,
         json=as_json,
     )
@@ -139,6 +142,7 @@ def show_ablation(
     seeds: int,
     minutes: float | None,
     leave_one_out: bool,
+    devices: tuple[str, ...] = (),
     out: Path | None,
     json: bool,
 ) -> None:
@@ -168,6 +172,7 @@ def show_ablation(
             seeds=seeds,
             minutes=minutes,
             leave_one_out=leave_one_out,
+            devices=devices,
             watch=watch,
         )
         result, folder = run_ablation(request, cards=card_folder())

@@ -23,6 +23,7 @@ from minillm_core.commands import (
     plain,
     say,
 )
+from minillm_lab.cli.devices import Gpus, cards
 
 if TYPE_CHECKING:
     from minillm_lab.heats import Candidate, Current, Watch
@@ -114,15 +115,7 @@ def search(
             "--resume", metavar="", help="Continue the search in --out; finished runs are kept."
         ),
     ] = False,
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Train on N NVIDIA GPUs of this machine at the same time, one run per GPU.",
-            rich_help_panel=_HOW,
-        ),
-    ] = None,
+    gpus: Gpus = None,
     run: StudyOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -149,7 +142,7 @@ def search(
             space=space,
             out=out,
             resume=resume,
-            devices=tuple(f"cuda:{one}" for one in range(gpus or 0)),
+            devices=cards(gpus),
             watch=watch,
         )
         show_search(request, json=as_json)

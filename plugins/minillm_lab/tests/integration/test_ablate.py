@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.progress import Progress
 
 from minillm_core.cli.main import main
+from minillm_lab.ablate import Request, ablate
 
 SMALL = (
     *("model.vocab=300", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=2"),
@@ -60,6 +63,50 @@ def test_an_ablation_shows_a_table_and_keeps_everything(
     again = capsys.readouterr()
     assert json.loads(again.out)["plugins"] == kept["plugins"]
     assert "are not made again" in again.err
+
+
+def losses(result: dict[str, Any]) -> dict[tuple[str, int], float]:
+    """Return the final held-out loss of each run at equal tokens."""
+    runs = (run for run in result["runs"] if run["steps"] == result["steps"])
+    return {(run["variant"], run["seed"]): run["curve"][-1]["val_loss"] for run in runs}
+
+
+@pytest.mark.slow
+def test_runs_of_several_devices_are_those_of_one(
+    given: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a plugin whose special tokens are in the text of all runs."""
+    command = ["ablate", "--plugins", "muon,fim", "--seeds", "2", *given]
+    assert main(command) == 0
+    one, two = tmp_path / "out", tmp_path / "two"
+    expected = json.loads((one / "ablation.json").read_bytes())
+
+    def on_two(request: Request, **more: Any) -> Any:
+        return ablate(replace(request, devices=("cpu", "cpu")), **more)
+
+    monkeypatch.setattr("minillm_lab.ablate.ablate", on_two)
+    command[command.index(str(one))] = str(two)
+    capsys.readouterr()
+    assert main(command) == 0
+    shown = capsys.readouterr()
+    assert "starting a process for each of cpu, cpu" in shown.err
+    assert re.search(r"seed \d, 6 steps  run \d of 6", shown.err)
+    found = json.loads((two / "ablation.json").read_bytes())
+    ours, others = losses(found), losses(expected)
+    assert ours == others
+    assert len(ours) == 6
+    assert found["plugins"]["muon"]["effect"] == expected["plugins"]["muon"]["effect"]
+
+
+def test_gpus_that_are_not_there_are_refused(
+    given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["ablate", "--plugins", "muon", *given, "--gpus", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "--gpus 2 asks for NVIDIA GPUs, and 0 can be used on cpu" in said
 
 
 @pytest.mark.parametrize("width", [60, 80])
