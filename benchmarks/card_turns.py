@@ -25,7 +25,7 @@ class Turns:
 
     Args:
         shares: with the names of their variants, the reference first.
-        seconds: deadline, after which all processes are asked to exit.
+        seconds: time limit; processes that still run then get SIGTERM.
         patience: seconds after which the first turn is given even if others still compile.
         ahead: maximum number of processes on a device that have compiled and not trained yet.
         reserve: number of sets' runs for which time is reserved, for the reference at the end; 0:
