@@ -59,6 +59,5 @@ def tables_of(plan: Plan, backend: str, none: type[Tables], *of: Any) -> Any:
     """
     if not plan.by_rows:
         return none()
-    return required(GROUP, backend, f"updating tables by rows on {backend}")(
-        rules_of(plan), plan, *of
-    )
+    made = required(GROUP, backend, f"updating tables by rows on {backend}")
+    return made(rules_of(plan), plan, *of)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -252,7 +252,7 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
     A parameter whose type is a dataclass is replaced by the options in its fields; ``--debug`` and
     ``--help`` are added; with ``--json`` all printed output except that of ``emit`` goes to stderr.
     """
-    from minillm_core.cli.options import AsJson  # no help page needs the options of commands
+    from minillm_core.cli.options import AsJson, Without  # no help page needs the options
 
     parameters: dict[str, inspect.Parameter] = {}
     bundles: dict[str, tuple[Any, list[str]]] = {}
@@ -260,7 +260,8 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         bundle, *rest = get_args(parameter.annotation) or (parameter.annotation,)
         if is_dataclass(bundle):
-            options = _options(bundle, *rest)
+            without = " ".join(one.names for one in rest if isinstance(one, Without))
+            options = _options(bundle, without.split())
             bundles[name] = bundle, list(options)
             parameters |= options
         else:
@@ -287,12 +288,8 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
     return run
 
 
-def _options(bundle: Any, *annotations: Any) -> dict[str, inspect.Parameter]:
+def _options(bundle: Any, left_out: Collection[str]) -> dict[str, inspect.Parameter]:
     """Return the options of a bundle, except for those that a command leaves out."""
-    from minillm_core.cli.options import Without
-
-    without = [one for one in annotations if isinstance(one, Without)]
-    left_out = {name for one in without for name in one.names.split()}
     kinds = get_type_hints(bundle, include_extras=True)
     for one in fields(bundle):
         if declared := one.metadata.get("option"):

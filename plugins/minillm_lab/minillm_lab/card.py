@@ -157,9 +157,11 @@ def card_facts(plugin: str, file: str) -> dict[str, Any]:
         found = read_cards(plugin, card_sources(file))
     except BadCard as error:
         return {"cards": [], "transfer": None, "cards_refused": str(error)}
-    from minillm_lab.transfer import transfer_of  # imports NumPy
+    fitted = None
+    if len(found) > 2:  # fewer cards cannot have the sizes of a line, whose fit imports NumPy
+        from minillm_lab.transfer import transfer_of
 
-    fitted = transfer_of(found) if len(found) > 2 else None
+        fitted = transfer_of(found)
     return {
         "cards": [card.model_dump(mode="json") for card in found],
         "transfer": fitted.model_dump(mode="json") if fitted else None,

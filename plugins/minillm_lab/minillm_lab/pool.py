@@ -52,9 +52,7 @@ class Wanted:
     seed: int
     evaluations: int
     file: str  # of the study's folder, for its figures
-    identity: Mapping[
-        str, Any
-    ]  # the plan, and the facts that must be equal for runs to be comparable
+    identity: Mapping[str, Any]  # what must be equal for runs to be comparable
 
 
 @dataclass(frozen=True)
