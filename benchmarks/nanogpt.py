@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["NanoGPT"]
+__all__ = ["LEARNING_RATE", "NanoGPT", "module_of"]
 
 COMMIT = "3adf61e"
 LEARNING_RATE = 6e-4
@@ -49,7 +49,7 @@ class NanoGPT:
         compiled: bool,
         shape: dict[str, int],
     ) -> None:
-        source = _module(path)
+        source = module_of(path)
         torch.manual_seed(1337)
         config = source.GPTConfig(block_size=seq_len, dropout=0.0, bias=False, **shape)
         self.raw = source.GPT(config).to(device)
@@ -109,7 +109,7 @@ class NanoGPT:
                 yield part[:-1].view(rows, seq_len), part[1:].view(rows, seq_len)
 
 
-def _module(path: Path) -> Any:
+def module_of(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location("nanogpt_model", path)
     if spec is None or spec.loader is None:
         raise SystemExit(f"{path} is not a Python file; give nanoGPT's model.py ({COMMIT})")
