@@ -108,13 +108,14 @@ ROUNDS: tuple[tuple[Case, ...], ...] = (
     (_data(64, 1), _ddp(64, 1)),
     (_data(64, 2),),
     (_ddp(64, 2),),
-    (_data(32, 1), _context(65_536, 1)),
+    (_data(32, 1), _ddp(32, 1)),
     (_data(32, 2),),
-    (_context(65_536, 2),),
+    (_ddp(32, 2),),
     (_weights(1), _fsdp(1)),
     (_weights(2),),
     (_fsdp(2),),
-    (_context(131_072, 1),),
+    (_context(65_536, 1), _context(131_072, 1)),
+    (_context(65_536, 2),),
     (_context(131_072, 2),),
     (_recipe(210, 1), _recipe(460, 1)),
     (_recipe(210, 2),),
@@ -217,7 +218,7 @@ def _train(case: Case, given: argparse.Namespace, steps: int, folder: Path) -> l
         f"data.paths={json.dumps([given.train])}",
         *(f"data.val={given.val}", f"data.tokenizer={given.tokenizer}"),
         *("eval.samples=0", f"eval.tokens={case.predictions}", "eval.every=0"),
-        *("log.every=1", "checkpoint.minutes=1000"),
+        *("log.every=1", "checkpoint.every=0"),
     ]
 
 

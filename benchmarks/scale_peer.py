@@ -66,7 +66,7 @@ def main() -> None:
             if given.how == "ddp":
                 model.require_backward_grad_sync = last  # as in nanoGPT's loop
             with context:
-                _, loss = model(batch[:, :-1], batch[:, 1:])
+                _, loss = model(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
                 loss = loss / given.accumulate
             loss.backward()
         torch.nn.utils.clip_grad_norm_(raw.parameters(), 1.0)
