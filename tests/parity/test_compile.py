@@ -33,7 +33,11 @@ class Windowed(Plugin, api=1):
 
 
 class Compiler:
-    """torch.compile with AOT autograd and without code generation, which counts graphs."""
+    """torch.compile with AOT autograd and without code generation, which counts graphs.
+
+    Raises:
+        BypassAOTAutogradCache: a graph could not be kept for later processes.
+    """
 
     def __init__(self) -> None:
         self.graphs = 0
@@ -42,6 +46,9 @@ class Compiler:
         return torch.compile(function, backend=self.backend, **options)
 
     def backend(self, graph: Any, inputs: Any) -> Any:
+        from torch._functorch._aot_autograd.autograd_cache import check_cacheable
+
+        check_cacheable(graph)
         self.graphs += 1
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
 

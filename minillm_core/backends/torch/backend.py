@@ -13,6 +13,7 @@ import torch
 from minillm_core.backends.base import Binding
 from minillm_core.backends.candidates import TORCH
 from minillm_core.backends.native import NativeBackend
+from minillm_core.backends.torch.compiling import keep_traced_functions
 from minillm_core.backends.torch.model import TorchFramework, TorchModel
 from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.backends.torch.trainer import TorchTrainer, seed_generators
@@ -80,6 +81,8 @@ class TorchBackend(NativeBackend):
     def _framework(self, kernels: Mapping[str, Callable[..., Any]]) -> TorchFramework:
         if self.binding.deterministic:
             torch.use_deterministic_algorithms(True)
+        if self.binding.compile:
+            keep_traced_functions()
         if self.device.type == "cuda" and self.device.index is not None:
             torch.cuda.set_device(self.device)  # where a plugin's Triton kernels are launched
         return TorchFramework(TorchOps(kernels, device=self.device))

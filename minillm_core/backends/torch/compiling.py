@@ -18,6 +18,17 @@ def constant_result(function: Marked) -> Marked:
     return function
 
 
+def keep_traced_functions() -> None:
+    """Let torch's cache of traced graphs hold graphs with an autograd Function, such as the chunked loss.
+
+    torch leaves them out unless asked, so that every process would trace the whole step again. The key is
+    the graph itself, both directions of its Functions included.
+    """
+    from torch._functorch import config
+
+    config.autograd_cache_allow_custom_autograd_functions = True
+
+
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """Copy a function or bound method, with a code object of its own.
 
