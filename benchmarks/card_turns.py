@@ -1,6 +1,7 @@
 """Processes that compile concurrently and train in turns, one at a time per device, until a deadline.
 
-No run is timed while processes compile: the first turn is given once all are ready, or after a while.
+No run is timed while another process compiles on its device: a number of processes compile, then all of them
+train, then the next ones compile. The first turn of each wave is given once all are ready, or after a while.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class Turns:
     Args:
         shares: with the names of their variants, the reference first.
         seconds: time limit; processes that still run then get SIGTERM.
-        patience: seconds after which the first turn is given even if others still compile.
-        ahead: maximum number of processes on a device that have compiled and not trained yet.
+        patience: seconds after which a wave's first turn is given even if others still compile.
+        ahead: number of processes of a wave on a device; all have memory there.
         reserve: number of sets' runs for which time is reserved, for the reference at the end; 0:
             none, since a later call continues.
         say: prints a line.
@@ -51,8 +52,8 @@ class Turns:
         self.devices = range(len(shares))
         self.ahead, self.reserve, self.say = ahead, reserve, say
         self.began = time.monotonic()
-        self.deadline, self.patient = self.began + seconds, self.began + patience
-        self.open = False  # turns are given
+        self.deadline, self.patience = self.began + seconds, patience
+        self.waves = dict.fromkeys(self.devices, self.began)  # device -> when its wave was started
         self.took: list[float] = []  # seconds per run
         self.failed: list[str] = []
         self.skipped: list[str] = []
@@ -75,13 +76,15 @@ class Turns:
                     continue
 
     def _next(self, children: list[Child]) -> None:
-        """Start processes that may compile, and give the next turn on a device."""
-        waiting = [child for child in children if child.state is State.WAITING]
-        for child in waiting[: max(0, self.ahead - sum(child.busy for child in children))]:
-            child.start(self.heard, self.threads)
-        compiling = any(child.state is State.COMPILING for child in self.children)
-        self.open = self.open or not compiling or time.monotonic() > self.patient
-        if not self.open or any(child.state is State.TRAINING for child in children):
+        """Start the next wave of processes, or give the next turn on a device."""
+        if not any(child.busy for child in children):
+            self.waves[children[0].device] = time.monotonic()
+            waiting = [child for child in children if child.state is State.WAITING]
+            for child in waiting[: self.ahead]:
+                child.start(self.heard, self.threads)
+        compiling = any(child.state is State.COMPILING for child in children)
+        patient = time.monotonic() < self.waves[children[0].device] + self.patience
+        if (compiling and patient) or any(child.state is State.TRAINING for child in children):
             return
         for child in children:
             if child.state is State.READY:

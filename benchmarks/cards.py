@@ -12,8 +12,8 @@ Then, from a checkout anywhere:
 writes ``cards/NAME.json`` beside the module of each plugin that has its five pairs, and keeps the
 runs in ``benchmarks/results/cards``. benchmarks/card_table.py defines techniques and company.
 The techniques are divided among the GPUs; each GPU trains the reference's seeds for its own. Each plugin
-set has one process: all compile concurrently, then train one at a time, in the order of the table, so that
-timed runs are little disturbed: a process draws its next run's initial values
+set has one process: --ahead of them compile concurrently, then train one at a time, in the order of the table, so
+that timed runs are not disturbed; then the next ones. A process draws its next run's initial values
 while another trains. Each finished run is a file; OUT/gpuN/ablation.json and
 ablation.html are updated after every run. The reference's runs at equal seconds are last; time is
 reserved for them, unless ``--reserve 0`` leaves them to a later call. A call ends within 20 s of
@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from minillm_core.config.folders import cache_folder
 from minillm_core.errors import MinillmError
 from minillm_core.plugins.manager import find
 from minillm_lab.ablation import RESULT
-from minillm_lab.card import FOLDER, PAIRS
+from minillm_lab.card import FOLDER, PAIRS, Cost
 from minillm_lab.cards import cards_of, write_card
 from minillm_lab.variants import side_by_side
 
@@ -85,13 +85,16 @@ def measure(arguments: argparse.Namespace) -> int:
     return 1 if turns.failed or absent else 75 if turns.skipped else 0
 
 
-def collect(results: Path, cards: Path | None, kept: Path) -> Iterator[str]:
+def collect(
+    results: Path, cards: Path | None, kept: Path, untimed: Collection[str] = ()
+) -> Iterator[str]:
     """Write the cards of the measured techniques, and keep the runs.
 
     Args:
         results: the output folder of :func:`measure`.
         cards: folder for all cards; None: beside the plugins' modules.
         kept: folder for the runs, one file per GPU.
+        untimed: techniques whose cards have no speed, since other work disturbed their runs.
 
     Yields:
         Lines on written and on missing cards.
@@ -102,6 +105,8 @@ def collect(results: Path, cards: Path | None, kept: Path) -> Iterator[str]:
         result = json.loads(path.read_bytes())
         found, without = cards_of(result)
         for card in found:
+            if card.plugin in untimed:
+                card = card.model_copy(update={"cost": Cost(peak_bytes=card.cost.peak_bytes)})
             folder = cards or Path(find(card.plugin).origin.file).parent / FOLDER
             yield f"{write_card(folder, card)}"
         if without:
@@ -177,6 +182,9 @@ def main() -> int:
     options.add_argument("--collect", type=Path, metavar="OUT", help="write the cards of OUT")
     options.add_argument("--cards", type=Path, help="with --collect: where all cards go instead")
     options.add_argument("--kept", type=Path, default=RESULTS / "cards", help="and the runs")
+    options.add_argument(
+        "--untimed", default="", help="with --collect: techniques whose speed is left out"
+    )
     options.add_argument("--train", help="the text to train on")
     options.add_argument("--val", help="the text to validate on")
     options.add_argument("--tokenizer")
@@ -186,9 +194,9 @@ def main() -> int:
     options.add_argument("--seeds", type=int, default=PAIRS)
     options.add_argument("--minutes", type=float, default=600, help="everything ends after them")
     options.add_argument(
-        "--patience", type=float, default=150, help="seconds for compilation alone"
+        "--patience", type=float, default=150, help="seconds for the compilation of a wave"
     )
-    options.add_argument("--ahead", type=int, default=12, help="processes on a GPU at once")
+    options.add_argument("--ahead", type=int, default=12, help="processes of a wave on a GPU")
     options.add_argument(
         "--reserve",
         type=float,
@@ -205,7 +213,9 @@ def main() -> int:
     options.add_argument("--commit")
     arguments = options.parse_args()
     if arguments.collect:
-        for line in collect(arguments.collect, arguments.cards, arguments.kept):
+        for line in collect(
+            arguments.collect, arguments.cards, arguments.kept, arguments.untimed.split(",")
+        ):
             _say(line)
         return 0
     if not all((arguments.train, arguments.val, arguments.tokenizer, arguments.out)):

@@ -10,6 +10,7 @@ such that the model reproduces it. Unmeasured runs are forecast as by ``minillm 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -125,6 +126,49 @@ POINTS = (
 SIZES = ((1, 0.027e-3), (16, 0.077e-3), (128, 0.47e-3), (512, 1.7e-3))
 """All-reduce over two H200: MiB, seconds."""
 
+MEASURED = {
+    "data-65536": "gpt2-124m, muon, 65,536 tokens a card",
+    "nanogpt-ddp-65536": "nanoGPT's model under torch's DDP, 65,536 tokens a card",
+    "data-32768": "gpt2-124m, muon, 32,768 tokens a card",
+    "nanogpt-ddp-32768": "nanoGPT's model under torch's DDP, 32,768 tokens a card",
+    "weights-1b": "1b, muon, weights in parts, 32,768 tokens a card",
+    "nanogpt-fsdp-1.3b": "nanoGPT's model of 1.31 B under FSDP2 with AdamW, 16,384 tokens a card",
+    "context-65536": "gpt2-124m, windows, documents, rows of 65,536 tokens shared by both",
+    "context-131072": "gpt2-124m, windows, documents, rows of 131,072 tokens shared by both",
+    "recipe-210": "speedrun, 210 steps, 65,536 tokens a step",
+    "recipe-460": "speedrun, 460 steps, 65,536 tokens a step",
+}
+"""Cases of benchmarks/scale.py, and their descriptions."""
+
+
+def measured() -> str:
+    """Return the table of benchmarks/results/scale.json: tokens/s and memory on one GPU and on two."""
+    document = json.loads((ROOT / "benchmarks" / "results" / "scale.json").read_text())
+    figures, rows = document["figures"], []
+    for name, what in MEASURED.items():
+        if (ratio := figures["ratios"].get(name)) is None:
+            continue
+        one, two = (figures["cases"][f"{name}-{gpus}"] for gpus in (1, 2))
+        rows.append(
+            (
+                what,
+                f"{one['tokens_per_second']:,}",
+                f"{two['tokens_per_second']:,}",
+                f"{ratio['of_linear']:.3f}",
+                f"{one['peak_gib']:.1f}",
+                f"{two['peak_gib']:.1f}",
+            )
+        )
+    head = ("what", "tokens/s, one", "two", "of linear", "GiB a card, one", "two")
+    environment = document["environment"]
+    (card,) = {gpu["name"] for gpu in environment["hardware"]["gpus"]}
+    about = (
+        f"`python -m benchmarks.scale`, one run on two {card} of one host, PyTorch "
+        f"{environment['versions']['torch']}, bfloat16, compiled; {environment['date'][:10]}, commit "
+        f"{environment['commit'][:7]}."
+    )
+    return f"{table(head, rows)}\n\n{about}"
+
 
 def predicted() -> str:
     """Return the table: predicted, measured, ratio."""
@@ -233,7 +277,10 @@ def not_measured() -> str:
     return table(head, rows)
 
 
-PAGE = Page(ROOT / "docs" / "scale.md", {"predicted": predicted, "not measured": not_measured})
+PAGE = Page(
+    ROOT / "docs" / "scale.md",
+    {"measured": measured, "predicted": predicted, "not measured": not_measured},
+)
 
 if __name__ == "__main__":
     main(__doc__, PAGE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -96,6 +97,8 @@ class CheckpointManager:
     out: Path | None = None  # the run's folder
     feed: Feed | None = None  # the dataloader, set back at a spike
     seconds: float = 0.0
+    # around each wait for a save under way
+    waiting: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
     def open(
         self, out: Path, config: Config, constants: Mapping[str, Any], before: Iterable[Evaluated]
@@ -138,7 +141,8 @@ class CheckpointManager:
         if snapshot.note:
             self.say(f"step {position.step}: {snapshot.note}")
         scalars = {**position.data(), **self.constants}
-        self.writer.submit(position.step, snapshot, scalars, snapshot.beside)
+        with self.waiting:
+            self.writer.submit(position.step, snapshot, scalars, snapshot.beside)
 
     def evaluated(self, position: Position, evaluated: Evaluated) -> None:
         """Save the step of an evaluation with the lowest loss so far, where the best is kept."""
@@ -161,7 +165,9 @@ class CheckpointManager:
         """
         if self.writer is None:
             return
-        for result in self.writer.wait() if wait else self.writer.finished():
+        with self.waiting:
+            results = self.writer.wait() if wait else self.writer.finished()
+        for result in results:
             event = self._event(result)
             if isinstance(event, Saved):
                 position.saved, self.seconds = event.step, event.seconds

@@ -106,6 +106,7 @@ class Outcome:
     preparing: float  # seconds of this process
     training: float
     evaluating: float
+    saving: float  # while training waited for a checkpoint
     prompts: Sequence[str] = ()
     packed: Mapping[str, int] | None = None  # a packer's counts; None: documents lie end to end
 
@@ -113,6 +114,7 @@ class Outcome:
 def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     """Yield how long the run took, its result, and the paths of its files."""
     parts = {"training": made.training, "preparing": made.preparing, "evaluating": made.evaluating}
+    parts |= {"waiting for checkpoints": made.saving} if made.saving >= 1 else {}
     total = duration(sum(parts.values()))
     spent = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items())
     speed = "" if made.speed is None else f", {made.speed.real:,.0f} tokens/s"

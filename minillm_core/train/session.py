@@ -413,7 +413,7 @@ class Session:
         )
         trend = Trend(shown.say)
         trend.recall(before, self.evaluations)
-        evaluating = Stopwatch(shown.clock)
+        evaluating, saving = Stopwatch(shown.clock), Stopwatch(shown.clock)
         with ExitStack() as stack:
             observers, checks = [shown, trend, self._emitted.append], []
             observers.insert(0, evidence)
@@ -432,8 +432,10 @@ class Session:
                 for one in (*checks, job.corpus.check_unchanged):
                     one()
 
-            more = {"back": config.train.rewind, "skip": config.train.skip, "feed": feed}
-            checkpoints = CheckpointManager(emit, shown.say, check, self.ranks, trainer, **more)
+            rewinds = {"back": config.train.rewind, "skip": config.train.skip, "feed": feed}
+            checkpoints = CheckpointManager(
+                emit, shown.say, check, self.ranks, trainer, waiting=saving, **rewinds
+            )
             if held is not None:
                 checkpoints.open(held.out, config, constants, self.evaluations)
                 checkpoints.begun = position.saved
@@ -545,8 +547,9 @@ class Session:
             trend=trend,
             speed=meter.overall(),
             preparing=began - shown.began,
-            training=spent - evaluating.seconds,
+            training=spent - evaluating.seconds - saving.seconds,
             evaluating=evaluating.seconds,
+            saving=saving.seconds,
             prompts=samples.prompts,
             packed=loop.position.cursor.get("packed", {}).get("counts"),
         )

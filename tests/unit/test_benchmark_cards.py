@@ -34,19 +34,9 @@ for models trained before: those of published models, and of chats.
 """
 
 UNMEASURED = {
-    *("adafactor", "adam8bit", "ademamix", "agc", "attn_sink", "batch_schedule", "cautious_adam"),
-    *(
-        "dc_mha",
-        "diff_attn",
-        "ema",
-        "ema_nesterov",
-        "embed_grad_shrink",
-        "forgetting_attn",
-        "galore",
-    ),
-    *("gated_delta", "iha", "infinite_lr", "layer_clip", "layer_loop", "length_curriculum", "lion"),
-    *("mars", "mla", "power_cooldown", "schedule_free", "seq_schedule", "shampoo", "soap"),
-    *("stochastic_depth", "swa", "two_step_embed"),
+    *("agc", "attn_sink", "batch_schedule", "dc_mha", "diff_attn", "ema", "ema_nesterov"),
+    *("forgetting_attn", "galore", "gated_delta", "layer_loop", "length_curriculum"),
+    *("schedule_free", "seq_schedule", "shampoo", "soap", "stochastic_depth", "swa"),
 }
 """Techniques in the table that have not been run on a GPU yet."""
 

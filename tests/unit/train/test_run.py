@@ -23,6 +23,7 @@ from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint.commit import commit
 from minillm_core.checkpoint.manifest import verify
 from minillm_core.checkpoint.read import newest_or_refuse
+from minillm_core.checkpoint.writer import Result, Writer
 from minillm_core.config.load import load
 from minillm_core.errors import (
     DataError,
@@ -238,7 +239,9 @@ def test_the_end_says_how_long_it_took_and_what_can_be_typed_next(job: Job) -> N
     end = next(i for i, line in enumerate(job.said) if line.startswith("done in "))
     done, steps, result, files, following, *commands = job.said[end:]
     assert re.fullmatch(
-        r"done in \d:\d\d \(training \d:\d\d, preparing \d:\d\d, evaluating \d:\d\d\)", done
+        r"done in \d:\d\d \(training \d:\d\d, preparing \d:\d\d, evaluating \d:\d\d"
+        r"(, waiting for checkpoints \d:\d\d)?\)",
+        done,
     )
     assert re.fullmatch(r"12 steps, 0.12 epochs, [\d,]+ tokens/s", steps)
     assert result.startswith("held-out loss ")
@@ -491,6 +494,21 @@ def test_a_signal_leaves_a_checkpoint(job: Job) -> None:
     with pytest.raises(Interrupted):
         job.train("checkpoint.every=0", out=other)
     assert json.loads((other / "run.json").read_text())["exit"] == 130
+
+
+def test_the_end_says_how_long_training_waited_for_checkpoints(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait = Writer.wait
+
+    def slow(writer: Writer) -> list[Result]:
+        time.sleep(1.0)
+        return wait(writer)
+
+    monkeypatch.setattr(Writer, "wait", slow)
+    job.train("checkpoint.every=100", steps=2)
+    (line,) = (line for line in job.said if line.startswith("done in "))
+    assert re.search(r", waiting for checkpoints 0:0\d\)$", line)
 
 
 @pytest.mark.parametrize(
