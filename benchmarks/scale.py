@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60, help="of each case")
     parser.add_argument("--warm", type=int, default=20, help="steps that are not timed")
     parser.add_argument("--only", default="", help="beginnings of names, such as data,context")
-    parser.add_argument("--limit", type=float, default=240, help="seconds of a case")
+    parser.add_argument("--limit", type=float, default=300, help="seconds of a case")
     parser.add_argument("--minutes", type=float, default=60, help="start no case after them")
     given = parser.parse_args()
     given.work.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -26,7 +27,8 @@ def keep_traced_functions() -> None:
     """
     from torch._functorch import config
 
-    config.autograd_cache_allow_custom_autograd_functions = True
+    with suppress(AttributeError):  # a torch that always keeps them may have dropped the name
+        config.autograd_cache_allow_custom_autograd_functions = True
 
 
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
