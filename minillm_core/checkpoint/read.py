@@ -207,7 +207,9 @@ def chosen_or_refuse(
 def _steps(out: Path, without: int | None = None) -> str:
     """Return the fix of a refusal: the newest existing steps."""
     there = [str(step) for step, _ in layout.folders(out) if step != without]
-    return f"--step with one of {few(there, 8)}" if there else "wait until the run has saved one"
+    if not there:
+        return "wait until the run has saved one"
+    return f"--step with one of {few(there, 8)}; for --branch and --init {out}@{there[0]}"
 
 
 def newest_and_set_aside(out: Path, say: Callable[[str], None]) -> Checkpoint | None:

@@ -382,7 +382,7 @@ def _document(record: dict[str, Any], place: Place, reading: Reading) -> Documen
         if chat := next((key for key in ("messages", "conversations") if key in record), None):
             raise place.error(
                 f'chat data: "{chat}", and neither "text" nor "ids"',
-                "train on its answers: --task sft",
+                "train on its answers with --task sft, evaluate them with --chats",
                 reason="chat data, which --task sft trains on",
             )
         raise place.error(

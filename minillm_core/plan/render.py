@@ -188,7 +188,7 @@ def _evaluation(settings: EvalConfig) -> str:
     if settings.every == 0:
         return most
     often = "sixth of the run" if settings.every is None else f"{settings.every:,} steps"
-    fewer = f", {settings.share:.3g} of them on the way" if settings.share < 1 else ""
+    fewer = f", {100 * settings.share:.3g} % of them before" if settings.share < 1 else ""
     return f"at the start, at every {often}, and {most}{fewer}"
 
 

@@ -167,7 +167,8 @@ def next_steps(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     elif kept and job.corpus.tokenizer is not None:
         lines.insert(0, command(["generate", str(out)], plugins, last=made.prompts[:1]))
     if kept and plan.export.layout is not None:
-        to = out.with_name(f"{out.name}-model")
+        named = out if out.name not in ("", "..") else out.resolve()  # "." has no name
+        to = named.with_name(f"{named.name}-model")
         lines.append(command(["export", str(out), "--to", str(to)], plugins))
     yield "next:"
     yield from (f"  {line}" for line in lines)

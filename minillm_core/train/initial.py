@@ -305,7 +305,7 @@ class Branch(RunFolder):
             raise Refusal(
                 "no weight of the checkpoint fits this model",
                 where=str(self.checkpoint.path),
-                fix="model.* as in the run that is branched from",
+                fix="model.* as in the run that the weights are from",
             )
         trainer.resume(new | fits)
         verb = "with the weights of" if self.weights_only else "branched from"

@@ -69,8 +69,10 @@ def held_out(found: Evaluated, vocab: int | None = None) -> str:
         return text
     uniform = math.log(vocab)
     near = abs(found.val_loss - uniform) < 0.05 * uniform
-    knows = "knows nothing yet" if near else "to know nothing is"
-    return f"{text}: {knows} (ln {vocab:,} = {uniform:.2f})"
+    guess = f"ln {vocab:,} = {uniform:.2f}"
+    return f"{text}: " + (
+        f"knows nothing yet ({guess})" if near else f"a uniform guess has {guess}"
+    )
 
 
 def describe(event: Event) -> str | None:

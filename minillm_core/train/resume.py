@@ -40,7 +40,7 @@ def check_plan(earlier: RunFolder, plan: Plan) -> tuple[list[str], list[str]]:
 
     Raises:
         PlanError: another difference was found.
-        Refusal: the run's seed differs, or its record holds no plan.
+        Refusal: the run's seed differs, its record holds no plan, or it has made more steps than it is to have.
     """
     recorded, where = earlier.record.get("plan"), earlier.where
     try:
@@ -69,7 +69,7 @@ def check_plan(earlier: RunFolder, plan: Plan) -> tuple[list[str], list[str]]:
         raise _other_run(earlier, unlike(before, plan.config), other, warnings)
     free.pop("train.steps", None)
     notes = [f"resumed with another {line}" for line in in_words(free)]
-    return warnings, [*notes, *_steps(before.train.steps, plan)]
+    return warnings, [*notes, *_steps(earlier, before.train.steps, plan)]
 
 
 def _other_run(
@@ -118,10 +118,17 @@ def another_place(earlier: RunFolder, binding: Binding) -> Iterator[str]:
         yield plain(f"{'; '.join(found)}: the result may not be the same to the bit", 1000)
 
 
-def _steps(before: int | None, plan: Plan) -> Iterator[str]:
+def _steps(earlier: RunFolder, before: int | None, plan: Plan) -> Iterator[str]:
     now = plan.config.train.steps
     if before is None or now is None or before == now:
         return
+    done = earlier.newest.step if earlier.newest and earlier.record.get("exit") != 0 else 0
+    if now < done:
+        raise Refusal(
+            f"{done:,} of {before:,} steps are done already",
+            where=f"train.steps={now}",
+            fix=f"leave it out, or --steps {done} to end the run here",
+        )
     verb = "extended" if now > before else "shortened"
     yield (
         f"the run is {verb} from {before:,} to {now:,} steps: every schedule now spreads over "
@@ -142,7 +149,8 @@ def check_data(earlier: RunFolder, corpus: Corpus) -> None:
     if held.get("fingerprint") != corpus.fingerprint:
         raise DataError(
             "the data have changed since the run began",
-            where=f"fingerprint {corpus.fingerprint} now, {held.get('fingerprint')} then",
+            where=f"{corpus.description}, {corpus.fingerprint}, now; "
+            f"{earlier.part('data').get('description')}, {held.get('fingerprint')}, then",
             fix="restore the files, tokenizer, data.val and data.seed that it had; or start a new run from "
             f"this one, which reads the new data from their start: --branch {shlex.quote(str(earlier.out))} --out NEW",
         )

@@ -224,6 +224,7 @@ def test_a_finished_run_says_so_and_more_steps_extend_it(shell: Shell) -> None:
         (["data.seed=5"], "data.seed = 5, the run has 0"),
         (["data.val=0.2"], "data.val = 0.2, the run has 0.05"),
         (["--init", "nowhere"], "the run was started from new weights, not {nowhere}"),
+        (["--steps", "2"], "3 of 10 steps are done already"),
     ],
 )
 def test_another_run_is_refused_with_the_difference(
@@ -247,6 +248,7 @@ def test_other_data_are_refused_by_their_fingerprint(shell: Shell, tmp_path: Pat
     (own / "03.txt").write_text("Another night.\n" * 6)
     assert shell("--resume", out=out) == 2
     assert "the data have changed since the run began" in shell.err
+    assert shell.err.count("document") > 1, "both texts are named"
     shutil.rmtree(own)
     shutil.copytree(given, tmp_path / "moved")
     assert shell("--resume", "--data", str(tmp_path / "moved"), out=out) == 0

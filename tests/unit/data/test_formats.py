@@ -114,7 +114,7 @@ BAD = {
     "list text": (b'{"text": ["a"]}', 0, '"text" is a list'),
     "absent text": (b'{"txt": "a"}', 0, 'neither "text" nor "ids"'),
     "chat": (b'{"messages": []}', 0, 'chat data: "messages"'),
-    "other chat": (b'{"conversations": []}', 0, "train on its answers: --task sft"),
+    "other chat": (b'{"conversations": []}', 0, "train on its answers with --task sft"),
     "duplicate key with a semicolon": (b'{"a;b": 1, "a;b": 2}', 0, "the key 'a;b' is there twice"),
     "array": (b"[]", 0, "a list where a JSON object"),
     "array of the name": (b'["text"]', 0, "a list where a JSON object"),

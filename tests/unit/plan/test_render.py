@@ -267,7 +267,7 @@ def test_two_tables_stand_side_by_side_only_where_both_fit(planned: Planned) -> 
 def test_it_says_how_much_is_evaluated(planned: Planned, given: str, when: str) -> None:
     text = " ".join(shown(planned(f"eval.{given}", "eval.tokens=2048"), 140).split())
     assert f"evaluation {when}, 2,048 predictions at most (eval.tokens)" in text
-    assert ("0.125 of them on the way" in text) == (given != "every=0")
+    assert ("12.5 % of them before" in text) == (given != "every=0")
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])

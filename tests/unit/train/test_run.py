@@ -496,6 +496,17 @@ def test_a_signal_leaves_a_checkpoint(job: Job) -> None:
     assert json.loads((other / "run.json").read_text())["exit"] == 130
 
 
+def test_a_run_in_the_current_folder_ends_with_commands_too(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = job.out
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    job.out = Path()
+    job.train(steps=1)
+    assert f"  minillm export . --to {folder}-model" in job.said
+
+
 def test_the_end_says_how_long_training_waited_for_checkpoints(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1073,16 +1084,17 @@ def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(job: Job)
     job.train("checkpoint.every=6")
     with pytest.raises(Refusal, match="no checkpoint of step 7") as refused:
         job.evaluate(step=7)
-    assert refused.value.fix == "--step with one of 12, 6"
+    there = f"for --branch and --init {job.out}@12"
+    assert refused.value.fix == f"--step with one of 12, 6; {there}"
     with pytest.raises(Refusal, match="marked no checkpoint as its best") as refused:
         job.evaluate(best=True)
-    assert refused.value.fix == "train with checkpoint.best=true; or --step with one of 12, 6"
+    assert refused.value.fix.startswith("train with checkpoint.best=true; or --step with one of 12")
     with pytest.raises(Refusal, match="--step and --best are both given"):
         job.evaluate(step=6, best=True)
     (job.out / "checkpoints" / "step-00000006" / "state.json").write_text("{}")
     with pytest.raises(NoCheckpoint, match="step 6 does not verify") as bad:
         job.evaluate(step=6)
-    assert bad.value.fix == "--step with one of 12"
+    assert bad.value.fix == f"--step with one of 12; {there}"
 
 
 @pytest.mark.parametrize("marker", ["{", '{"step": "4"}', '{"step": 999999, "val_loss": 1}'])
