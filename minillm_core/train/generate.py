@@ -149,7 +149,12 @@ class Writer:
             seed: of the draws, which use no other random state.
             cached: use a KV cache.
             say: prints a line when the beginning of the text is dropped.
+
+        Raises:
+            Refusal: ``tokens`` is below 1.
         """
+        if tokens < 1:
+            raise Refusal(f"{tokens} new tokens", where="max_tokens", fix="1 or more, like 256")
         known, random = self.vocabulary.known(), np.random.default_rng(seed)
 
         def choose(logits: np.ndarray) -> int:

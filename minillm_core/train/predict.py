@@ -35,9 +35,9 @@ class Predictor:
             float32 (T, V).
 
         Raises:
-            DataError: an id is outside the vocabulary, or the row is longer than the model's.
+            DataError: an id is outside the vocabulary, or ids are no such row.
         """
-        row = lone_row(np.asarray(ids))
+        row = lone_row(_row(ids, "logits"))
         if self.hook is not None:
             row = self.hook(dict(row), "decode")
         decoding = self.model.decoding()
@@ -84,7 +84,7 @@ class Predictor:
 
     def _batch(self, rows: Rows, where: str) -> Batch:
         """Pad rows to one batch, after the plugins' ``on_batch``."""
-        config, given = self.config, [np.asarray(ids, np.int32) for ids in rows]
+        config, given = self.config, [_row(ids, where) for ids in [*rows] or [()]]
         for ids in given:
             if not 2 <= len(ids) <= config.train.seq_len + 1 or not (
                 0 <= ids.min() <= ids.max() < config.model.vocab
@@ -96,3 +96,15 @@ class Predictor:
                 )
         batch = padded_rows(given)
         return batch if self.hook is None else self.hook(batch, "eval")
+
+
+def _row(ids: Sequence[int] | np.ndarray, where: str) -> np.ndarray:
+    """Return the ids of a row as an array, int (T,), T >= 1."""
+    row = np.asarray(ids)
+    if row.ndim != 1 or not row.size or row.dtype.kind not in "iu":
+        raise DataError(
+            f"{row.dtype} {row.shape} where the ids of a row are needed",
+            where=where,
+            fix="int (T,), T >= 1, such as run.tokenizer.encode([text])[0]",
+        )
+    return row

@@ -92,7 +92,15 @@ def load(
 
 
 def _joined(plugins: str | Sequence[str] | None) -> str | None:
-    return plugins if isinstance(plugins, str) or plugins is None else ",".join(plugins)
+    if plugins is None or isinstance(plugins, str):
+        return plugins
+    if isinstance(plugins, type) or not all(isinstance(one, str) for one in plugins):
+        raise Refusal(
+            "plugins are given by name, not as classes",
+            where=f"plugins={plugins!r}",
+            fix='"muon,normuon"; a class of your own by its file: "./trick.py:Trick"',
+        )
+    return ",".join(plugins)
 
 
 def _listed(paths: Paths) -> list[str]:
@@ -138,6 +146,9 @@ class Run:
         create: Create | None = None,
         shared: Shared | None = None,
     ) -> None:
+        if not isinstance(plan, Plan):
+            fix = "Run(build_plan(load(...)), out=...); Run.open(out) opens a run's folder"
+            raise Refusal("Run needs a plan", where=f"Run({type(plan).__name__})", fix=fix)
         plan = with_settings(plan, "Run(plan)")
         assert plan.settings is not None
         self._set_up(out, say, cache, create)

@@ -275,3 +275,34 @@ def test_a_run_continues_a_prompt_as_its_folder_does(
     assert minillm.Run.open("a", **options).generate("It was", **drawn) == text
     with pytest.raises(minillm.Refusal, match="temperature"):
         run.generate("It", temperature=-1)
+    with pytest.raises(minillm.Refusal, match="0 new tokens"):
+        run.generate("It", max_tokens=0)
+
+
+API: Any = minillm  # misused below
+
+
+class Trick(minillm.Plugin, api=1):
+    """A class that no entry point names."""
+
+
+@pytest.mark.parametrize(
+    ("misuse", "said"),
+    [
+        (lambda run: API.load("tiny", plugins=Trick), "by name, not as classes"),
+        (lambda run: API.load("tiny", plugins=[Trick]), "by name, not as classes"),
+        (lambda run: API.Run("a"), "Run needs a plan"),
+        (lambda run: run.logits([1.5, 2.0]), r"float64 \(2,\) where the ids of a row"),
+        (lambda run: run.logits([]), r"float64 \(0,\) where"),
+        (lambda run: run.logits([[1, 2]]), r"int64 \(1, 2\) where"),
+        (lambda run: run.logits("abc"), r"<U3 \(\) where"),
+        (lambda run: run.losses([1, 2, 3]), r"int64 \(\) where"),
+        (lambda run: run.losses([]), r"float64 \(0,\) where"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_what_can(
+    make: Callable[..., minillm.Run], misuse: Callable[[minillm.Run], Any], said: str
+) -> None:
+    with pytest.raises(minillm.MinillmError, match=said) as error:
+        misuse(make())
+    assert error.value.fix
