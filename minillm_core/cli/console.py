@@ -103,7 +103,10 @@ def _words(error: BaseException) -> tuple[str, int]:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "minillm"
         what = error.format_message().rstrip()
-        return f"{command}: {what}\n  fix:   {command} --help", error.exit_code
+        setting = (
+            "; settings have no dashes: train.lr=0.1" if hasattr(error, "possibilities") else ""
+        )
+        return f"{command}: {what}\n  fix:   {command} --help{setting}", error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return "interrupted: nothing was saved", 130
     place = _innermost(error)

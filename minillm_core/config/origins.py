@@ -293,7 +293,7 @@ def from_assignments(assignments: Sequence[str]) -> Layer:
             raise ConfigError(
                 f"'{argument}' is not of the form key=value",
                 where="command line",
-                fix="train.lr=0.01, NAME.option=value; text goes to --data, a settings file to -c",
+                fix="train.lr=0.01 without spaces, NAME.option=value; text goes to --data, a settings file to -c",
             )
         key, given = match[1], match[2].strip()
         value = _file_text(given[1:], where) if given.startswith("@") else read_value(given)

@@ -101,6 +101,7 @@ def test_an_interruption_is_130_and_one_line(program: Program, monkeypatch) -> N
     [
         (["trian"], "No such command 'trian'. Did you mean 'train'?"),
         (["train", "--stps", "3"], "minillm train: No such option: --stps"),
+        (["train", "--lr", "0.1"], "settings have no dashes: train.lr=0.1"),
         (["train", "--foo.bar", "3"], "minillm train: No such option: --foo.bar"),
         (["train", "--steps"], "Option '--steps' requires an argument."),
         (["train", "--steps", "x"], "Invalid value for '--steps'"),
