@@ -196,6 +196,7 @@ class Run:
 
         Raises:
             Refusal: the folder holds no run and is no model directory.
+            ConfigError: a setting is unknown or out of range.
             PluginError: it is a model directory that no installed distribution reads.
         """
         run = cls.__new__(cls)
@@ -220,6 +221,8 @@ class Run:
         named = _joined(plugins)
         resume = run.out if run._directory is None else None
         run._request = RunRequest(named, flags=flags, settings=settings, resume=resume)
+        if settings:  # an unknown one is refused now, also where the run is only read
+            load_settings(run._request, to_run=False)
         return run
 
     def _set_up(

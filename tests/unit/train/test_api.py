@@ -286,23 +286,23 @@ class Trick(minillm.Plugin, api=1):
     """A class that no entry point names."""
 
 
-@pytest.mark.parametrize(
-    ("misuse", "said"),
-    [
-        (lambda run: API.load("tiny", plugins=Trick), "by name, not as classes"),
-        (lambda run: API.load("tiny", plugins=[Trick]), "by name, not as classes"),
-        (lambda run: API.Run("a"), "Run needs a plan"),
-        (lambda run: run.logits([1.5, 2.0]), r"float64 \(2,\) where the ids of a row"),
-        (lambda run: run.logits([]), r"float64 \(0,\) where"),
-        (lambda run: run.logits([[1, 2]]), r"int64 \(1, 2\) where"),
-        (lambda run: run.logits("abc"), r"<U3 \(\) where"),
-        (lambda run: run.losses([1, 2, 3]), r"int64 \(\) where"),
-        (lambda run: run.losses([]), r"float64 \(0,\) where"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_with_what_can(
-    make: Callable[..., minillm.Run], misuse: Callable[[minillm.Run], Any], said: str
-) -> None:
-    with pytest.raises(minillm.MinillmError, match=said) as error:
-        misuse(make())
-    assert error.value.fix
+MISUSE: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda run: API.load("tiny", plugins=Trick), "by name, not as classes"),
+    (lambda run: API.load("tiny", plugins=[Trick]), "by name, not as classes"),
+    (lambda run: API.Run("a"), "Run needs a plan"),
+    (lambda run: API.Run.open(run.out, settings={"train.stepz": 7}), "stepz"),
+    (lambda run: run.logits([1.5, 2.0]), r"float64 \(2,\) where the ids of a row"),
+    (lambda run: run.logits([]), r"float64 \(0,\) where"),
+    (lambda run: run.logits([[1, 2]]), r"int64 \(1, 2\) where"),
+    (lambda run: run.logits("abc"), r"<U3 \(\) where"),
+    (lambda run: run.losses([1, 2, 3]), r"int64 \(\) where"),
+    (lambda run: run.losses([]), r"float64 \(0,\) where"),
+]
+
+
+def test_what_cannot_be_used_is_refused_with_what_can(make: Callable[..., minillm.Run]) -> None:
+    run = make("a").train()
+    for misuse, said in MISUSE:
+        with pytest.raises(minillm.MinillmError, match=said) as error:
+            misuse(run)
+        assert error.value.fix
