@@ -61,7 +61,9 @@ def fit_memory(prepared: Prepared) -> Prepared:
         fix = "a smaller train.seq_len or model, or more memory"
         if again < least:
             fix = f"train.checkpointing=true (about {sized(again)}), {fix}"
-        raise Refusal(f"one row takes about {sized(least)}", where=where, fix=fix)
+        raise Refusal(
+            f"one row takes about {sized(least)}, more than {sized(limit)}", where=where, fix=fix
+        )
     fits = bisect_left(splits, True, key=lambda rows: needed(rows) > limit)
     rows = splits[fits - 1]
     chosen = {"rows": rows, "accumulate": total // rows}
