@@ -96,7 +96,7 @@ CHECKS = (
     Check("parity", "both frameworks have the same gradients", frameworks.parity, ("slopes",)),
     Check(
         "pure",
-        "checkpointing changes no gradient",
+        "nodes keep nothing, checkpointing changes no gradient",
         frameworks.checkpointing,
         ("trains", "forward"),
     ),

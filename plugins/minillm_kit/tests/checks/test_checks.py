@@ -167,6 +167,58 @@ def test_state_of_another_dtype_is_found(rule: Path, backend: str) -> None:
     assert "returned state 'mean' of bfloat16 from narrow" in found["trains"].found
 
 
+INPLACE = """
+from minillm_core import Module, Plugin, stage
+
+
+class P(Plugin, api=1, backends=BACKENDS):
+    \"\"\"Writes in place.\"\"\"
+
+    HOOK
+
+
+class Node(Module):
+    def forward(self, y):
+        LINE
+        return y
+
+
+def own(ops, update, param, state):
+    LINE
+    return update, state
+"""
+GATE = "def build_attention(self, attn): attn.out.gate(Node)"
+STAGE = (
+    "def optimizer_factory(self, optimizer): "
+    "optimizer.extend('adamw', 'scale', stage(own, state={'m': 'like'}))"
+)
+EVERY = ("torch", "mlx", "numpy")
+
+
+@pytest.mark.parametrize(
+    ("hook", "line", "backends", "check"),
+    [
+        (GATE, "y[:, 0] = 0", EVERY, "forward"),
+        (GATE, "y *= 2", EVERY, "forward"),
+        (GATE, "y *= 2", ("mlx",), "pure"),
+        (STAGE, "param *= 0.5", EVERY, "updates"),
+        (STAGE, "state['m'] += update", EVERY, "updates"),
+    ],
+)
+def test_writes_in_place_are_found_on_mlx(
+    tmp_path: Path, hook: str, line: str, backends: tuple[str, ...], check: str
+) -> None:
+    file = tmp_path / "p.py"
+    text = INPLACE.replace("HOOK", hook).replace("BACKENDS", repr(backends))
+    node = text.replace("LINE", line, 1).replace("LINE", "pass")
+    rule = text.replace("LINE", "pass", 1).replace("LINE", line)
+    file.write_text(node if hook == GATE else rule)
+    (found,) = outcomes(Subject(f"{file}:P", backend="mlx"), check).values()
+    assert found.verdict == "failed"
+    assert "plugin 'p' changed " in found.found
+    assert "in place in" in found.found
+
+
 def test_what_the_loss_alone_reads_is_left_out_of_an_export(rule: Path) -> None:
     found = outcomes(Subject(f"{rule}:Heads", backend="torch"), "plans", "forward", "exports")
     assert found["exports"].verdict == "passed"

@@ -201,6 +201,8 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "        return y * self.ops.expand_dims(1.0 + len(ORDER) * self.gate(x), -1)\n\n\n"
         "ORDER = []",
     ),
+    "keeps an array on self": ("pure", OPEN, f"        self.seen = y\n{OPEN}"),
+    "keeps a tuple on self": ("pure", OPEN, f"        self._seen = (y,)\n{OPEN}"),
     "refuses others without a name": (
         "pairs",
         EXTEND,
