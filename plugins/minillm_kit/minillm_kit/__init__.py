@@ -45,10 +45,11 @@ plan.py
     - ``off``: after a plan with it, the plan without it is byte for byte the plain one.
 hooks.py, during training
     - ``batches``: ``on_batch`` in phases train, eval and decode: ids in range, declared fields with
-      their dtype and shape, the same again for the same batch, which itself stays as it was; only
-      train drops and reweights; in decode a column never depends on later ones.
+      their dtype and shape and no others, the same again for the same batch, which itself stays as it
+      was; only train drops and reweights; in decode a column never depends on later ones.
     - ``events``: ``on_event`` takes the events of a run of 12 steps, one of each kind among them,
-      with None in every field that may be None, and changes none.
+      with None in every field that may be None, and changes none; ``on_evaluated`` returns a verdict,
+      without a tokenizer and with one.
 kernels/
     - ``kernel``: each kernel that it brings, alone, on odd sizes, in memory full of NaN and again with
       other inputs: outputs and gradients are the op's in float64, to the contract's tolerance.

@@ -133,6 +133,45 @@ def test_checks_that_do_not_apply_say_why(rule: Path) -> None:
     assert found["parity"].found == "torch alone: the plugin does not support mlx"
 
 
+VERDICT = """
+from minillm_core import Plugin, Verdict
+
+
+class Judge(Plugin, api=1):
+    \"\"\"Judges evaluations.\"\"\"
+
+    def on_evaluated(self, evaluated, history, model):
+        BODY
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return None", None),
+        ("return Verdict({'seen': len(history)}, stop='' if history else 'done')", None),
+        (
+            "ids = model.tokenizer.encode(['a text']) if model.tokenizer else [[*range(50)]]\n"
+            "        return Verdict({'nats': model.losses(ids)[0].mean()})",
+            None,
+        ),
+        ("return Verdict({'x': 'high'})", "a verdict with the figure 'x': 'high'"),
+        ("return Verdict({'x': float('nan')})", "a verdict with the figure 'x': nan"),
+        ("return Verdict({'a b': 1.0})", "a verdict with the figure 'a b': 1.0"),
+        ("return {'x': 1.0}", "on_evaluated returns {'x': 1.0}"),
+        ("return Verdict({}, stop=True)", "a verdict with stop=True"),
+        ("return Verdict({'x': model.losses([[1]])[0][0]})", "a row of 1 ids"),
+        ("return Verdict({'x': 1 / len(history)})", "ZeroDivisionError"),
+    ],
+)
+def test_verdicts_are_looked_at(tmp_path: Path, body: str, said: str | None) -> None:
+    file = tmp_path / "judge.py"
+    file.write_text(VERDICT.replace("BODY", body))
+    (found,) = outcomes(Subject(f"{file}:Judge", backend="torch"), "events").values()
+    assert found.verdict == ("failed" if said else "passed"), found
+    assert (said or "2 evaluations with") in found.found
+
+
 def test_a_plugin_of_another_device_is_not_run(rule: Path) -> None:
     found = outcomes(Subject(f"{rule}:Cuda"), "trains", "plans")
     assert found["plans"].verdict == "passed"

@@ -114,6 +114,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "        return {**batch, 'parity': batch['ids'] * 0 + np.int32(draw)}",
     ),
     "a field of another type": ("batches", FIELDS, FIELDS.replace("% 2", "% 2.0")),
+    "a field that is not declared": (
+        "batches",
+        FIELDS,
+        FIELDS.replace('"parity": ', '"mine": batch["ids"], "parity": '),
+    ),
     "looks at the columns to come": (
         "batches",
         FIELDS,
