@@ -329,7 +329,7 @@ def _judges(subject: Subject) -> str:
         MinillmError: it raised.
     """
     backend, plan = subject.backends[0], subject.plan(**JUDGED)
-    run, judge = subject.trainer(plan, backend), subject.found.cls.on_evaluated
+    run, judge = subject.trainer(plan, backend), subject.found.cls.on_evaluated  # type: ignore[attr-defined]
     hook = batch_hook(plan, [subject.loaded, *subject.companions])
     history: list[minillm.Evaluated] = []
     numbers = 0
