@@ -105,11 +105,11 @@ def counted(count: int, one: str) -> str:
     return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the name in ``known`` that was most likely meant by ``name``; None if none is near."""
     import difflib
 
-    found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.6)
+    found = difflib.get_close_matches(name, sorted(known), n=1, cutoff=cutoff)
     return found[0] if found else None
 
 

@@ -151,7 +151,7 @@ def select(
             raise ConfigError(
                 f"plugin '{name}' is named twice: {added[name]} and {spec}",
                 where=where,
-                fix="name it once; two files of one name cannot be used together",
+                fix="name it once; a file names its plugin: give each class a file of another name",
             )
         added[name] = spec
     for name in sorted(taken_away(argument)):

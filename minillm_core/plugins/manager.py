@@ -159,7 +159,7 @@ def _run_file(name: str, path: Path) -> ModuleType:
 
 def _unknown(name: str) -> PluginError:
     installed, ours = discover.installed_names(), first_party.FIRST_PARTY
-    close = name if name in ours else nearest(name, installed | set(ours))
+    close = name if name in ours else nearest(name, installed | set(ours), 0.7)
     if (package := discover.local_package(name, Path())) is not None:
         fix = f"its package lies here and is not installed: {pip_line('-e', f'./{package}')}"
     elif specs := _in_file(name):
@@ -328,6 +328,6 @@ def _refuse_twice(origins: Iterable[Origin]) -> None:
             raise PluginError(
                 f"plugin '{one.name}' is named twice",
                 where=f"{other.source} and {one.source}",
-                fix="name it once; two files of one name cannot be used together",
+                fix="name it once; a file names its plugin: give each class a file of another name",
             )
         seen[one.name] = one

@@ -45,10 +45,11 @@ plan.py
     - ``off``: after a plan with it, the plan without it is byte for byte the plain one.
 hooks.py, during training
     - ``batches``: ``on_batch`` in phases train, eval and decode: ids in range, declared fields with
-      their dtype and shape, the same again for the same batch, which itself stays as it was; only
-      train drops and reweights; in decode a column never depends on later ones.
+      their dtype and shape and no others, the same again for the same batch, which itself stays as it
+      was; only train drops and reweights; in decode a column never depends on later ones.
     - ``events``: ``on_event`` takes the events of a run of 12 steps, one of each kind among them,
-      with None in every field that may be None, and changes none.
+      with None in every field that may be None, and changes none; ``on_evaluated`` returns a verdict,
+      without a tokenizer and with one.
 kernels/
     - ``kernel``: each kernel that it brings, alone, on odd sizes, in memory full of NaN and again with
       other inputs: outputs and gradients are the op's in float64, to the contract's tolerance.
@@ -61,7 +62,7 @@ that parameters starting at 0 have an effect
     - ``slopes``: each parameter's gradient is the slope of NumPy's loss along a random direction, by
       central differences; gradients in bfloat16 are those of float32, coarser.
     - ``updates``: from known gradients, a third step changes parameters and state as the same
-      stages do in NumPy.
+      stages do in NumPy; in ``forward`` and here a write to an argument is found there, as on torch.
 training.py, decoding.py
     - ``repeats``: a forward pass, and the first step of a new model, twice: equal to the bit, so that
       state in a global is named before the numbers that it spoils.
@@ -77,7 +78,8 @@ export.py
     - ``exports``: its exported tensors give its logits in the published Llama or Qwen3.
 frameworks.py
     - ``parity``: torch and MLX start from the same bits and have the same gradients.
-    - ``pure``: activation checkpointing of blocks changes neither gradients nor state.
+    - ``pure``: a step sets no attribute of its modules; activation checkpointing of blocks changes
+      neither gradients nor state.
     - ``alike``: five steps with its own optimizer are the same on both, state included.
     - ``compiles``: compiled steps are one graph (on a CPU only torch's tracing: aot_eager), with
       the losses and moments of eager steps.

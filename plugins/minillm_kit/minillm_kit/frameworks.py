@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
-from minillm_core.inspection import on_host
+from minillm_core import Plan
+from minillm_core.inspection import named_modules, on_host
 from minillm_kit.check import Failed, NotApplicable
 from minillm_kit.numbers import norm
-from minillm_kit.subject import Subject, states
+from minillm_kit.subject import Batch, Subject, states
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -67,12 +69,13 @@ def alike(subject: Subject) -> str:
 
 
 def checkpointing(subject: Subject) -> str:
-    """Check that activation checkpointing changes neither gradients nor state."""
+    """Check that a step leaves nothing on nodes, and that checkpointing changes neither gradients nor state."""
     found = []
     plans = [subject.plan(train_checkpointing=on) for on in (False, True)]
     (batch,) = subject.batches(plans[0], 1)
     cause = "a node keeps something on self, or reads what is neither an argument nor a parameter"
     for backend in subject.backends:
+        _step_keeps_nothing(subject, plans[0], backend, batch)
         (_, grads, states), (_, again, states_again) = (
             subject.gradients(plan, backend, batch) for plan in plans
         )
@@ -83,6 +86,52 @@ def checkpointing(subject: Subject) -> str:
                 error = np.abs(value - states_again[name]).max()
                 raise Failed(f"{whose}: {name} differs by {error:.1e}", cause=cause)
     return "; ".join(found)
+
+
+def _step_keeps_nothing(subject: Subject, plan: Plan, backend: str, batch: Batch) -> None:
+    """Check that a step neither sets attributes of the plugin's modules nor writes to arguments.
+
+    Raises:
+        Failed: an attribute is new, or another object than before.
+        PluginCodeError: an argument of a node was written to.
+    """
+    run = subject.trainer(plan, backend)
+    if backend == "mlx":
+        from minillm_kit.on_mlx import contents
+
+        run.model.framework.versions = contents
+    nodes = [
+        one for _, one in named_modules(run.model) if getattr(one, "owner", "") == subject.name
+    ]
+    modules = {id(one): one for node in nodes for _, one in named_modules(node)}.values()
+    before = [dict(_attributes(module)) for module in modules]
+    subject.train(run, plan, [batch])
+    for module, earlier in zip(modules, before, strict=True):
+        for name, value in _attributes(module):
+            if name not in earlier or not _same(earlier[name], value):
+                did = "changed" if name in earlier else "set"
+                raise Failed(
+                    f"{backend}: {type(module).__name__}.{name} is {did} in a step",
+                    cause="a node keeps something on self: hold what changes in a State, or take it "
+                    "as an argument",
+                )
+
+
+def _attributes(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield a module's attributes, containers as tuples, without its parameters, State and parts."""
+    own = {*vars(module)["_declared"], *vars(module)["_children"], "training", "_training"}
+    arrays = module if isinstance(module, dict) else {}  # MLX keeps arrays and modules as a dict
+    for name, value in {**vars(module), **arrays}.items():
+        if name not in own:
+            listed = [*value.items()] if isinstance(value, dict) else value
+            yield name, tuple(listed) if isinstance(listed, list | set) else listed
+
+
+def _same(one: Any, two: Any) -> bool:
+    """Return whether two attributes are one object, or hold the same objects."""
+    if isinstance(one, tuple) and isinstance(two, tuple):
+        return len(one) == len(two) and all(map(_same, one, two))
+    return one is two
 
 
 def compiles(subject: Subject) -> str:

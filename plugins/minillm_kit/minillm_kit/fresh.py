@@ -5,7 +5,10 @@ takes milliseconds. So one parent process imports, and a forked child answers ea
 of a call end with its child. Where children could hang, each call starts a new Python instead: outside
 Linux, and where importing has started a thread.
 
-    python -B -m minillm_kit.fresh MODULE ...    imports the modules, and forks for each line on stdin
+    minillm_kit.fresh MODULE ...    imports the modules, and forks for each line on stdin
+
+A process imports from the same folders as this one (``sys.path``): a new Python started with ``-m`` or ``-c``
+would look into the current folder first, where an author's random.py hides the standard library's.
 """
 
 from __future__ import annotations
@@ -45,11 +48,11 @@ def run(
     seconds: float,
     imported: Sequence[str] = (),
 ) -> Ended:
-    """Run ``python -B -m module arguments`` in a fresh process, in this one's folder.
+    """Run a module's ``main(arguments)`` in a fresh process, in this one's folder and with its ``sys.path``.
 
     Args:
-        module: its ``main(arguments)`` must do the same as running it as ``__main__``.
-        arguments: of the module.
+        module: with the function ``main``, which takes a list of arguments.
+        arguments: of ``main``; ``sys.argv`` is the module and these.
         environment: of the process, instead of this one's.
         seconds: timeout, after which it is killed.
         imported: modules to import before the first command.
@@ -63,10 +66,9 @@ def run(
         parent = _Parent.of(tuple(imported), tuple(sorted(fixed.items())))
         if parent.forks:
             return parent.run(module, arguments, environment, seconds)
-    command = [sys.executable, "-B", "-m", module, *arguments]
     try:
         ended = subprocess.run(
-            command,
+            _command(module, *arguments),
             env=dict(environment),
             capture_output=True,
             text=True,
@@ -76,6 +78,14 @@ def run(
     except subprocess.TimeoutExpired:
         raise TimeoutError(f"{module} still ran after {seconds} s") from None
     return Ended(ended.returncode, ended.stdout, ended.stderr)
+
+
+def _command(module: str, *arguments: str) -> list[str]:
+    """Return the command that calls a module's main in a new Python with this one's ``sys.path``."""
+    code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); del sys.argv[:2]; " + (
+        "from importlib import import_module; import_module(sys.argv[0]).main(sys.argv[1:])"
+    )
+    return [sys.executable, "-B", "-P", "-c", code, json.dumps(sys.path), module, *arguments]
 
 
 class _Parent:
@@ -88,7 +98,7 @@ class _Parent:
     def __init__(self, imported: tuple[str, ...], fixed: tuple[tuple[str, str], ...]) -> None:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         self._process: Any = subprocess.Popen(
-            [sys.executable, "-B", "-m", "minillm_kit.fresh", *imported],
+            _command("minillm_kit.fresh", *imported),
             env={**kept, **dict(fixed)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -112,6 +122,7 @@ class _Parent:
                 "argv": [module, *arguments],
                 "environment": dict(environment),
                 "folder": os.getcwd(),
+                "path": sys.path,
                 "seconds": seconds,
                 "said": folder,
             }
@@ -137,7 +148,7 @@ def _end(process: Any) -> None:
     process.wait()
 
 
-def _serve(names: Sequence[str]) -> None:
+def main(names: Sequence[str]) -> None:
     """Import modules, report it, and answer lines of standard input until it ends."""
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # keeps prints of imports out of answers
@@ -186,7 +197,7 @@ def _answer(asked: dict[str, Any], began: Mapping[str, str]) -> int:
     os.dup2(nothing, 0)  # this process inherited the pipe of its parent's commands
     os.close(nothing)
     os.chdir(asked["folder"])
-    sys.path[0] = asked["folder"]
+    sys.path[:] = asked["path"]
     module, *arguments = sys.argv = asked["argv"]
     code = 0
     try:
@@ -199,7 +210,3 @@ def _answer(asked: dict[str, Any], began: Mapping[str, str]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return code
-
-
-if __name__ == "__main__":
-    _serve(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""The hooks called during training: ``on_batch`` keeps the batch's form, ``on_event`` only reads."""
+"""The hooks called during training: ``on_batch``, ``on_event`` and ``on_evaluated``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import minillm_core as minillm
-from minillm_core.commands import pip_line
-from minillm_core.documents import Reading
+from minillm_core.commands import counted, pip_line, plain
+from minillm_core.documents import Reading, Tokenizer
 from minillm_core.inspection import (
     Documents,
     Loader,
     OnBatch,
     PluginCodeError,
     batch_hook,
+    call_names,
     observers,
     unmet,
 )
@@ -163,8 +164,9 @@ def _batches(subject: Subject, plan: minillm.Plan) -> str:
                     f"phase {phase}: '{wrong}' of the same batch differs from call to call",
                     cause="random numbers that are not of random_stream(), a clock, or a counter",
                 )
-        for one in first:
+        for given, one in zip(plain, first, strict=True):
             _check_fields(subject, plan.batch_fields, one, phase)
+            _check_declared(plan, given, one, phase)
         if phase != "train":
             _check_kept(plain, first, phase)
     _check_prefix(_hook(subject), plain[0])
@@ -229,6 +231,19 @@ def _check_fields(subject: Subject, fields: tuple, batch: Batch, phase: str) -> 
             )
 
 
+def _check_declared(plan: minillm.Plan, given: Batch, returned: Batch, phase: str) -> None:
+    """Check that every field that ``on_batch`` adds to a batch is declared, since others are dropped."""
+    declared = {name for name, _, _ in plan.batch_fields}
+    declared |= {one.name for one in plan.sourcing.batch_fields}
+    for name in sorted({*returned} - {*given, *plan.fields} - declared):
+        dtype = getattr(returned[name], "dtype", "int32")
+        raise Failed(
+            f"phase {phase}: on_batch adds the field '{name}', which is not declared",
+            cause=f"declare it in build_data: data.field('{name}', '{dtype}'); otherwise no module "
+            "can read it, and it is dropped",
+        )
+
+
 def _check_kept(plain: list[Batch], got: list[Batch], phase: str) -> None:
     """Check that labels are dropped or reweighted only in phase train."""
     cause = "drop and reweight in phase train alone: figures of evaluations must be comparable"
@@ -256,11 +271,21 @@ def _check_prefix(hook: OnBatch, batch: Batch) -> None:
 
 
 def events(subject: Subject) -> str:
-    """Check that ``on_event`` accepts every event and changes neither events nor plan."""
-    if "on_event" not in subject.found.cls.hooks:
+    """Check that ``on_event`` takes every event and changes nothing, and the verdicts of ``on_evaluated``."""
+    hooks, found = subject.found.cls.hooks, []
+    if not {"on_event", "on_evaluated"} & {*hooks}:
         raise NotApplicable("it has no on_event")
     if lacking := unmet(subject.found.cls.manifest.requires):
         raise NotApplicable(f"it needs {', '.join(lacking)}: {pip_line(*lacking)}")
+    if "on_event" in hooks:
+        found.append(_observes(subject))
+    if "on_evaluated" in hooks:
+        found.append(_judges(subject))
+    return "; ".join(found)
+
+
+def _observes(subject: Subject) -> str:
+    """Call ``on_event`` with the events of a short run."""
     (observer,) = observers([subject.loaded]).values()
     plan = subject.plan()
     before = json.dumps(plan.data(), sort_keys=True)
@@ -288,3 +313,52 @@ def _called_with(observer: Callable[[minillm.Event], None], event: minillm.Event
             cause="an event's field may be None, NaN, or absent in other events; an observer that "
             "raises three times is told no more",
         ) from error
+
+
+JUDGED: Mapping[str, Any] = {"model_vocab": 512, "train_seq_len": 1024, "train_rows": 1}
+"""Sizes of the model that ``on_evaluated`` measures: a text of an author's own fits into a row."""
+
+TEXT = "Shall I compare thee to a summer's day? Thou art more lovely and more temperate."
+
+
+def _judges(subject: Subject) -> str:
+    """Call ``on_evaluated`` after an evaluation of a run on ids, then after one of a run on text.
+
+    Raises:
+        Failed: it returns neither None nor a valid verdict.
+        MinillmError: it raised.
+    """
+    backend, plan = subject.backends[0], subject.plan(**JUDGED)
+    run, judge = subject.trainer(plan, backend), subject.found.cls.on_evaluated  # type: ignore[attr-defined]
+    hook = batch_hook(plan, [subject.loaded, *subject.companions])
+    history: list[minillm.Evaluated] = []
+    numbers = 0
+    for tokenizer in (None, Tokenizer.train([TEXT], JUDGED["model_vocab"])):
+        evaluated = minillm.Evaluated(len(history) + 1, 4.5, None if tokenizer is None else 2.2)
+        given = {
+            "evaluated": evaluated,
+            "history": tuple(history),
+            "model": minillm.Predictor(run, plan.config, tokenizer, hook),
+        }
+        with subject.loaded.contain("on_evaluated"):
+            taken = {name: given[name] for name in call_names(judge)}
+            verdict = judge(subject.loaded.plugin, **taken)
+        numbers += _check_verdict(minillm.Verdict() if verdict is None else verdict)
+        history.append(evaluated)
+    return f"{len(history)} evaluations with {counted(numbers, 'figure')}"
+
+
+def _check_verdict(verdict: object) -> int:
+    """Check that a result of ``on_evaluated`` is a verdict; return the number of its figures."""
+    cause = "return Verdict(figures={name: number}, stop=reason), or None; a number is finite"
+    if not isinstance(verdict, minillm.Verdict):
+        raise Failed(f"on_evaluated returns {plain(repr(verdict), 100)}", cause=cause)
+    if not isinstance(verdict.stop, str):
+        raise Failed(f"on_evaluated returns a verdict with stop={verdict.stop!r}", cause=cause)
+    for name, number in verdict.figures.items():
+        value = np.asarray(number)
+        real = value.shape == () and value.dtype.kind in "biuf" and bool(np.isfinite(value))
+        if not (real and isinstance(name, str) and name.isidentifier()):
+            shown = plain(f"{name!r}: {number!r}", 100)
+            raise Failed(f"on_evaluated returns a verdict with the figure {shown}", cause=cause)
+    return len(verdict.figures)

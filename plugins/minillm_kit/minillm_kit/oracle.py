@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +81,10 @@ class NumPyFramework(Framework):
     def witness(self, key: str) -> None:
         """Count an event of evidence."""
         self.seen[key] += 1
+
+    def versions(self, arrays: Iterable[Any]) -> tuple[int, ...]:
+        """Return a hash of each array's elements: a write in place is found, as by torch's counters."""
+        return tuple(hash(a.tobytes()) for a in arrays if isinstance(a, np.ndarray))
 
 
 def materialise(plan: Plan, seed: int, *, positions: int | None = None) -> Any:

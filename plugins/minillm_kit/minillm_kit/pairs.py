@@ -14,7 +14,7 @@ from minillm_kit.subject import Subject, settings
 
 STEPS = 5
 
-REFUSED, SAME_SLOT, SAME_SITE, ELSEWHERE = range(4)
+REFUSED, SAME_SLOT, SAME_SITE, ELSEWHERE, NOT_HERE = range(5)
 
 LAYER = re.compile(r"^layers\.\d+\.|\[.*")
 HOOKS = ("on_batch", "on_event")
@@ -148,12 +148,12 @@ def chosen(subject: Subject) -> list[str]:
     """Choose the plugins to pair it with, at most ``subject.pairs``.
 
     First plugins with a declared conflict; then those in one of its slots; then those at another
-    anchor of one of its sites; each group in alphabetical order.
+    anchor of one of its sites; last those that cannot run here; each group in alphabetical order.
     """
     names = subject.partners()
     if subject.pairs is None or len(names) <= subject.pairs:
         return names
-    found: dict[int, list[str]] = {kind: [] for kind in (REFUSED, SAME_SLOT, SAME_SITE, ELSEWHERE)}
+    found: dict[int, list[str]] = {kind: [] for kind in range(REFUSED, NOT_HERE + 1)}
     for spec in names:
         found[_distance(subject, spec)].append(spec)
         if len(found[REFUSED]) == subject.pairs:
@@ -163,14 +163,18 @@ def chosen(subject: Subject) -> list[str]:
 
 def _distance(subject: Subject, spec: str) -> int:
     """Return the rank of a partner's distance from the plugin in the model."""
-    other = Subject(spec)
     try:
-        plan = subject.planned(*subject.with_companions(other))
+        partner, _ = _partner(subject, spec)
+    except _NotRun:
+        return NOT_HERE
+    other = partner[0].name
+    try:
+        plan = subject.planned(*partner)
     except PlanError as error:
-        return REFUSED if {subject.name, other.name} <= {*error.plugins} else ELSEWHERE
+        return REFUSED if {subject.name, other} <= {*error.plugins} else ELSEWHERE
     except MinillmError:
-        return ELSEWHERE  # it cannot be run here
-    mine, theirs = (_slots(plan, name) for name in (subject.name, other.name))
+        return ELSEWHERE  # a hook raised
+    mine, theirs = (_slots(plan, name) for name in (subject.name, other))
     if mine & theirs:
         return SAME_SLOT
     return SAME_SITE if {*map(_site, mine)} & {*map(_site, theirs)} else ELSEWHERE

@@ -58,7 +58,12 @@ CHECKS = (
         "off", "without it the plan is byte for byte the plain one", plan.switched_off, ("traces",)
     ),
     Check("batches", "on_batch keeps its promises in every phase", hooks.batches, ("plans",)),
-    Check("events", "on_event takes every event and changes nothing", hooks.events, ("plans",)),
+    Check(
+        "events",
+        "on_event takes every event, on_evaluated gives verdicts",
+        hooks.events,
+        ("plans", "batches"),
+    ),
     Check("kernel", "its kernels keep their ops' contracts, alone", kernel, ("plans",)),
     Check(
         "repeats",
@@ -96,7 +101,7 @@ CHECKS = (
     Check("parity", "both frameworks have the same gradients", frameworks.parity, ("slopes",)),
     Check(
         "pure",
-        "checkpointing changes no gradient",
+        "nodes keep nothing, checkpointing changes no gradient",
         frameworks.checkpointing,
         ("trains", "forward"),
     ),

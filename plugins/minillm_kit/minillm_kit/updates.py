@@ -100,12 +100,16 @@ def _rounding(written: np.ndarray, value: np.ndarray) -> float:
 def _updated(plan: Plan, start: Arrays, grads: Arrays, step: int) -> dict[str, np.ndarray]:
     """Compute parameters, state and views after one update, by checkpoint name."""
     ops: Any = NumPyOps()
+    framework = NumPyFramework(ops)
     groups = {str(index): group for index, group in enumerate(plan.groups)}
     params = {name: start[f"model.{name}"] for name in plan.parameters}
     values = plan.values((step + 1) / (plan.config.train.steps or 1))
     count, due = start["optimizer.updates"] + 1, due_at(cycles_of(plan.groups), step)
     state = {key: _state(ops, group, start) for key, group in groups.items()}
-    new, states = update(ops, groups, params, grads, 1.0, state, count, values, due=due)
+    versions = framework.versions  # MLX has none of its own: a write in place is found here
+    new, states = update(
+        ops, groups, params, grads, 1.0, state, count, values, versions=versions, due=due
+    )
     found = {f"model.{name}": np.asarray(value) for name, value in new.items()}
     for key, anchors in states.items():
         for anchor, entries in anchors.items():
@@ -114,7 +118,7 @@ def _updated(plan: Plan, start: Arrays, grads: Arrays, step: int) -> dict[str, n
                 parts = stack if groups[key].rule.stacked else [stack]
                 for name, value in zip(names, parts, strict=True):
                     found[f"optimizer.{anchor}.{entry}.{name}"] = np.asarray(value)
-    views = views_of(NumPyFramework(ops), groups, new, states)
+    views = views_of(framework, groups, new, states)
     return found | {f"view.{name}": np.asarray(view) for name, view in views}
 
 

@@ -27,6 +27,7 @@ def main(arguments):
         sys.exit(3)
     found = {"calls": len(GLOBAL), "argv": sys.argv, "folder": os.getcwd(), "stdin": sys.stdin.read()}
     names = ("HOME", "ADDED", "PYTHONHASHSEED")
+    from random import Random
     found |= {"environment": {name: os.environ.get(name) for name in names}, "hash": hash("a")}
     print(json.dumps(found | {"seen": sorted({"json.tool", "numpy"} & set(sys.modules))}))
 
@@ -44,8 +45,13 @@ def run(
         monkeypatch.setattr(sys, "platform", "elsewhere")
     elif sys.platform != "linux":
         pytest.skip("processes are forked on Linux alone")
-    (tmp_path / "asked_module.py").write_text(MODULE)
-    monkeypatch.chdir(tmp_path)
+    modules, folder = tmp_path / "modules", tmp_path / "folder"
+    modules.mkdir()
+    folder.mkdir()
+    (modules / "asked_module.py").write_text(MODULE)
+    (folder / "random.py").write_text("hidden = 1\n")  # tempfile needs the standard library's
+    monkeypatch.syspath_prepend(modules)
+    monkeypatch.chdir(folder)
 
     def ask(*arguments: str, seconds: float = 60, **more: str) -> fresh.Ended:
         environment = {**os.environ, "PYTHONPATH": "", "PYTHONHASHSEED": "7", **more}
@@ -68,7 +74,7 @@ def test_each_call_is_the_first(run: Callable[..., fresh.Ended], tmp_path: Path)
     found = json.loads(one.stdout)
     assert found["calls"] == 1
     assert found["argv"][1:] == ["a", "b"]
-    assert found["folder"] == str(tmp_path)
+    assert found["folder"] == str(tmp_path / "folder")
     assert found["stdin"] == ""
     assert found["environment"] == {"HOME": None, "ADDED": "x", "PYTHONHASHSEED": "7"}
     assert "numpy" not in found["seen"]

@@ -299,6 +299,9 @@ class Job:
         request = self.request
         length = Length(request.minutes, request.tokens)
         if request.target is not None:
+            if not self.earlier:  # written before the first run: its length depends on the speed
+                start = {"measured": self.measured, "finished": False, **self.about}
+                write(self.out / RESULT, start)
             length = self._reaching(base, speed, request.target)
         self.race = Race(
             *(self._heats(length, speed), self.plans, self.space, self.plans.base),
@@ -311,7 +314,7 @@ class Job:
                 f"{length.words} takes {duration(least)} at least, for one change and the last "
                 "comparison",
                 where=f"--budget, {speed:,.0f} tokens/s",
-                fix=f"--budget {math.ceil(4 * least / 60)}m, or shorter runs",
+                fix=f"--budget {math.ceil(4 * least / 60)}m{self._kept}, or shorter runs",
             )
         if not self.race.candidates():
             refused = [f"{name}: {why}" for name, why in self.race.refused.items()]
@@ -326,6 +329,11 @@ class Job:
         if request.target is not None:
             self._shorten(request.target)
         return self._write(finished=True)
+
+    @property
+    def _kept(self) -> str:
+        """The flag that goes on with what this folder holds by now; empty where it holds no search."""
+        return " --resume" if (self.out / RESULT).exists() else ""
 
     def _refuse_other(self) -> None:
         """Check that a resumed search has the settings with which it began."""
@@ -347,13 +355,7 @@ class Job:
         self.say("measuring how long a step takes")
         short = with_evaluation(base, base.config.train.seq_len)
         seconds = self.study.step_seconds(short, base.config.seed)
-        speed = base.tokens_per_step / seconds
-        # written at once: later decisions depend on it
-        write(
-            self.out / RESULT,
-            {"measured": {"tokens_per_second": speed}, "finished": False, **self.about},
-        )
-        return speed
+        return base.tokens_per_step / seconds
 
     def _heats(self, length: Length, speed: float) -> Heats:
         base = self.plans(self.plans.base)

@@ -435,6 +435,12 @@ def test_a_set_of_plugins_is_refused(loaded: Load, plugins: str, what: str) -> N
     assert caught.value.where == f"--plugins {plugins}"
 
 
+def test_two_classes_of_one_file_need_a_file_each(loaded: Load) -> None:
+    with pytest.raises(ConfigError, match=r"named twice: ./x/a.py:A and ./x/a.py:B") as caught:
+        loaded(plugins="./x/a.py:A,./x/a.py:B")
+    assert "give each class a file of another name" in str(caught.value.fix)
+
+
 def test_a_file_whose_name_is_none_of_a_plugin_is_to_be_renamed(loaded: Load) -> None:
     with pytest.raises(ConfigError) as caught:
         loaded(plugins="./x/my-trick.py:A")

@@ -92,6 +92,8 @@ def test_unknown_has_the_nearest_name(make_plugin: Make) -> None:
     make_plugin(name="sparse_gate")
     assert refused("sprase_gate").fix == "did you mean 'sparse_gate'?"
     assert "minillm plugins list" in str(refused("zzz").fix)
+    make_plugin(name="yarn_rope")
+    assert "minillm plugins list" in str(refused("nope").fix)  # not near enough
 
 
 @pytest.mark.parametrize("name", sorted(FIRST_PARTY))

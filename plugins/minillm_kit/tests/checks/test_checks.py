@@ -133,6 +133,45 @@ def test_checks_that_do_not_apply_say_why(rule: Path) -> None:
     assert found["parity"].found == "torch alone: the plugin does not support mlx"
 
 
+VERDICT = """
+from minillm_core import Plugin, Verdict
+
+
+class Judge(Plugin, api=1):
+    \"\"\"Judges evaluations.\"\"\"
+
+    def on_evaluated(self, evaluated, history, model):
+        BODY
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("return None", None),
+        ("return Verdict({'seen': len(history)}, stop='' if history else 'done')", None),
+        (
+            "ids = model.tokenizer.encode(['a text']) if model.tokenizer else [[*range(50)]]\n"
+            "        return Verdict({'nats': model.losses(ids)[0].mean()})",
+            None,
+        ),
+        ("return Verdict({'x': 'high'})", "a verdict with the figure 'x': 'high'"),
+        ("return Verdict({'x': float('nan')})", "a verdict with the figure 'x': nan"),
+        ("return Verdict({'a b': 1.0})", "a verdict with the figure 'a b': 1.0"),
+        ("return {'x': 1.0}", "on_evaluated returns {'x': 1.0}"),
+        ("return Verdict({}, stop=True)", "a verdict with stop=True"),
+        ("return Verdict({'x': model.losses([[1]])[0][0]})", "a row of 1 ids"),
+        ("return Verdict({'x': 1 / len(history)})", "ZeroDivisionError"),
+    ],
+)
+def test_verdicts_are_looked_at(tmp_path: Path, body: str, said: str | None) -> None:
+    file = tmp_path / "judge.py"
+    file.write_text(VERDICT.replace("BODY", body))
+    (found,) = outcomes(Subject(f"{file}:Judge", backend="torch"), "events").values()
+    assert found.verdict == ("failed" if said else "passed"), found
+    assert (said or "2 evaluations with") in found.found
+
+
 def test_a_plugin_of_another_device_is_not_run(rule: Path) -> None:
     found = outcomes(Subject(f"{rule}:Cuda"), "trains", "plans")
     assert found["plans"].verdict == "passed"
@@ -165,6 +204,58 @@ def test_state_of_another_dtype_is_found(rule: Path, backend: str) -> None:
     found = outcomes(Subject(f"{rule}:Narrow", backend=backend), "plans", "trains")
     assert found["trains"].verdict == "failed"
     assert "returned state 'mean' of bfloat16 from narrow" in found["trains"].found
+
+
+INPLACE = """
+from minillm_core import Module, Plugin, stage
+
+
+class P(Plugin, api=1, backends=BACKENDS):
+    \"\"\"Writes in place.\"\"\"
+
+    HOOK
+
+
+class Node(Module):
+    def forward(self, y):
+        LINE
+        return y
+
+
+def own(ops, update, param, state):
+    LINE
+    return update, state
+"""
+GATE = "def build_attention(self, attn): attn.out.gate(Node)"
+STAGE = (
+    "def optimizer_factory(self, optimizer): "
+    "optimizer.extend('adamw', 'scale', stage(own, state={'m': 'like'}))"
+)
+EVERY = ("torch", "mlx", "numpy")
+
+
+@pytest.mark.parametrize(
+    ("hook", "line", "backends", "check"),
+    [
+        (GATE, "y[:, 0] = 0", EVERY, "forward"),
+        (GATE, "y *= 2", EVERY, "forward"),
+        (GATE, "y *= 2", ("mlx",), "pure"),
+        (STAGE, "param *= 0.5", EVERY, "updates"),
+        (STAGE, "state['m'] += update", EVERY, "updates"),
+    ],
+)
+def test_writes_in_place_are_found_on_mlx(
+    tmp_path: Path, hook: str, line: str, backends: tuple[str, ...], check: str
+) -> None:
+    file = tmp_path / "p.py"
+    text = INPLACE.replace("HOOK", hook).replace("BACKENDS", repr(backends))
+    node = text.replace("LINE", line, 1).replace("LINE", "pass")
+    rule = text.replace("LINE", "pass", 1).replace("LINE", line)
+    file.write_text(node if hook == GATE else rule)
+    (found,) = outcomes(Subject(f"{file}:P", backend="mlx"), check).values()
+    assert found.verdict == "failed"
+    assert "plugin 'p' changed " in found.found
+    assert "in place in" in found.found
 
 
 def test_what_the_loss_alone_reads_is_left_out_of_an_export(rule: Path) -> None:

@@ -23,6 +23,21 @@ class Same(Module):
 class Other(Plugin, api=1):
     \"\"\"Another.\"\"\"
 """
+FAR = """
+from minillm_core import Module, Plugin
+
+
+class Same(Module):
+    def forward(self, x):
+        return x
+
+
+class Far(Plugin, api=1, devices=("cuda",)):
+    \"\"\"Takes the same slot, on another device.\"\"\"
+
+    def build_attention(self, attn):
+        attn.out.gate(Same)
+"""
 STATEMENT = "class Partner(Plugin, api=1, identity_at_init=True):"
 FORWARD = "        return x * self.gain"
 EXTEND = '        optimizer.extend("plain", "scale", stage(soften, state={"mean": "like"}))'
@@ -83,7 +98,10 @@ def test_those_that_it_may_get_in_the_way_of_come_first(plugin: Write, tmp_path:
 
     hook = "\n    def build_{0}(self, {1}):\n        {1}.{2}\n".format
     partners = [
-        written("aloof", "\n    def compute_loss(self, loss):\n        loss.logits(cap=9.0)\n"),
+        written("abroad", "").replace(":Other", ":Far"),
+        written(
+            "aloof", "\n    def compute_loss(self, loss):\n        loss.logits(smoothing=0.1)\n"
+        ),
         written("broken", "\n    def build_model(self, model):\n        raise OSError\n"),
         written("near", hook("model", "model", "embed.norm(Same)")),
         written("same", hook("model", "model", "embed.mix(Same, before='my_trick')")),
@@ -94,9 +112,11 @@ def test_those_that_it_may_get_in_the_way_of_come_first(plugin: Write, tmp_path:
         subject = Subject(plugin(), backend="torch", partners=partners, pairs=pairs)
         return [Path(spec).stem for spec in chosen(subject)]
 
+    Path(partners[0].rpartition(":")[0]).write_text(FAR)
     assert names(4) == ["taken", "same", "near", "aloof"]
+    assert names(5) == ["taken", "same", "near", "aloof", "abroad"]
     assert names(1) == ["taken"]
-    assert names(None) == names(5) == ["aloof", "broken", "near", "same", "taken"]
+    assert names(None) == names(6) == ["abroad", "aloof", "broken", "near", "same", "taken"]
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "        return {**batch, 'parity': batch['ids'] * 0 + np.int32(draw)}",
     ),
     "a field of another type": ("batches", FIELDS, FIELDS.replace("% 2", "% 2.0")),
+    "a field that is not declared": (
+        "batches",
+        FIELDS,
+        FIELDS.replace('"parity": ', '"mine": batch["ids"], "parity": '),
+    ),
     "looks at the columns to come": (
         "batches",
         FIELDS,
@@ -201,6 +206,8 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "        return y * self.ops.expand_dims(1.0 + len(ORDER) * self.gate(x), -1)\n\n\n"
         "ORDER = []",
     ),
+    "keeps an array on self": ("pure", OPEN, f"        self.seen = y\n{OPEN}"),
+    "keeps a tuple on self": ("pure", OPEN, f"        self._seen = (y,)\n{OPEN}"),
     "refuses others without a name": (
         "pairs",
         EXTEND,
