@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from minillm_core import Evaluated, Event, Plan, PlanError, Run, Stepped
+from minillm_core import Evaluated, Event, NonFinite, Plan, PlanError, Run, Stepped
 from minillm_core.commands import cache_folder, display
 from minillm_core.inspection import ALONE, Config, check_support, choose, probe
 from minillm_core.studies import (
@@ -372,13 +373,20 @@ class _Figures:
     curve: list[Point] = field(default_factory=list)
 
     def take(self, event: Event) -> None:
-        """Record an event."""
+        """Record an event.
+
+        Raises:
+            NonFinite: a held-out loss is not finite.
+        """
         if isinstance(event, Stepped):
             self.seconds += event.step_seconds
             self.tokens = event.tokens
             self.watch(self.budget.progress(event.step, self.seconds))
         elif isinstance(event, Evaluated):
             clock, found = (self.tokens, self.seconds), (event.val_loss, event.bits_per_byte)
+            if not math.isfinite(event.val_loss):
+                what = f"the held-out loss after step {event.step} is {event.val_loss}"
+                raise NonFinite(what, fix="a lower train.lr, or a longer train.warmup")
             self.curve.append(Point(event.step, *clock, *found, dict(event.verdicts)))
 
 
