@@ -239,10 +239,7 @@ class Digests:
         Raises:
             OSError: they cannot be written.
         """
-        kept = [
-            *self._new.items(),
-            *(one for one in self._known.items() if one[0] not in self._new),
-        ]
+        kept = [*{**self._new, **self._known}.items()]
         if self._new:
             disk.replace(self._path, json.dumps(dict(kept[:_MOST_DIGESTS])).encode())
 
