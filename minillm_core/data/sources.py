@@ -143,7 +143,7 @@ def check_weighted(paths: Sequence[str]) -> None:
         if weight is not None and not os.path.lexists(Path(path).expanduser()):
             raise DataError(
                 "there is no such file or folder",
-                where=f"{path}: {text[len(path) :]} was read as its weight",
+                where=f"{path} ({text[len(path) :]} was read as its weight)",
                 fix=f"check the path; if the name ends so, add a weight to it: {text}:1",
             )
 

@@ -229,8 +229,7 @@ class Digests:
                 return source.digest(tick)
             else:
                 self._known[key] = source.digest(tick)
-            self._new[key] = self._known[key]
-            return self._known[key]
+            return self._new.setdefault(key, self._known[key])
         return source.digest(tick)
 
     def keep(self) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from minillm_core.data import formats
+from minillm_core.config.schema import DataConfig
+from minillm_core.data import formats, open_corpus
 from minillm_core.data.formats import JSONL, SHARD, TEXT
 from minillm_core.data.sources import check_weighted, find
 from minillm_core.errors import DataError
@@ -74,9 +75,10 @@ def test_a_missing_path_names_the_end_that_was_read_as_its_weight(tmp_path: Path
     (tmp_path / "v2:0.5").write_text("x")
     (tmp_path / "a.txt").write_text("x")
     check_weighted([str(tmp_path / name) for name in ("a.txt:0.5", "v2:0.5:1", "gone")])
+    config = DataConfig.model_validate({"paths": [str(tmp_path / "v2:0.5")]})
     with pytest.raises(DataError) as raised:
-        check_weighted([str(tmp_path / "v2:0.5")])
-    assert raised.value.where == f"{tmp_path / 'v2'}: :0.5 was read as its weight"
+        open_corpus(config, 300, 8, cache=tmp_path / "cache", say=quiet)
+    assert raised.value.where == f"{tmp_path / 'v2'} (:0.5 was read as its weight)"
     assert f"{tmp_path / 'v2:0.5'}:1" in str(raised.value.fix)
 
 
