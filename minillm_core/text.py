@@ -105,6 +105,11 @@ def counted(count: int, one: str) -> str:
     return f"{count:,} {one}{'' if count == 1 else 's'}"
 
 
+def are(subject: str, count: int) -> str:
+    """Add the verb to a subject: ``1 file is``, ``2 files are``."""
+    return f"{subject} {'is' if count == 1 else 'are'}"
+
+
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the name in ``known`` that was most likely meant by ``name``; None if none is near."""
     import difflib

@@ -22,7 +22,7 @@ from minillm_core.config.folders import cache_folder
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
 from minillm_core.config.values import show
-from minillm_core.data.sources import find
+from minillm_core.data.sources import check_weighted, find
 from minillm_core.errors import DataError, Refusal
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.diff import difference, render_diff
@@ -225,6 +225,7 @@ def _tokens(plan: Plan) -> tuple[int | None, bool, str, int | None]:
     """Return the training tokens, whether an earlier run counted them, a text, and all tokens."""
     config, asked = plan.config, plan.sourcing
     try:
+        check_weighted(config.data.paths)
         sources = find(config.data.files, lambda text: None) if asked.files else []
     except DataError as error:
         return None, False, "unknown: " + plain(f"{error.what}: {error.where}", 120), None

@@ -109,9 +109,8 @@ def part_of(micro: Sequence[Batch], ranks: int, rank: int) -> tuple[Batch, ...]:
     if count * ranks == len(micro):
         return tuple(micro[rank * count : (rank + 1) * count])
     if rows * ranks != len(micro[0]["ids"]):
-        raise ValueError(
-            f"{len(micro)} micro-batches of {len(micro[0]['ids'])} rows, {ranks} ranks"
-        )
+        held = f"{len(micro)} micro-batches of {len(micro[0]['ids'])} rows"
+        raise ValueError(f"{held}, {ranks} ranks")
     mine = slice(rank * rows, (rank + 1) * rows)
 
     def part(one: Batch) -> Batch:

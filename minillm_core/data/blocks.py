@@ -190,18 +190,14 @@ def tokenise_rest(what: dict[str, Any]) -> None:
                 where=cache.where,
                 fix="start again when nothing writes to them",
             )
-        tokenizer = None
-        if what["tokenizer"]:
-            path, token = what["tokenizer"]
-            tokenizer = Tokenizer.load(Path(path), what["vocab"], token)
+        path, token = what["tokenizer"] or (None, None)
+        tokenizer = Tokenizer.load(Path(path), what["vocab"], token) if path else None
         place = place_of(what)
         assert place is not None
         by = Encoding(tokenizer, what["end_of_text"])
         for _ in cache.made(what["key"], what["number"], place, by):
             pass
     except MinillmError as error:
-        print(
-            json.dumps({"what": error.what, "where": error.where, "fix": error.fix}),
-            file=sys.stderr,
-        )
+        said = {"what": error.what, "where": error.where, "fix": error.fix}
+        print(json.dumps(said), file=sys.stderr)
         sys.exit(_REFUSED)

@@ -17,11 +17,12 @@ from minillm_core.config.schema import DataConfig
 from minillm_core.data.blocks import Blocks
 from minillm_core.data.documents import Blocked, Documents, column, fingerprint, order
 from minillm_core.data.formats import Progress, ticker
+from minillm_core.data.sources import check_weighted, resolved
 from minillm_core.data.tokenise import TokenCache
 from minillm_core.data.tokenizer import Tokenizer, bytes_per_token
 from minillm_core.errors import DataError
 from minillm_core.plugins.sourcing import PLAIN, WEIGHTS, Sourcing
-from minillm_core.text import counted
+from minillm_core.text import are, counted, few
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +111,13 @@ def open_corpus(
             fix="set data.val=0.05, or give a path: data.val=valid.txt",
         )
     ticker(progress, "checking the files", 0)
+    check_weighted(config.paths)
     common = vocab, cache, say, detail or say, progress, asked
     files, parts = TokenCache(config.files, *common, config.block), ()
+    given = resolved(files.sources) if len(config.files) > 1 else {}
+    if again := [path for path, count in given.items() if count > 1]:
+        what = "its documents count twice, and a part that is held out may be trained on too"
+        say(f"{are(few(again), len(again))} given twice: {what}")
     if config.block:
         _check_blocks(files)
     if config.tokenizer is None:
@@ -128,7 +134,11 @@ def open_corpus(
             f"{vocab - tokenizer.size:,} rows of the embedding are not used"
         )
     if isinstance(config.val, str):
-        val = TokenCache((config.val,), *common).documents(tokenizer, end_of_text)
+        apart = TokenCache((config.val,), *common)
+        if both := sorted(resolved(files.sources) & resolved(apart.sources)):
+            what = "both training and held-out text: the held-out loss says nothing about new text"
+            say(f"{are(few(both), len(both))} {what}")
+        val = apart.documents(tokenizer, end_of_text)
         train = whole.part(f"train, beside {val.digest}", whole.spans)
         val = val.part("held out", val.spans[order(len(val), config.seed)])
         check_length(train, seq_len, files.where, "to train on")
@@ -143,12 +153,13 @@ def open_corpus(
         if held is not None:
             val = _together("held out", [one.val for one in parts if one.val], config.weights)
             val = val.ordered(order(len(val), config.seed))
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    library = f"the standard library of Python {python}"
+    library = f"the standard library of Python {sys.version_info.major}.{sys.version_info.minor}"
     if any(one.name == WEIGHTS for one in asked.fields) and (note := _long(train, seq_len)):
         say(note)
     origin = files.where if config.paths or not asked.files else library
     kept, held = _counted(train), _counted(val)
+    if not (config.weights or isinstance(config.val, str)) and len(whole) < FEW:
+        held = f"{'its' if len(whole) == 1 else 'their'} end ({val.tokens:,} tokens)"
     description = f"{kept} from {origin} ({counted(len(files.sources), 'file')}); {held} held out"
     if config.block and files.first.place:
         train = _in_blocks(files, train, config.tokenizer, tokenizer)

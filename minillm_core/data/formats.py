@@ -29,6 +29,7 @@ from minillm_core.data.cutting import PIECE, Continued, divide
 from minillm_core.errors import DataError, PluginError
 from minillm_core.install import pip_line
 from minillm_core.plugins.discover import entry_points
+from minillm_core.text import few
 
 Progress = Callable[[str, int, int], None]
 """``progress(what, done, total)``, in bytes; total 0: unknown. Called at the start of a phase with
@@ -284,7 +285,8 @@ SHARD = Format("token shard", (".bin",), None)
 FORMATS: dict[str, Format] = {
     suffix: format for format in (TEXT, JSONL, SHARD) for suffix in format.suffixes
 }
-"""Suffix -> format; files of other suffixes are skipped in a folder, and read as text where named."""
+"""Suffix -> format; files of other suffixes are skipped in a folder; see :func:`~minillm_core.data.sources.find`
+for those that are named."""
 
 GROUP = "minillm.formats"
 """Entry points of further formats: the name is a suffix of file names, ``.parquet``; the value names a
@@ -353,7 +355,7 @@ class Place:
 
 
 def _record(line: bytes, place: Place) -> dict[str, Any]:
-    fix = 'one JSON object a line, like {"text": "..."} or {"ids": [1, 2, 3]}'
+    fix = 'JSON lines have one object a line, like {"text": "..."} or {"ids": [1, 2, 3]}'
     try:
         record = _DECODER.decode(text := line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -364,7 +366,8 @@ def _record(line: bytes, place: Place) -> dict[str, Any]:
                 "a byte order mark, which is not JSON", "save it as UTF-8 without one"
             ) from error
         byte = len(text[: error.pos].encode("utf-8", "surrogatepass"))
-        raise place.error(f"{_NOT_JSON}: {error.msg}", fix, byte, _NOT_JSON) from error
+        what = f"{_NOT_JSON}: {error.msg.removesuffix(' at').removesuffix(' starting')}"
+        raise place.error(what, fix, byte, _NOT_JSON) from error
     except ValueError as error:
         what = f"{_NOT_JSON}: a number of thousands of digits"
         raise place.error(what, fix, 0, _NOT_JSON) from error
@@ -385,12 +388,13 @@ def _document(record: dict[str, Any], place: Place, reading: Reading) -> Documen
                 "train on its answers with --task sft, evaluate them with --chats",
                 reason="chat data, which --task sft trains on",
             )
-        raise place.error(
-            'an object with neither "text" nor "ids"', 'name the document\'s key "text"'
-        )
+        what, fix = 'an object with neither "text" nor "ids"', 'name the document\'s key "text"'
+        has = few([repr(key[:40]) for key in record], 8) or "no key"
+        raise place.error(f"{what}: it has {has}", fix, reason=what)
     text = record["text"]
     if not isinstance(text, str):
-        raise place.error(f'"text" is {_kind(text)}, not a string', "quote it, or drop the line")
+        fix = "drop the line" if text is None else "quote it, or drop the line"
+        raise place.error(f'"text" is {_kind(text)}, not a string', fix)
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

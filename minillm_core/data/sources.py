@@ -2,8 +2,9 @@
 
 A folder is read recursively, its files in the order of their relative paths; hidden files and folders and
 files of other suffixes are left out, with a note of their number. A file that is named itself is read
-whatever its suffix: as text, unless the suffix is known. Without any path, the data are the sources of
-the running Python's standard library, without its tests and its tables.
+as text if its suffix is unknown, and as JSON lines if it is .json; tables, archives and the like are refused.
+Without any path, the data are the sources of the running Python's standard library, without its tests and
+its tables.
 """
 
 from __future__ import annotations
@@ -18,27 +19,25 @@ from pathlib import Path
 
 import xxhash
 
+from minillm_core.config.schema import weighted_path
 from minillm_core.data import formats
 from minillm_core.errors import DataError
 from minillm_core.install import pip_line
+from minillm_core.text import are, counted
 
-_FOREIGN = {".bz2", ".zip", ".7z", ".tar", ".tgz", ".parquet", ".arrow", ".pdf", ".docx"}
-_ARROW = {".parquet", ".arrow"}
+_FOREIGN = {".bz2", ".zip", ".7z", ".tar", ".tgz", ".parquet", ".arrow", ".pdf", ".docx", ".csv"}
+_FIXES = dict.fromkeys((".parquet", ".arrow"), pip_line("minillm-data[parquet]") + " reads it") | {
+    ".csv": 'write its column of text as .txt, or as JSON lines, {"text": "..."}'
+}
+_BROKEN = "broken link"
 UNPACKED = {".gz": 3, ".xz": 4, ".zst": 3.5}
 """Approximate bytes of text per byte of a compressed file."""
 
 # Tests, installed packages, and tables of characters and help texts: a model trained on those writes
 # tables (docs/experiments.md).
 _NOT_LIBRARY = {
-    "encodings",
-    "pydoc_data",
-    "lib2to3",
-    "test",
-    "tests",
-    "idle_test",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
+    *("encodings", "pydoc_data", "lib2to3", "test", "tests", "idle_test"),
+    *("site-packages", "dist-packages", "__pycache__"),
 }
 
 
@@ -65,9 +64,8 @@ class Source:
     @property
     def unpacked(self) -> int:
         """Estimate the size of the decompressed file in bytes."""
-        if self.format.text is not None:
-            return self.format.text(self.path)
-        return int(self.size * UNPACKED.get(self.packing, 1))
+        text = self.format.text
+        return text(self.path) if text else int(self.size * UNPACKED.get(self.packing, 1))
 
     def digest(self, tick: Callable[[int], None] = lambda count: None) -> str:
         """Return the digest of the file's bytes and its format; it does not depend on its name or time.
@@ -134,23 +132,47 @@ def find(paths: Sequence[str], say: Callable[[str], None]) -> list[Source]:
     ]
 
 
+def check_weighted(paths: Sequence[str]) -> None:
+    """Refuse a missing path whose end was read as its weight.
+
+    Raises:
+        DataError: there is none of its name without the weight.
+    """
+    for text in paths:
+        path, weight = weighted_path(text)
+        if weight is not None and not os.path.lexists(Path(path).expanduser()):
+            raise DataError(
+                "there is no such file or folder",
+                where=f"{path} ({text[len(path) :]} was read as its weight)",
+                fix=f"check the path; if the name ends so, add a weight to it: {text}:1",
+            )
+
+
+def resolved(sources: Sequence[Source]) -> Counter[str]:
+    """Count the files by their resolved paths."""
+    return Counter(os.path.realpath(one.path) for one in sources)
+
+
 def _expand(path: Path, known: formats.Formats, say: Callable[[str], None]) -> list[Source]:
     if not path.is_dir():
         format, packing = _kind(path, known)
-        if format is None and path.suffix.lower() in _FOREIGN:
+        suffix = (path.with_suffix("") if packing else path).suffix
+        if format is None and suffix.lower() in _FOREIGN:
             advice = "unpack or convert it to text or JSON lines, plain or under .gz, .xz or .zst"
-            more = pip_line("minillm-data[parquet]")
             raise DataError(
-                f"{path.suffix} files are not read",
+                f"{suffix} files are not read",
                 where=str(path),
-                fix=f"{more} reads it" if path.suffix.lower() in _ARROW else advice,
+                fix=_FIXES.get(suffix.lower(), advice),
             )
-        return [_source(path, format or formats.TEXT, packing)]
+        other = formats.JSONL if suffix.lower() == ".json" else formats.TEXT
+        return [_source(path, format or other, packing)]
     found, skipped = [], Counter[str]()
     for file in _walk(path, lambda name: name.startswith(".")):
         format, packing = _kind(file, known)
         if file.name.startswith("."):
             skipped["hidden"] += 1
+        elif _is_broken(file):
+            skipped[_BROKEN] += 1
         elif format is None:
             skipped[file.suffix or "no suffix"] += 1
         else:
@@ -164,8 +186,14 @@ def _expand(path: Path, known: formats.Formats, say: Callable[[str], None]) -> l
             "(.bin), also under .gz, .xz or .zst; a file of another suffix can be named itself",
         )
     if skipped:
-        say(f"{path}: {len(found)} files are read, {skipped.total()} are not: {listed}")
+        read, left = counted(len(found), "file"), skipped.total()
+        say(f"{path}: {are(read, len(found))} read, {are(f'{left:,}', left)} not: {listed}")
     return found
+
+
+def _is_broken(path: Path) -> bool:
+    """Return whether a path is a link whose target is missing or cannot be reached."""
+    return path.is_symlink() and not os.path.exists(path)
 
 
 def _library() -> list[Source]:
@@ -221,6 +249,12 @@ def _regular(path: Path) -> os.stat_result:
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
+    if _is_broken(path):
+        return DataError(
+            f"a broken link: its target, {os.readlink(path)}, is not there or cannot be reached",
+            where=str(path),
+            fix="put the target back, or name another path",
+        )
     missing = isinstance(error, FileNotFoundError)
     # a resumed run may have been started in another folder
     place = str(path) if path.is_absolute() or not missing else f"{path}, seen from {Path.cwd()}"
@@ -232,7 +266,7 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 
 def _listed(skipped: Counter[str]) -> str:
-    names = [f"{count} {name}" for name, count in skipped.most_common(4)]
+    names = [f"{n} {k}{'s' * (k == _BROKEN and n > 1)}" for k, n in skipped.most_common(4)]
     rest = len(skipped) - len(names)
     return ", ".join(names) + (f" and {rest} other suffixes" if rest else "")
 
@@ -262,17 +296,13 @@ def fitting_entries(sources: Sequence[Source], entries: int) -> int:
         return entries
     text = sum(source.unpacked for source in sources)
     enough = max(text // TEXT_PER_ENTRY, SMALLEST)
-    if entries <= enough:
-        return entries
-    return min(entries, 1 << enough.bit_length() - 1)
+    return entries if entries <= enough else min(entries, 1 << enough.bit_length() - 1)
 
 
 def _holds_ids(source: Source) -> bool:
     """Return whether a file holds token ids: a shard, or JSON lines that begin with them."""
-    if source.format is formats.SHARD:
-        return True
     if source.format is not formats.JSONL:
-        return False
+        return source.format is formats.SHARD
     try:
         with formats.opened(source.path, source.packing, formats.Reading(vocab=2)) as file:
             return b'"ids"' in file.readline(1 << 16)

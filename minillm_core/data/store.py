@@ -229,8 +229,7 @@ class Digests:
                 return source.digest(tick)
             else:
                 self._known[key] = source.digest(tick)
-            self._new[key] = self._known[key]
-            return self._known[key]
+            return self._new.setdefault(key, self._known[key])
         return source.digest(tick)
 
     def keep(self) -> None:
@@ -239,10 +238,7 @@ class Digests:
         Raises:
             OSError: they cannot be written.
         """
-        kept = [
-            *self._new.items(),
-            *(one for one in self._known.items() if one[0] not in self._new),
-        ]
+        kept = [*{**self._new, **self._known}.items()]
         if self._new:
             disk.replace(self._path, json.dumps(dict(kept[:_MOST_DIGESTS])).encode())
 

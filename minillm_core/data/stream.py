@@ -120,10 +120,8 @@ class Stream:
             laid = self.laid(position)
             inside = np.flatnonzero((first < laid.end) & (last > laid.first))
             if len(inside):
-                here, there = (
-                    np.maximum(first[inside], laid.first),
-                    np.minimum(last[inside], laid.end),
-                )
+                here = np.maximum(first[inside], laid.first)
+                there = np.minimum(last[inside], laid.end)
                 to = at[inside] + here - first[inside]
                 laid.documents.gather(here - laid.first, there - laid.first, to, columns, starts)
             position = laid.end
@@ -430,11 +428,8 @@ class PackedRows:
             after = last[opening + counts - 1][full]
             stream.gather(after, after + 1, full * length + length - 1, columns, starts)
             follows[full, -1] = True
-        made = pack(
-            {name: array.reshape(rows, length) for name, array in columns.items()},
-            starts.reshape(rows, length),
-            follows,
-        )
+        shaped = {name: array.reshape(rows, length) for name, array in columns.items()}
+        made = pack(shaped, starts.reshape(rows, length), follows)
         made["documents"][np.arange(length - 1) >= used[:, None]] = -1
         return made
 
@@ -448,9 +443,8 @@ class PackedRows:
             known = isinstance(one, Piece) and isinstance(one[0], int) and isinstance(one[1], int)
             if not (known and 0 <= one[0] < one[1] <= stream.position):
                 what = f"{plain(repr(one), 80)} is no piece of a document that it took"
-                raise broken(
-                    what, "return pieces that take() gave, or parts of them, by whole numbers"
-                )
+                fix = "return pieces that take() gave, or parts of them, by whole numbers"
+                raise broken(what, fix)
         if (tokens := sum([last - first for first, last in row])) > self._length:
             what = f"a row of {tokens:,} tokens, where {self._length:,} have room"
             raise broken(what, "fill a row up to self.capacity")

@@ -16,7 +16,7 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -149,7 +149,7 @@ class TokenCache:
             entries.append(entry)
         documents, first = self._joined(entries), entries[0]
         if first.tokenizer is None:
-            self.say(f"no tokenizer: documents begin with id {first.end_of_text}")
+            self.say(f"no tokenizer: documents begin with id {first.end_of_text}{self._beside}")
             return documents, None, first.end_of_text
         found = Tokenizer.load(first.tokenizer, self.vocab)
         drawn, total = first.sample
@@ -167,6 +167,16 @@ class TokenCache:
     def end_of_text(self) -> int:
         """Return the end-of-text id without a tokenizer: the first shard's first id, else 0."""
         return int(self._shards[0][0][0]) if self._shards else 0
+
+    @property
+    def _beside(self) -> str:
+        """Describe the settings for the tokenizer.json beside the ids; empty: there is none, or several folders."""
+        found = {one.path.with_name("tokenizer.json") for one in self.sources}
+        with suppress(DataError):  # it is missing, or of another kind
+            for path in found if len(found) == 1 else ():
+                size = Tokenizer.load(path, 1 << 31).size
+                return f"; with that beside them: data.tokenizer={path} model.vocab={size}"
+        return ""
 
     @cached_property
     def _shards(self) -> list[tuple[np.ndarray, MappedFile]]:
@@ -239,11 +249,10 @@ class TokenCache:
             return parts[0]
         # arrays of the parts before each
         before = np.cumsum([0, *(len(one.arrays) for one in parts)])
+        spans = [a.spans + np.array([at, 0, 0]) for a, at in zip(parts, before, strict=False)]
         return Documents(
             tuple(array for one in parts for array in one.arrays),
-            np.concatenate(
-                [one.spans + np.array([at, 0, 0]) for one, at in zip(parts, before, strict=False)]
-            ),
+            np.concatenate(spans),
             self.vocab,
             digest(" ".join(one.digest for one in parts)),
             tuple(file for one in parts for file in one.files),

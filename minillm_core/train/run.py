@@ -437,10 +437,15 @@ class Run:
                 progress=shown.progress,
                 asked=self.plan.sourcing,
             )
+        rows, seq_len = config.train.rows, seq_len or longest
+        needed = -(-documents.tokens // longest) * longest  # a multiple, as plugins may require
+        if seq_len > needed:
+            shown.say(f"note: all {documents.tokens:,} tokens fit into one window of {seq_len:,}")
+            rows, seq_len = 1, needed
         batches = ValidationBatches(
             documents,
-            rows=config.train.rows,
-            seq_len=seq_len or longest,
+            rows=rows,
+            seq_len=seq_len,
             tokens=max_tokens,
             seed=None,
             on_batch=plan_hook(self.plan, seen=seen, specials=self.specials),

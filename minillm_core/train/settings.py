@@ -115,12 +115,13 @@ def fit_vocabulary(loaded: Loaded) -> Loaded:
     Raises:
         DataError: a path of the data does not exist or holds no data.
     """
-    from minillm_core.data.sources import TEXT_PER_ENTRY, find, fitting_entries
+    from minillm_core.data.sources import TEXT_PER_ENTRY, check_weighted, find, fitting_entries
 
     config, key = loaded.config, "model.vocab"
     own = loaded.origins[key].startswith("preset ") and config.data.tokenizer is None
     if not own or not config.data.paths:
         return loaded
+    check_weighted(config.data.paths)
     sources = find(config.data.files, lambda line: None)
     vocab = fitting_entries(sources, config.model.vocab)
     if vocab == config.model.vocab:

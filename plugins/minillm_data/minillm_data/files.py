@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from minillm_core import DataError
+from minillm_core.commands import counted
 from minillm_core.documents import MalformedError, Progress, Reading, Source, find, ticker
 
 Malformed = Literal["strict", "skip"]
@@ -76,3 +77,10 @@ def _counting(notes: Counter[str]) -> Callable[[MalformedError], None]:
         notes[f"left out: {error.reason}"] += 1
 
     return count
+
+
+def size_of(count: int) -> str:
+    """Format bytes of text: ``1 byte``, ``24.3 kB``, ``1,234.5 MB``."""
+    if count < 1e3:
+        return counted(count, "byte")
+    return f"{count / 1e3:,.1f} kB" if count < 1e6 else f"{count / 1e6:,.1f} MB"

@@ -25,7 +25,7 @@ from minillm_core.documents import (
     map_shard,
     replace_file,
 )
-from minillm_data.files import ANY, Files, Malformed
+from minillm_data.files import ANY, Files, Malformed, size_of
 
 SAMPLES = 3
 """Documents shown by default."""
@@ -135,7 +135,7 @@ def facts(found: Inspection) -> dict[str, str]:
     if found.tokens is not None:
         lines["tokens"] = f"{found.tokens:,}"
     if found.text_bytes:
-        lines["text"] = f"{found.text_bytes / 1e6:,.1f} MB"
+        lines["text"] = size_of(found.text_bytes)
     if found.text_bytes and found.tokens:
         lines["per token"] = f"{found.text_bytes / found.tokens:.2f} bytes"
     if found.largest_id is not None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from minillm_core.commands import plain
+from minillm_data.files import size_of
 from minillm_lab.markup import Markup, joined, tag
 from minillm_lab.page import document, facts, section, table
 
@@ -51,9 +52,9 @@ def page(
     head, names = ["what became of it", ">documents", ">share"], _sorted(counts)
     rows = [[name, f"{n:,}", f"{100 * n / total:.2f} %"] for name, n in names]
     if sizes is not None:
-        head.append(">MB")
+        head.append(">text")
         for row, (name, _) in zip(rows, names, strict=True):
-            row.append(f"{sizes.get(name, 0) / 1e6:,.1f}")
+            row.append(size_of(sizes.get(name, 0)))
     parts: list[object] = [facts(about), section("Documents", table(head, rows))]
     parts += more
     for reason, kept in examples.items():
@@ -67,10 +68,10 @@ def _example(one: Mapping[str, str]) -> Markup:
 
 
 def summary(counts: Mapping[str, int], sizes: Mapping[str, int] | None = None) -> Iterable[str]:
-    """Yield a line per count: ``  1,234  12.3 %  kept``; with sizes in bytes, also in MB."""
+    """Yield a line per count: ``  1,234  12.3 %  kept``; with sizes in bytes, also these."""
     total = sum(counts.values()) or 1
     for name, count in _sorted(counts):
-        size = "" if sizes is None else f"{sizes.get(name, 0) / 1e6:>10,.1f} MB  "
+        size = "" if sizes is None else f"{size_of(sizes.get(name, 0)):>13}  "
         yield f"{count:>12,}  {100 * count / total:6.2f} %  {size}{plain(name)}"
 
 

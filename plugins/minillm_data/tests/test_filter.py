@@ -276,7 +276,8 @@ def test_the_command_prints_counts_or_one_document(program: Program, tmp_path: P
     source = write(tmp_path / "a.jsonl", (GOOD,), ("Menu",))
     code, out, err = program("data", "filter", str(source), "--to", str(tmp_path / "a"))
     assert (code, err) == (0, "")
-    assert "1   50.00 %         0.0 MB  kept" in out
+    assert "1   50.00 %      499 bytes  kept" in out
+    assert "499 bytes of 516 bytes written" in out
     assert "gopher.short: fewer than 50 words" in out
     code, out, err = program("data", "filter", str(source), "--to", str(tmp_path / "b"), "--json")
     assert (code, err) == (0, "")

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core import DataError
+from minillm_data.files import size_of
 from minillm_data.inspect import _histogram, inspect, write_page
 from minillm_data.tokenize import tokenize
 
@@ -98,8 +99,21 @@ def test_the_command_and_its_page(
     assert "\x1b" not in out
     assert "&lt;b&gt;" in page.read_text()
     assert "<b>" not in page.read_text().partition("</style>")[2].partition("Document 0")[2]
+    path.write_text('{"text": "a"}\nno JSON\n')
+    code, out, _ = program("data", "inspect", str(path), "--malformed", "skip")
+    assert "text        1 byte\n" in out
+    assert "not a line of JSON  1 left out\n" in out
+    path.write_text('{"text": "a"}\n' * 31)
     code, out, _ = program("data", "inspect", str(path), "--json")
     assert json.loads(out)["documents"] == 31
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [(0, "0 bytes"), (999, "999 bytes"), (61_100, "61.1 kB"), (1_234_000_000, "1,234.0 MB")],
+)
+def test_a_size_has_the_unit_that_shows_it(size: int, shown: str) -> None:
+    assert size_of(size) == shown
 
 
 def test_nothing_to_inspect_is_refused(tmp_path: Path, jsonl: Write) -> None:

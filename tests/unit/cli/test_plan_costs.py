@@ -70,9 +70,11 @@ def test_a_run_by_the_clock_has_as_many_steps_as_fit(
 
 
 def test_data_that_are_not_there_do_not_stop_a_plan(own_cache: Path, program: Program) -> None:
-    code, out, _ = program("plan", *TINY, "--data", "/not/there.txt")
-    assert code == 0
-    assert "data unknown: there is no such file or folder: /not/there.txt" in " ".join(out.split())
+    for path, named in [("/no.txt", "/no.txt"), ("/a:2", "/a (:2 was read as its weight)")]:
+        code, out, _ = program("plan", *TINY, "--data", path)
+        assert code == 0
+        text = " ".join(out.split())
+        assert f"data unknown: there is no such file or folder: {named}" in text
 
 
 def test_no_checkpoints_take_no_disk(own_cache: Path, program: Program) -> None:

@@ -134,6 +134,10 @@ def test_few_documents_give_the_tail_of_the_stream(
     corpus = corpus_of([tmp_path / "a.txt"], val=0.25)
     tokens = corpus.train.tokens + corpus.val.tokens
     assert corpus.val.tokens == round(0.25 * tokens)
+    assert corpus.description.endswith(f"; its end ({corpus.val.tokens} tokens) held out")
+    (tmp_path / "b.txt").write_text(whole)
+    both = corpus_of([tmp_path / "a.txt", tmp_path / "b.txt"], val=0.25)
+    assert both.description.endswith(f"; their end ({both.val.tokens} tokens) held out")
     assert corpus.tokenizer
     ids = np.concatenate([corpus.train[0], corpus.val[0]])
     assert corpus.tokenizer.decode(ids) == whole
@@ -169,6 +173,25 @@ def test_a_path_is_held_out_whole(corpus_of: Open, jsonl: Callable, texts: list[
     assert (len(corpus.train), len(corpus.val)) == (30, 10)
     val.write_text(val.read_text().replace("30:", "31:"))
     assert corpus_of([path], val=str(val)).fingerprint != corpus.fingerprint
+
+
+def test_text_that_is_given_twice_or_both_trained_on_and_held_out_is_said(
+    corpus_of: Open, jsonl: Callable, texts: list[str], tmp_path: Path
+) -> None:
+    path, other = jsonl(texts), jsonl(texts, "other.jsonl")
+    (tmp_path / "link.jsonl").symlink_to(path)
+    said: list[str] = []
+    corpus_of([path, other], say=said.append)
+    corpus_of([path], val=str(other), say=said.append)
+    assert not [line for line in said if str(path) in line and "tokenizer" not in line]
+    for paths, val, expected in [
+        ([path, tmp_path / "link.jsonl"], 0.05, "is given twice: its documents count twice"),
+        ([path], str(path), "is both training and held-out text: the held-out loss says nothing"),
+        ([path], str(tmp_path / "link.jsonl"), "is both training and held-out text"),
+    ]:
+        said.clear()
+        corpus_of(paths, val=val, say=said.append)
+        assert [line for line in said if line.startswith(f"{path} {expected}")]
 
 
 def test_the_library_that_encodes_is_a_detail(
@@ -388,8 +411,22 @@ def test_shards_are_mapped_where_they_are(corpus_of: Open, tmp_path: Path) -> No
         [77, 1, 2, 3], [77, 4, 5, 6], [8, 9], [77, 10, 11]
     ]  # fmt: skip
     assert corpus.val[0].tolist() == [12, 13, 14]
-    assert any("begin with id 77" in line for line in said)
+    assert "no tokenizer: documents begin with id 77" in said
     assert (entry(tmp_path) / "ids.bin").stat().st_size == 0
+
+
+def test_a_tokenizer_beside_ids_that_is_not_named_is_said(
+    corpus_of: Open, tmp_path: Path, texts: list[str]
+) -> None:
+    write_shard(tmp_path / "a.bin", np.arange(100), 300)
+    beside, said = tmp_path / "tokenizer.json", list[str]()
+    Tokenizer.train(texts, 270).save(beside)
+    corpus_of([tmp_path / "a.bin"], say=said.append)
+    with_it = f"; with that beside them: data.tokenizer={beside} model.vocab=270"
+    assert f"no tokenizer: documents begin with id 0{with_it}" in said
+    beside.write_text("{}")
+    corpus_of([tmp_path / "a.bin"], say=said.append)
+    assert said[-1] == "no tokenizer: documents begin with id 0"
 
 
 def test_text_ids_and_shards_mix_under_a_named_tokenizer_only(

@@ -96,7 +96,7 @@ BAD = {
     "bad JSON": (b'{"text": "a"', 13, "not a line of JSON"),
     "bad JSON after two-byte characters": (b'{"\xc3\xa4\xc3\xa4": 1, x}', 12, "not a line of JSON"),
     "two objects": (b'{"text": "a"} {"text": "b"}', 14, "Extra data"),
-    "raw control character": (b'{"text": "a\tb"}', 11, "control character"),
+    "raw control character": (b'{"text": "a\tb"}', 11, "Invalid control character\n"),
     "invalid UTF-8": (b'{"text": "a\xffb"}', 11, "not UTF-8: byte 0xff"),
     "overlong UTF-8": (b'{"text": "\xc0\xaf"}', 10, "not UTF-8"),
     "cut UTF-8": (b'{"text": "\xe2\x82"}', 10, "not UTF-8"),
@@ -112,7 +112,8 @@ BAD = {
     "integer text": (b'{"text": 5}', 0, '"text" is a number'),
     "boolean text": (b'{"text": true}', 0, '"text" is a boolean'),
     "list text": (b'{"text": ["a"]}', 0, '"text" is a list'),
-    "absent text": (b'{"txt": "a"}', 0, 'neither "text" nor "ids"'),
+    "absent text": (b'{"txt": "a", "n": 1}', 0, "neither \"text\" nor \"ids\": it has 'txt', 'n'"),
+    "no key": (b"{}", 0, 'neither "text" nor "ids": it has no key'),
     "chat": (b'{"messages": []}', 0, 'chat data: "messages"'),
     "other chat": (b'{"conversations": []}', 0, "train on its answers with --task sft"),
     "duplicate key with a semicolon": (b'{"a;b": 1, "a;b": 2}', 0, "the key 'a;b' is there twice"),
@@ -141,7 +142,13 @@ def test_a_bad_line_is_named_with_its_byte(tmp_path: Path, name: str, packing: s
     assert f"data.jsonl{packing}, line 3, byte {2 * len(GOOD) + byte}" in message
     assert ("unpacked" in message) == bool(packing)
     assert raised.value.fix
+    assert ("quote it" in message) == (name in {"integer text", "boolean text", "list text"})
     assert len(message) < 600
+
+
+def test_a_string_that_is_cut_with_the_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"not a line of JSON: Unterminated string\n.* byte 9\n"):
+        lines(tmp_path, b'{"text": "a')
 
 
 @pytest.mark.parametrize("name", sorted(BAD))

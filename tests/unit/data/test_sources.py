@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from minillm_core.data import formats
+from minillm_core.config.schema import DataConfig
+from minillm_core.data import formats, open_corpus
 from minillm_core.data.formats import JSONL, SHARD, TEXT
-from minillm_core.data.sources import find
+from minillm_core.data.sources import check_weighted, find
 from minillm_core.errors import DataError
 
 
@@ -47,6 +48,38 @@ def test_a_folder_is_read_sorted_and_the_rest_is_said(folder: Path) -> None:
     assert "6 files are read, 5 are not" in said[0]
     for left_out in (".png", "no suffix", "hidden", ".parquet"):
         assert left_out in said[0] or "other suffixes" in said[0]
+
+
+def test_a_broken_link_in_a_folder_is_left_out_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "b.txt").symlink_to("gone.txt")
+    (tmp_path / "logo.png").symlink_to("a.txt")
+    said: list[str] = []
+    assert [one.path.name for one in find([str(tmp_path)], said.append)] == ["a.txt"]
+    (tmp_path / "loop.txt").symlink_to("loop.txt")
+    find([str(tmp_path)], said.append)
+    assert said == [
+        f"{tmp_path}: 1 file is read, 2 are not: 1 broken link, 1 .png",
+        f"{tmp_path}: 1 file is read, 3 are not: 2 broken links, 1 .png",
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.json.gz", "A.JSON"])
+def test_a_json_file_that_is_named_is_read_as_json_lines(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    (source,) = find([str(tmp_path / name)], quiet)
+    assert source.format is JSONL
+
+
+def test_a_missing_path_names_the_end_that_was_read_as_its_weight(tmp_path: Path) -> None:
+    (tmp_path / "v2:0.5").write_text("x")
+    (tmp_path / "a.txt").write_text("x")
+    check_weighted([str(tmp_path / name) for name in ("a.txt:0.5", "v2:0.5:1", "gone")])
+    config = DataConfig.model_validate({"paths": [str(tmp_path / "v2:0.5")]})
+    with pytest.raises(DataError) as raised:
+        open_corpus(config, 300, 8, cache=tmp_path / "cache", say=quiet)
+    assert raised.value.where == f"{tmp_path / 'v2'} (:0.5 was read as its weight)"
+    assert f"{tmp_path / 'v2:0.5'}:1" in str(raised.value.fix)
 
 
 def test_paths_keep_their_order_and_named_files_are_read_whatever_their_suffix(
@@ -86,13 +119,19 @@ def test_what_is_not_there_or_holds_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pictures" / "a.png").write_bytes(b"x")
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    for name in ("a.parquet", "a.pdf", "a.csv", "a.csv.gz"):
+        (tmp_path / name).write_bytes(b"PAR1")
+    (tmp_path / "link").symlink_to("nowhere")
     for name, said in {
         "gone": "no such file or folder",
         "pictures": "the folder holds no text, only 1 .png",
         "empty": "the folder holds no text",
         "pipe": "neither a file nor a folder",
         "a.parquet": ".parquet files are not read",
+        "a.pdf": ".pdf files are not read",
+        "a.csv": ".csv files are not read",
+        "a.csv.gz": ".csv files are not read",
+        "link": "a broken link: its target, nowhere, is not there",
     }.items():
         with pytest.raises(DataError) as raised:
             find([str(tmp_path / name)], quiet)

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -726,6 +726,30 @@ def test_eval_finds_what_the_run_found(job: Job, tmp_path: Path) -> None:
 
     few = job.evaluate(max_tokens=100, seq_len=10)
     assert few["tokens"] == 100
+
+
+def test_eval_pads_no_window_far_beyond_the_text(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.train()
+    shapes = list[tuple[int, ...]]()
+    evaluate = type(job.trainer).evaluate
+
+    def watched(trainer: Any, batches: Iterable[Any]) -> Any:
+        held = list(batches)
+        shapes.extend(one["ids"].shape for one in held)
+        return evaluate(trainer, held)
+
+    monkeypatch.setattr(type(job.trainer), "evaluate", watched)
+    shown = "fit into one window of 1,000,000"
+    found = job.evaluate(seq_len=1_000_000)
+    assert any(line.startswith("note: all ") and line.endswith(shown) for line in job.said)
+    ((rows, width),) = shapes
+    assert rows == 1
+    assert found["tokens"] < width <= found["tokens"] + 1 + int(SMALL["train.seq_len"])
+    said = len(job.said)
+    again = job.evaluate(seq_len=width)
+    assert not any("fit into one window" in line for line in job.said[said:])
+    assert shapes[1][1] == width
+    assert again["val_loss"] == pytest.approx(found["val_loss"], rel=1e-6)
 
 
 def test_eval_uses_the_newest_that_verifies_and_says_so(job: Job) -> None:

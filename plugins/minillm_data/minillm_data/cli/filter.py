@@ -76,6 +76,7 @@ def filter_command(
     Drops are counted by reason, with examples in report.htm. Kept lines are copied byte for byte,
     unless c4 removes lines of their text.
     """
+    from minillm_data.files import size_of
     from minillm_data.filter import filter_rows
     from minillm_data.report import summary
 
@@ -105,5 +106,5 @@ def filter_command(
         write(f"{name}: {counted(count, 'line')} removed or changed")
     for note, count in report["left_out"].items():
         write(plain(f"{note}: {count:,}"))
-    written, read = report["bytes_written"] / 1e6, sum(sizes.values()) / 1e6
-    write(f"{written:,.1f} of {read:,.1f} MB written to {to}")
+    written, read = size_of(report["bytes_written"]), size_of(sum(sizes.values()))
+    write(f"{written} of {read} written to {to}")

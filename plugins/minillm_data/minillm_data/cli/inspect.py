@@ -61,7 +61,7 @@ def inspect_command(
         emit(asdict(found))
         return
     for name, value in facts(found).items():
-        write(f"{name:<12}{value}")
+        write(f"{name:<10}  {value}")
     write(f"\nlengths in {found.unit}")
     most = max(count for _, _, count in found.histogram)
     for first, last, count in found.histogram:
