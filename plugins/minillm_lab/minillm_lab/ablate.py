@@ -80,7 +80,7 @@ def ablate(request: Request, *, cards: Path) -> tuple[dict[str, Any], Path]:
             opened = ready.open(stop)
             if opened.steps:
                 opened.find()  # rejects the runs of another ablation before anything is printed
-            for line in ready.lines:
+            for line in (*ready.lines, *opened.left_out()):
                 request.say(line)
             result = opened.run()
             _write_cards(result, cards, request.say)

@@ -19,7 +19,7 @@ from minillm_core import (
     MinillmError,
     Plan,
 )
-from minillm_core.commands import counted
+from minillm_core.commands import counted, few
 from minillm_core.studies import ABLATION, replace_file
 from minillm_lab.ablation_page import ablation_page
 from minillm_lab.members import RUNS, Members, identity_of, read, stopped, write
@@ -180,6 +180,15 @@ class Ablation:
                     lengths |= {int(path.stem.rpartition("-")[2]) for path in found}
                 for steps in sorted(lengths):
                     self._take(variant, RunSpec(variant.name, seed, steps))
+
+    def left_out(self) -> Iterator[str]:
+        """Yield a line on the plugins of OUT's earlier result that this one does not have."""
+        earlier = (read(self.out / RESULT) or {}).get("plugins", {})
+        if gone := sorted(earlier.keys() - {one.plugin for one in self.design.comparisons}):
+            yield (
+                f"{self.out / RESULT} will be without {few(gone)}: the runs stay, and --plugins with "
+                "these too has the result of all"
+            )
 
     def result(self, *, finished: bool) -> dict[str, Any]:
         """Return the results so far as JSON."""

@@ -205,7 +205,7 @@ def facts_of(
         binding: of its plan to this machine.
         plugins: plugins whose distribution versions are recorded.
     """
-    distributions = [one.distribution for one in plugins if one.distribution]
+    distributions = sorted({one.distribution for one in plugins if one.distribution})
     return {
         "data": {"fingerprint": corpus.fingerprint, "description": corpus.description},
         "model": config.model.model_dump(mode="json"),
@@ -215,6 +215,7 @@ def facts_of(
         "dtype": binding.dtype,
         "hardware": hardware(binding.device_name),
         "versions": versions(binding.backend, distributions),
+        "distributions": distributions,  # of the plugins
         "date": datetime.now(UTC).date().isoformat(),
         "commit": commit(),
     }
@@ -232,8 +233,13 @@ def stopped(out: Path, kept: int, way_on: str) -> MinillmError:
 
 
 def identity_of(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's identity: its plan, and the facts that must be equal for runs to be comparable."""
-    shared = {key: about[key] for key in ("data", "device", "dtype", "versions")}
+    """Return a run's identity: its plan, and the facts that must be equal for runs to be comparable.
+
+    Versions of plugins are part of the plan, and those of other plugins of the study do not matter.
+    """
+    shared: dict[str, Any] = {key: about[key] for key in ("data", "device", "dtype")}
+    others = about.get("distributions", ())
+    shared["versions"] = {k: v for k, v in about["versions"].items() if k not in others}
     bound = plan.config.train.model_dump(include={"compile", "checkpointing"})
     return {"plan_hash": plan.hash, **shared, **bound, "kernels": plan.config.kernels}
 

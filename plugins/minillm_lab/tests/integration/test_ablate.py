@@ -63,6 +63,13 @@ def test_an_ablation_shows_a_table_and_keeps_everything(
     again = capsys.readouterr()
     assert json.loads(again.out)["plugins"] == kept["plugins"]
     assert "are not made again" in again.err
+    command[2] = "qk_norm"
+    assert main(command) == 0
+    other = capsys.readouterr().err
+    assert "ablation.json will be without muon: the runs stay" in other
+    assert (
+        "baseline, seed 0, 6 steps  run" not in other
+    )  # of muon's distribution or not, it is the same
 
 
 def losses(result: dict[str, Any]) -> dict[tuple[str, int], float]:
