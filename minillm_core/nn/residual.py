@@ -11,7 +11,7 @@ from typing import Any
 
 from minillm_core.nn.init import Constant
 from minillm_core.nn.module import Module
-from minillm_core.nn.node import ModelShape, Node, Scope, Setting, inputs_of
+from minillm_core.nn.node import ModelShape, Node, Scope, Setting, check_dtype, inputs_of
 from minillm_core.nn.param import Param
 
 
@@ -107,4 +107,5 @@ class Site(Module):
         if key in self.settings:
             number = self.settings[key].of(scope.reads)
             return value * self.ops.like(number, value)
-        return value * scope.apply(self.coefficients[key], own)
+        coefficient = self.coefficients[key]
+        return value * check_dtype(coefficient, scope.apply(coefficient, own), value)
