@@ -610,6 +610,10 @@ def _check_emits(path: str, module: Any) -> None:
             "node that a block or the model calls",
             fix="name them in the node's own class, and return them from its forward",
         )
+    if module.statistics and type(module).next_state is Module.next_state:
+        what = f"plugin '{module.owner}': {type(module).__name__} has statistics, and no next_state"
+        fix = f"def next_state(self, {', '.join(module.statistics)}), which returns new State, or {{}}"
+        raise PlanError(what, where=path, fix=fix)
 
 
 def emissions(modules: list[Any], kind: str) -> tuple[str, ...]:

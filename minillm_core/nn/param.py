@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.init import Init, Normal
+from minillm_core.nn.init import Init, Normal, zeros
 
 
 class Declaration:
@@ -15,11 +15,13 @@ class Declaration:
 
     shape: tuple[int, ...]
     owned: bool = False
+    init: Init = zeros  # a Buffer has none
 
     def claim(self, attribute: str) -> None:
         """Record that ``attribute`` owns this declaration.
 
         Raises:
+            PlanError: its ``init`` is no initialiser.
             ValueError: another attribute already owns it. To tie weights, keep one owner and pass the
                 array to the others; one of the frameworks would silently split two owners.
         """
@@ -29,6 +31,10 @@ class Declaration:
                 "keep one owner, and pass the array to the others as an argument"
             )
         self.owned = True
+        if not isinstance(self.init, Init):
+            what = f"init={getattr(self.init, '__name__', self.init)!r} is no initialiser"
+            known = "zeros, ones, Normal(std), Uniform(bound), Constant(value) or fan_in(inputs)"
+            raise PlanError(what, fix=f"{known}; or a function, in model.init(parameter, function)")
 
 
 class Param(Declaration):
