@@ -26,9 +26,9 @@ class Declaration:
                 array to the others; one of the frameworks would silently split two owners.
         """
         if self.owned:
+            what = f"'{attribute}' is given a {type(self).__name__} that already has an owner"
             raise ValueError(
-                f"'{attribute}' is given a {type(self).__name__} that already has an owner: "
-                "keep one owner, and pass the array to the others as an argument"
+                f"{what}: keep one owner, and pass the array to the others as an argument"
             )
         self.owned = True
         if not isinstance(self.init, Init):
@@ -72,10 +72,8 @@ class Param(Declaration):
     ) -> None:
         for name, factor in (("lr_mul", lr_mul), ("wd_mul", wd_mul)):
             if isinstance(factor, bool) or not isinstance(factor, (int, float)):
-                raise PlanError(
-                    f"a Param's {name} is a number, not {factor!r}",
-                    fix=f"a schedule goes into optimizer.set(where, {name}=...)",
-                )
+                fix = f"a schedule goes into optimizer.set(where, {name}=...)"
+                raise PlanError(f"a Param's {name} is a number, not {factor!r}", fix=fix)
         self.shape, self.axes, self.init, self.role = tuple(shape), axes, init, role
         self.lr_mul, self.wd_mul, self.rows = lr_mul, wd_mul, rows
 

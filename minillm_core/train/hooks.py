@@ -128,17 +128,13 @@ def _fields(batch: Batch, fields: Sequence[Field]) -> None:
         array, shape = batch.get(one.name), (*batch["ids"].shape, *one.shape)
         if array is None or array.dtype != one.dtype or array.shape != shape:
             got = "nothing" if array is None else f"{array.dtype} {array.shape}"
-            raise DataError(
-                f"on_batch gave {got} as '{one.name}', not {one.dtype} {shape}",
-                fix="write what build_data declares",
-            )
+            what = f"on_batch gave {got} as '{one.name}', not {one.dtype} {shape}"
+            raise DataError(what, fix="write what build_data declares")
     for name, array in batch.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             place = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-            raise DataError(
-                f"on_batch gave {array[place]} as '{name}' at {place}",
-                fix="a batch holds finite numbers; a mask is an int32 field",
-            )
+            what = f"on_batch gave {array[place]} as '{name}' at {place}"
+            raise DataError(what, fix="a batch holds finite numbers; a mask is an int32 field")
 
 
 @dataclass(frozen=True)

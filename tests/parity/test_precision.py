@@ -128,6 +128,31 @@ def test_a_node_of_another_dtype_is_its_plugin_s_fault(lab: Any, place: str, bac
     assert raised.value.fix == "return bfloat16: cast with ops.astype(..., 'bfloat16')"
 
 
+class WideStream(Module):
+    """A stream in float32."""
+
+    def forward(self, x0: Any) -> Any:
+        return self.ops.astype(x0, "float32")
+
+
+class Streams(Plugin, api=1):
+    """Adds a float32 stream to the residual stream."""
+
+    def build_model(self, model: Any) -> None:
+        model.stream("early", WideStream)
+        model.residual("layers.1.mid", "early", 0.5)
+
+
+@both_backends
+def test_a_source_of_another_dtype_is_its_plugin_s_fault(lab: Any, backend: str) -> None:
+    plan = lab.plan(plugins={"it": Streams()}, train_dtype="bfloat16")
+    with pytest.raises(PluginCodeError) as raised:
+        trained(lab, plan, backend, steps=1)
+    said = "plugin 'it' adds 'early' of float32 to x of bfloat16 in model.residual"
+    assert raised.value.what.startswith(said)
+    assert raised.value.where == "layers.1.site_mid"
+
+
 @both_backends
 @pytest.mark.parametrize("dtype", NARROW)
 def test_masters_keep_what_copies_cannot_hold(lab: Any, dtype: str, backend: str) -> None:

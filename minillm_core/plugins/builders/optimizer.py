@@ -243,11 +243,10 @@ class OptimizerSlots:
         claims = {f"sets {field}": self.multipliers[name, field] for field in FIELDS}
         for did, claim in (claims | {"splits rows": self.blocks[name]}).items():
             for owner in claim.held.keys() - {self.parameters[name].owner}:
-                raise PlanError(
-                    f"plugin '{owner}' {did} of '{name}', which '{freezes}' freezes",
-                    where=claim.where,
-                    fix=f"leave out '{owner}' or '{freezes}'",
-                ).concerning(name, claim.where, plugins=(owner, freezes))
+                what = f"plugin '{owner}' {did} of '{name}', which '{freezes}' freezes"
+                fix, both = f"leave out '{owner}' or '{freezes}'", (owner, freezes)
+                refusal = PlanError(what, where=claim.where, fix=fix)
+                raise refusal.concerning(name, claim.where, plugins=both)
 
     def check_rows(self, groups: Iterable[Group]) -> None:
         """Refuse tables whose rule cannot update single rows."""
