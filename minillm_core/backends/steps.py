@@ -14,6 +14,7 @@ from minillm_core.errors import PluginCodeError
 from minillm_core.nn.decoder import LossSpec
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.param import State
+from minillm_core.ops.arrays import dtype_name, unlike
 from minillm_core.plan import Plan
 from minillm_core.plan.build import owners_of
 from minillm_core.plan.plan import variants_of
@@ -224,13 +225,12 @@ def _check_written(path: str, owner: str, written: Any, held: Mapping[str, Any])
         got = names or type(written).__name__
         raise _did(owner, f"returned {got} from", path, f"a dict of State: {sorted(held)}")
     for name, array in written.items():
-        shape, old = getattr(array, "shape", None), held[name]
-        if shape is None or tuple(shape) != tuple(old.shape):
-            got = type(array).__name__ if shape is None else f"shape {tuple(shape)}"
+        old = held[name]
+        if got := unlike(array, old):
             fix = f"it keeps the shape that it is declared with, {tuple(old.shape)}"
             raise _did(owner, f"returned State '{name}' of {got} from", path, fix)
         if array.dtype != old.dtype:
-            got, kept = (str(one.dtype).rpartition(".")[2] for one in (array, old))
+            got, kept = dtype_name(array), dtype_name(old)
             fix = f"State is kept in {kept}: self.ops.astype({name}, {kept!r})"
             raise _did(owner, f"returned State '{name}' of {got} from", path, fix)
 

@@ -154,7 +154,7 @@ class Attention(Module):
             q, k = ops.rotate(q, k, self.rope.at(scope.reads)(positions))
         for node in self.shift.values():
             q, k = scope.apply(node, {"q": q, "k": k, "x": x}, like=("q", "k"))
-        added = [scope.apply(node, {"v": v, "x": x}) for node in self.v_terms.values()]
+        added = [scope.apply(node, {"v": v, "x": x}, like=("v",)) for node in self.v_terms.values()]
         for term in added:  # each computed from the value before the sum
             v = v + term
 

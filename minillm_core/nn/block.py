@@ -83,7 +83,7 @@ def normed(norm: Any, x: Any, scope: Scope) -> Any:
     """Normalise x (B, T, C) by the core's norm, a plugin's norm, or not at all."""
     if norm is None:
         return x
-    return scope.apply(norm, {"x": x}) if hasattr(norm, "owner") else norm(x)
+    return scope.apply(norm, {"x": x}, like=("x",)) if hasattr(norm, "owner") else norm(x)
 
 
 def joined(site: Site | None, x: Any, y: Any, scope: Scope) -> Any:
@@ -147,14 +147,14 @@ class Block(Module):
                     apart[one] = normed(self.attention_norm, given, scope)
                 y = self.attention(h, scope, apart)
             else:
-                y = scope.apply(self.attention, {"x": h, **self.masks(scope)})
+                y = scope.apply(self.attention, {"x": h, **self.masks(scope)}, like=("x",))
         at["mid"] = x = joined(self.site_mid, x, y, scope)
         if (rows := scope.reads.get(GATHERED)) is not None:  # an input of the last block only
             x = self.ops.take_rows(self.ops.reshape(x, (-1, x.shape[-1])), rows)  # (S, C)
         y = None
         if self.mlp is not None:
             h = normed(self.mlp_norm, self.input("mlp", x, scope), scope)
-            y = self.mlp(h, scope) if self.plain_mlp else scope.apply(self.mlp, {"x": h})
+            y = self.mlp(h, scope) if self.plain_mlp else scope.apply(self.mlp, {"x": h}, ("x",))
         at["out"] = x = joined(self.site_out, x, y, scope)
         emitted = [scope.emitted[name] for name in (*self.term_names, *self.statistic_names)]
         streams = [scope.reads[name] for name in self.stream_names]

@@ -28,7 +28,7 @@ from minillm_core.nn.block import (
 from minillm_core.nn.decoding import check_lookbacks
 from minillm_core.nn.layers import Embedding, Linear, SwiGLU, head_of
 from minillm_core.nn.module import Module, declared, named_modules, seal
-from minillm_core.nn.node import ModelShape, Node, Scope, Setting, call_names, inputs_of
+from minillm_core.nn.node import ModelShape, Node, Scope, Setting, call_names, inputs_of, unusable
 from minillm_core.nn.param import Param
 from minillm_core.nn.reference import resolve
 from minillm_core.nn.residual import Site, SiteSpec
@@ -331,6 +331,9 @@ class Decoder(Module):
                 value = sum(scope.emitted[name] for name in self.term_sources[term.key])
                 labels = of_rows
             value = ops.astype(value, "float32")
+            if shape := tuple(value.shape):
+                where, did = f"loss.term[{term.key}]", f"returned {shape} as"
+                raise PluginCodeError(term.owner, where, did=did, fix="return a scalar")
             terms[term.key] = ops.stop_gradient(value), labels
             share = labels * values["normaliser"]  # fraction of the step's labels, times loss scale
             objective = objective + value * ops.like(term.weight.of(values), value) * share
@@ -435,7 +438,7 @@ class Decoder(Module):
         """Compute the input of the first block, (B, T, C); nodes may read it as x0."""
         x = self.embedding(scope.reads["ids"])
         for node in self.embed.values():
-            x = scope.apply(node, {"x": x})
+            x = scope.apply(node, {"x": x}, like=("x",))
         scope.reads["x0"] = x
         return x
 
@@ -489,9 +492,7 @@ class Decoder(Module):
 def as_numbers(node: Any, result: Any, shape: tuple[int, ...]) -> Any:
     """Return a node's result as float32; raise PluginCodeError if its shape is not the slot's."""
     if tuple(result.shape) != shape:
-        did, fix = f"returned {tuple(result.shape)} from", f"return {shape}"
-        name = f"{type(node).__name__}.forward"
-        raise PluginCodeError(node.owner, name, did=did, where=node.path, fix=fix)
+        raise unusable(node, f"returned {tuple(result.shape)} from", f"return {shape}")
     return node.ops.astype(result, "float32")
 
 
@@ -609,6 +610,10 @@ def _check_emits(path: str, module: Any) -> None:
             "node that a block or the model calls",
             fix="name them in the node's own class, and return them from its forward",
         )
+    if module.statistics and type(module).next_state is Module.next_state:
+        what = f"plugin '{module.owner}': {type(module).__name__} has statistics, and no next_state"
+        fix = f"def next_state(self, {', '.join(module.statistics)}), which returns new State, or {{}}"
+        raise PlanError(what, where=path, fix=fix)
 
 
 def emissions(modules: list[Any], kind: str) -> tuple[str, ...]:

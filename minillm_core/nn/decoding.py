@@ -12,9 +12,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from minillm_core.errors import PlanError, PluginCodeError
+from minillm_core.errors import PlanError
 from minillm_core.nn.attention import Attention, Call, Layout
-from minillm_core.nn.node import Scope
+from minillm_core.nn.node import Scope, unusable
 
 CORE_PATH = ".attention.core"
 
@@ -118,13 +118,9 @@ class CachedScope(Scope):
         columns = (self.cache.rows, self.cache.new)
         for name, value in new.items():
             if name not in node.recurrent and tuple(value.shape[:2]) != columns:
-                raise PluginCodeError(
-                    node.owner,
-                    f"{type(node).__name__}.forward",
-                    did=f"returned shape {tuple(value.shape)} as '{name}' from",
-                    where=node.path,
-                    fix=f"return what it keeps of the new columns alone, {columns} and so on",
-                )
+                did = f"returned shape {tuple(value.shape)} as '{name}' from"
+                fix = f"return what it keeps of the new columns alone, {columns} and so on"
+                raise unusable(node, did, fix)
         appended = [None if name in node.recurrent else value for name, value in new.items()]
         self.cache.append(node.ops, self.place(node), appended, EVERYTHING, self.cache.new)
         kept = self.cache.fresh[self.place(node)]
@@ -154,14 +150,12 @@ class CachedScope(Scope):
         """
         columns, keeps = self.cache.new * attention.stretch, attention.core and attention.core.keeps
         if attention.layout is not None and (made := call.k.shape[1]) != columns:
-            raise PluginCodeError(
-                attention.layout.owner,
-                f"{type(attention.layout).__name__}.enter",
-                did=f"made {made} positions of {self.cache.new} columns in",
-                where=attention.layout.path,
-                fix=f"it declares stretch = {attention.stretch}: so many positions a column, each "
-                "column's after those of the columns before it",
+            did = f"made {made} positions of {self.cache.new} columns in"
+            fix = (
+                f"it declares stretch = {attention.stretch}: so many positions a column, each "
+                "column's after those of the columns before it"
             )
+            raise unusable(attention.layout, did, fix, "enter")
         k, v, documents = self.cache.append(
             attention.ops,
             self.place(attention),
@@ -181,13 +175,9 @@ def latest(node: Any, y: Any, earlier: int, columns: int) -> Any:
     shape = tuple(getattr(y, "shape", ()))
     axis = 1 if len(shape) > 1 else 0
     if shape[axis : axis + 1] != (earlier + columns,):
-        raise PluginCodeError(
-            node.owner,
-            f"{type(node).__name__}.forward",
-            did=f"was given {earlier + columns} columns and returned shape {shape} from",
-            where=node.path,
-            fix="a node that looks back returns a column for each one that it is given, (B, T, ...)",
-        )
+        did = f"was given {earlier + columns} columns and returned shape {shape} from"
+        fix = "a node that looks back returns a column for each one that it is given, (B, T, ...)"
+        raise unusable(node, did, fix)
     return y[:, earlier:] if axis else y[earlier:]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from minillm_core.nn.init import Init, Normal, fan_in, fan_in_residual, ones
 from minillm_core.nn.module import Module
-from minillm_core.nn.node import ModelShape, Scope
+from minillm_core.nn.node import ModelShape, Scope, check_dtype
 from minillm_core.nn.param import Param
 
 
@@ -63,10 +63,8 @@ class Linear(Module):
         """Multiply x (..., C) -> (..., O)."""
         if self.product is None:
             return self.ops.linear(x, self.weight)
-        if scope is not None:
-            return scope.apply(self.product, {"x": x, "weight": self.weight})
-        self.framework.witness(f"node:{self.product.path}")
-        return self.product(x, self.weight)
+        result = (scope or Scope({})).apply(self.product, {"x": x, "weight": self.weight})
+        return check_dtype(self.product, result, x)
 
 
 HEAD_STD = 0.02

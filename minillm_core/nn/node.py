@@ -15,6 +15,7 @@ from typing import Any
 from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.module import Module, check_begun, named_modules
 from minillm_core.nn.reference import json_arguments, reference_of, resolve
+from minillm_core.ops.arrays import dtype_name
 
 
 @dataclass(frozen=True)
@@ -231,14 +232,14 @@ class Scope:
         Args:
             node: the node.
             own: the slot's own arrays, by name.
-            like: the names in ``own`` whose shapes the results must have, in order; empty: any shape.
+            like: the names in ``own`` whose shapes and dtypes the results must have, in order; empty: any.
         """
         names = self.reads | own | self.kept(node)
         given = [names[name] for name in node.bound]
         before = node.framework.versions(given)
         result = self.split_emitted(node, node(*given))
         if node.framework.versions(given) != before:
-            raise _did(
+            raise unusable(
                 node, "changed an argument in place in", "return new arrays: x * 2, not x *= 2"
             )
         _check_arrays(node, [own[name] for name in like], result)
@@ -280,7 +281,7 @@ class Scope:
             return result
         if not isinstance(result, (tuple, list)) or len(result) != 1 + len(emits):
             names = ", ".join(emits)
-            raise _did(
+            raise unusable(
                 node, f"returned no tuple of {1 + len(emits)} from", f"return its result, {names}"
             )
         result, *extra = result
@@ -290,7 +291,7 @@ class Scope:
 
 
 def _check_arrays(node: Any, like: Collection[Any], result: Any) -> None:
-    """Check that a node's results are arrays of the shapes of ``like``.
+    """Check that a node's results are arrays of the shapes and dtypes of ``like``.
 
     Raises:
         PluginCodeError: they are not; the core would fail on them later, or worse, would not fail.
@@ -301,7 +302,21 @@ def _check_arrays(node: Any, like: Collection[Any], result: Any) -> None:
     if given != wanted or str in map(type, given):
         fix = " and ".join(map(str, wanted)) if like else "an array"
         did = f"returned {' and '.join(map(str, given))} from"
-        raise _did(node, did, f"return {fix}")
+        raise unusable(node, did, f"return {fix}")
+    for part, array in zip(parts, like, strict=False):
+        check_dtype(node, part, array)
+
+
+def check_dtype(node: Any, result: Any, like: Any) -> Any:
+    """Return a node's result; raise PluginCodeError if it does not have the dtype of ``like``.
+
+    In the float64 reference, which no run computes in, a node may cast to float32.
+    """
+    wanted, got = dtype_name(like), dtype_name(result)
+    if wanted not in (got, "float64"):
+        fix = f"return {wanted}: cast with ops.astype(..., {wanted!r})"
+        raise unusable(node, f"returned {got} from", fix)
+    return result
 
 
 def _shape(part: Any) -> tuple[int, ...] | str:
@@ -309,8 +324,9 @@ def _shape(part: Any) -> tuple[int, ...] | str:
     return tuple(part.shape) if hasattr(part, "shape") else type(part).__name__
 
 
-def _did(node: Any, did: str, fix: str) -> PluginCodeError:
-    name = f"{type(node).__name__}.forward"
+def unusable(node: Any, did: str, fix: str, method: str = "forward") -> PluginCodeError:
+    """Return the error for a node's result that cannot be used; ``did`` ends with ``from`` or ``in``."""
+    name = f"{type(node).__name__}.{method}"
     return PluginCodeError(node.owner, name, did=did, where=node.path, fix=fix)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.init import Init, Normal
+from minillm_core.nn.init import Init, Normal, zeros
 
 
 class Declaration:
@@ -15,20 +15,26 @@ class Declaration:
 
     shape: tuple[int, ...]
     owned: bool = False
+    init: Init = zeros  # a Buffer has none
 
     def claim(self, attribute: str) -> None:
         """Record that ``attribute`` owns this declaration.
 
         Raises:
+            PlanError: its ``init`` is no initialiser.
             ValueError: another attribute already owns it. To tie weights, keep one owner and pass the
                 array to the others; one of the frameworks would silently split two owners.
         """
         if self.owned:
+            what = f"'{attribute}' is given a {type(self).__name__} that already has an owner"
             raise ValueError(
-                f"'{attribute}' is given a {type(self).__name__} that already has an owner: "
-                "keep one owner, and pass the array to the others as an argument"
+                f"{what}: keep one owner, and pass the array to the others as an argument"
             )
         self.owned = True
+        if not isinstance(self.init, Init):
+            what = f"init={getattr(self.init, '__name__', self.init)!r} is no initialiser"
+            known = "zeros, ones, Normal(std), Uniform(bound), Constant(value) or fan_in(inputs)"
+            raise PlanError(what, fix=f"{known}; or a function, in model.init(parameter, function)")
 
 
 class Param(Declaration):
@@ -66,10 +72,8 @@ class Param(Declaration):
     ) -> None:
         for name, factor in (("lr_mul", lr_mul), ("wd_mul", wd_mul)):
             if isinstance(factor, bool) or not isinstance(factor, (int, float)):
-                raise PlanError(
-                    f"a Param's {name} is a number, not {factor!r}",
-                    fix=f"a schedule goes into optimizer.set(where, {name}=...)",
-                )
+                fix = f"a schedule goes into optimizer.set(where, {name}=...)"
+                raise PlanError(f"a Param's {name} is a number, not {factor!r}", fix=fix)
         self.shape, self.axes, self.init, self.role = tuple(shape), axes, init, role
         self.lr_mul, self.wd_mul, self.rows = lr_mul, wd_mul, rows
 

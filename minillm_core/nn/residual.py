@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from minillm_core.errors import PluginCodeError
 from minillm_core.nn.init import Constant
 from minillm_core.nn.module import Module
-from minillm_core.nn.node import ModelShape, Node, Scope, Setting, inputs_of
+from minillm_core.nn.node import ModelShape, Node, Scope, Setting, check_dtype, inputs_of
 from minillm_core.nn.param import Param
+from minillm_core.ops.arrays import dtype_name
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Site(Module):
         super().__init__()
         sources = [source for source, _, _ in spec.terms]
         self.claimed = tuple(one for one in ("carry", "sublayer") if one in sources)
-        added: list[tuple[str, str]] = []  # source, and the key of its coefficient
+        added: list[tuple[str, str, str]] = []  # source, the key of its coefficient, its plugin
         settings: dict[str, Setting] = {}
         coefficients: dict[str, Module] = {}
         for source, owner, coefficient in spec.terms:
@@ -71,7 +73,7 @@ class Site(Module):
             if sources.count(source) > 1:
                 key = f"{key}_{owner}"
             if source not in self.claimed:
-                added.append((source, key))
+                added.append((source, key, owner))
             if isinstance(coefficient, Setting):
                 settings[key] = coefficient
             elif isinstance(coefficient, Node):
@@ -95,8 +97,13 @@ class Site(Module):
             if value is not None and key not in self.dropped:
                 claimed = key in self.claimed
                 parts.append(self.scaled(key, value, own, scope) if claimed else value)
-        for source, key in self.added:
-            parts.append(self.scaled(key, scope.reads[source], own, scope))
+        for source, key, owner in self.added:
+            value, wanted = scope.reads[source], dtype_name(carry)
+            if wanted not in (got := dtype_name(value), "float64"):
+                did = f"adds '{source}' of {got} to x of {wanted} in"
+                fix = f"compute it in {wanted}: cast with ops.astype(..., {wanted!r})"
+                raise PluginCodeError(owner, "model.residual", did=did, where=self.path, fix=fix)
+            parts.append(self.scaled(key, value, own, scope))
         x, *rest = parts
         for part in rest:
             x = x + part
@@ -107,4 +114,5 @@ class Site(Module):
         if key in self.settings:
             number = self.settings[key].of(scope.reads)
             return value * self.ops.like(number, value)
-        return value * scope.apply(self.coefficients[key], own)
+        coefficient = self.coefficients[key]
+        return value * check_dtype(coefficient, scope.apply(coefficient, own), value)

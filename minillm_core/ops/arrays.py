@@ -217,6 +217,19 @@ class Known:
             raise AttributeError(f"there is no op '{name}', on any framework; {meant}")
 
 
+def dtype_name(array: Array) -> str:
+    """Return a dtype's name, the same on every framework: ``float32``."""
+    return str(array.dtype).rpartition(".")[2]
+
+
+def unlike(made: Any, old: Any) -> str | None:
+    """Describe how ``made`` differs: the type if it is no array, else its shape; None: the shape of ``old``."""
+    shape = getattr(made, "shape", None)
+    if shape is None:
+        return type(made).__name__
+    return None if tuple(shape) == tuple(old.shape) else f"shape {tuple(shape)}"
+
+
 def visible(distance: Array, window: int | Array | None, documents: Array | None) -> Array:
     """Return the causal attention mask, True where a query sees a key: bool (T, S), with documents (B, 1, T, S).
 

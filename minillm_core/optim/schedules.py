@@ -67,6 +67,11 @@ class Schedule:
         """Return the number at ``progress`` in (0, 1]."""
         raise NotImplementedError
 
+    @property
+    def least(self) -> float:
+        """The smallest of the numbers that define the schedule."""
+        return min(number for _, number in vars(self).get("knots", vars(self).items()))
+
     def data(self) -> dict[str, Any]:
         """Return the schedule as JSON."""
         return {"schedule": type(self).__name__.lower(), **asdict(self)}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from minillm_core.errors import PluginCodeError
+from minillm_core.ops.arrays import dtype_name, unlike
 from minillm_core.optim.groups import Group
 from minillm_core.optim.stage import BEHIND, Stage
 from minillm_core.text import few
@@ -229,7 +230,7 @@ def _check(made: Any, u: Any, stage: Stage, owner: str, where: str) -> None:
     """Check that a stage returned (update, state): an array shaped like its input, and a dict."""
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
         raise _did(stage, owner, "returned no (update, state) from", "return update, state", where)
-    if got := _unlike(made[0], u):
+    if got := unlike(made[0], u):
         fix = f"an update has the shape that it came with, here {tuple(u.shape)}"
         raise _did(stage, owner, f"returned an update of {got} from", fix, where)
 
@@ -245,9 +246,12 @@ def _check_state(
     if made.keys() != held.keys():
         names = sorted({*made} ^ {*held})
         did = f"returned the state {sorted(made)} instead of {sorted(held)} from"
-        raise _did(stage, owner, did, f"give back what state= declares: {few(names)}", where)
+        fix = f"give back what state= declares: {few(names)}"
+        if more := sorted({*made} - {*held}):
+            fix = f'declare state={{"{more[0]}": ...}}, or return the state as it came'
+        raise _did(stage, owner, did, fix, where)
     for name, old in held.items():
-        if got := _unlike(made[name], old):
+        if got := unlike(made[name], old):
             fix = f"state keeps the shape that it is declared with, here {tuple(old.shape)}"
         elif made[name].dtype != old.dtype:
             got, kept = dtype_name(made[name]), dtype_name(old)
@@ -256,19 +260,6 @@ def _check_state(
             continue
         did = f"returned state '{name}' of {got} from"
         raise _did(stage, owner, did, fix, f"{where}, state '{name}'")
-
-
-def _unlike(made: Any, old: Any) -> str | None:
-    """Describe how ``made`` differs: the type if it is no array, else its shape; None: the shape of ``old``."""
-    shape = getattr(made, "shape", None)
-    if shape is None:
-        return type(made).__name__
-    return None if tuple(shape) == tuple(old.shape) else f"shape {tuple(shape)}"
-
-
-def dtype_name(array: Any) -> str:
-    """Return a dtype's name, the same on every framework: ``float32``."""
-    return str(array.dtype).rpartition(".")[2]
 
 
 def _did(stage: Stage, owner: str, did: str, fix: str, where: str | None = None) -> PluginCodeError:

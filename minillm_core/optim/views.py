@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from minillm_core.ops.arrays import dtype_name
 from minillm_core.optim.groups import Group, Member
 from minillm_core.optim.stage import Stage
-from minillm_core.optim.update import State, by_block, by_parameter, dtype_name, flattened
+from minillm_core.optim.update import State, by_block, by_parameter, flattened
 
 VIEW = "view:"
 """Prefix of a parameter's name in a witness: the parameter's view was computed."""

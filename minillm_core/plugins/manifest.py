@@ -56,9 +56,9 @@ class Manifest:
         if "api" not in keywords:
             raise ManifestError(f"states no hook API: write class Name(Plugin, api={HOOK_API})")
         if keywords["api"] != HOOK_API or type(keywords["api"]) is not int:
-            raise ManifestError(
-                f"written for hook API {keywords['api']!r}; this minillm has {HOOK_API}"
-            )
+            api = keywords["api"]
+            newer = "install a newer minillm" if type(api) is int and api > HOOK_API else None
+            raise ManifestError(f"written for hook API {api!r}; this minillm has {HOOK_API}", newer)
         for key, value in keywords.items():
             if key not in _EXPECTED:
                 raise ManifestError(f"unknown keyword '{key}'; known: {', '.join(_EXPECTED)}")

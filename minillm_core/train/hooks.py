@@ -13,8 +13,9 @@ import numpy as np
 
 from minillm_core.data import Batch, OnBatch
 from minillm_core.data.batch import checked
-from minillm_core.errors import DataError, PluginCodeError
+from minillm_core.errors import DataError, PluginCodeError, Refusal
 from minillm_core.plan import Plan
+from minillm_core.plugins.attribution import shown_frames
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.sourcing import Field
 from minillm_core.plugins.streams import Streams
@@ -127,17 +128,13 @@ def _fields(batch: Batch, fields: Sequence[Field]) -> None:
         array, shape = batch.get(one.name), (*batch["ids"].shape, *one.shape)
         if array is None or array.dtype != one.dtype or array.shape != shape:
             got = "nothing" if array is None else f"{array.dtype} {array.shape}"
-            raise DataError(
-                f"on_batch gave {got} as '{one.name}', not {one.dtype} {shape}",
-                fix="write what build_data declares",
-            )
+            what = f"on_batch gave {got} as '{one.name}', not {one.dtype} {shape}"
+            raise DataError(what, fix="write what build_data declares")
     for name, array in batch.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             place = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
-            raise DataError(
-                f"on_batch gave {array[place]} as '{name}' at {place}",
-                fix="a batch holds finite numbers; a mask is an int32 field",
-            )
+            what = f"on_batch gave {array[place]} as '{name}' at {place}"
+            raise DataError(what, fix="a batch holds finite numbers; a mask is an int32 field")
 
 
 @dataclass(frozen=True)
@@ -172,7 +169,10 @@ def judged(
         hook = f"on_evaluated after step {evaluated.step}"
         given = {"evaluated": evaluated, "history": tuple(history), "model": model}
         with one.contain(hook):
-            found = _call(one.plugin.on_evaluated, **given)  # type: ignore[attr-defined]
+            try:
+                found = _call(one.plugin.on_evaluated, **given)  # type: ignore[attr-defined]
+            except Refusal as error:  # of a function of the core that it called: nothing is refused
+                raise one.error(hook, shown_frames(error, one.root), error) from error
         verdict = Verdict() if found is None else found
         if wrong := _no_verdict(verdict):
             fix = "return Verdict(figures={name: number}, stop=reason), or None"
@@ -189,7 +189,9 @@ def _no_verdict(found: object) -> str | None:
     wrong = [
         f"{name!r}: {number!r}"
         for name, number in found.figures.items()
-        if not (isinstance(name, str) and name.isidentifier() and np.isfinite(number))
+        if not (isinstance(name, str) and name.isidentifier() and np.ndim(number) == 0)
+        or np.asarray(number).dtype.kind not in "biuf"
+        or not np.isfinite(number)
     ]
     return f"figures {', '.join(wrong)}"[:160] if wrong else None
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Module, Plugin
+from minillm_core.errors import PluginCodeError
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
@@ -49,6 +50,107 @@ def test_narrow_dtypes_train(lab: Any, names: tuple[str, ...], dtype: str, backe
     assert found == pytest.approx(wide, abs=0.02)
     held = {n: v.dtype for n, v in run.arrays().items() if not n.startswith("random.")}
     assert set(held.values()) == {np.dtype(np.float32)}
+
+
+class Wide(Module):
+    """Any array of a slot, in float32."""
+
+    def forward(self, x: Any) -> Any:
+        return self.ops.astype(x, "float32") * 1.5
+
+
+class WideGate(Module):
+    """y (B, T, H, D) in float32."""
+
+    def forward(self, y: Any) -> Any:
+        return self.ops.astype(y, "float32") * 1.5
+
+
+class WideProduct(Module):
+    """A product in float32."""
+
+    def forward(self, x: Any, weight: Any) -> Any:
+        return self.ops.astype(self.ops.linear(x, weight), "float32")
+
+
+class WideValue(Module):
+    """A term of v in float32."""
+
+    def forward(self, v: Any) -> Any:
+        return self.ops.astype(v, "float32")
+
+
+PLACES: dict[str, tuple[str, str]] = {
+    "gate": ("WideGate", "layers.0.attention.out.it"),
+    "v": ("WideValue", "layers.0.attention.v_terms.it"),
+    "mlp": ("Wide", "layers.0.mlp"),
+    "attention": ("Wide", "layers.0.attention"),
+    "norm": ("Wide", "norm"),
+    "embed": ("Wide", "embed.it"),
+    "product": ("WideProduct", "layers.0.mlp.up.product"),
+    "residual": ("Wide", "layers.0.site_mid.coefficients.sublayer"),
+}
+"""Slot -> the class that returns float32 in it, and the path of its node."""
+
+
+class Widens(Plugin, api=1):
+    """Returns float32 in one slot."""
+
+    place: str
+
+    def build_attention(self, attn: Any) -> None:
+        if attn.layer == 0 and self.place == "gate":
+            attn.out.gate(WideGate)
+        if attn.layer == 0 and self.place == "v":
+            attn.v(WideValue)
+
+    def build_model(self, model: Any) -> None:
+        put = {
+            "mlp": lambda: model.mlp(0, Wide),
+            "attention": lambda: model.attention(0, Wide),
+            "norm": lambda: model.norm("final", Wide),
+            "embed": lambda: model.embed.mix(Wide),
+            "product": lambda: model.linear("layers.0.mlp.up", WideProduct),
+            "residual": lambda: model.residual("layers.0.mid", "sublayer", Wide),
+        }
+        put.get(self.place, lambda: None)()
+
+
+@both_backends
+@pytest.mark.parametrize("place", sorted(PLACES))
+def test_a_node_of_another_dtype_is_its_plugin_s_fault(lab: Any, place: str, backend: str) -> None:
+    plan = lab.plan(plugins={"it": Widens(place=place)}, train_dtype="bfloat16")
+    with pytest.raises(PluginCodeError) as raised:
+        trained(lab, plan, backend, steps=1)
+    name, where = PLACES[place]
+    assert raised.value.what.startswith(f"plugin 'it' returned float32 from {name}.forward")
+    assert raised.value.where == where
+    assert raised.value.fix == "return bfloat16: cast with ops.astype(..., 'bfloat16')"
+
+
+class WideStream(Module):
+    """A stream in float32."""
+
+    def forward(self, x0: Any) -> Any:
+        return self.ops.astype(x0, "float32")
+
+
+class Streams(Plugin, api=1):
+    """Adds a float32 stream to the residual stream."""
+
+    def build_model(self, model: Any) -> None:
+        model.stream("early", WideStream)
+        model.residual("layers.1.mid", "early", 0.5)
+
+
+@both_backends
+def test_a_source_of_another_dtype_is_its_plugin_s_fault(lab: Any, backend: str) -> None:
+    plan = lab.plan(plugins={"it": Streams()}, train_dtype="bfloat16")
+    with pytest.raises(PluginCodeError) as raised:
+        trained(lab, plan, backend, steps=1)
+    said = "plugin 'it' adds 'early' of float32 to x of bfloat16 in model.residual"
+    assert raised.value.what.startswith(said)
+    assert raised.value.where == "layers.1.site_mid"
 
 
 @both_backends
@@ -126,3 +228,46 @@ def test_a_replaced_product_has_exact_gradients(lab: Any, backend: str) -> None:
     _, found = lab.gradients(run, plan, micro)
     lab.assert_gradients(found, exact, overall=1e-6)
     assert run.witnesses()["node:layers.0.attention.k.product"] >= 1
+
+
+class PerToken(Module):
+    """A loss term of each token."""
+
+    def forward(self, x: Any) -> Any:
+        return self.ops.mean(x, -1)
+
+
+class EmitsPerToken(Module):
+    """An MLP that emits a term of each token."""
+
+    terms = ("size",)
+
+    def forward(self, x: Any) -> Any:
+        return x, self.ops.mean(x, -1)
+
+
+class Terms(Plugin, api=1):
+    """Adds a loss term that is no scalar."""
+
+    emitted: bool
+
+    def build_model(self, model: Any) -> None:
+        if self.emitted:
+            model.mlp(0, EmitsPerToken)
+
+    def compute_loss(self, loss: Any) -> None:
+        if self.emitted:
+            loss.term("t", emitted="size")
+        else:
+            loss.term("t", PerToken)
+
+
+@both_backends
+@pytest.mark.parametrize("emitted", [False, True])
+def test_a_term_that_is_no_scalar_is_its_plugin_s_fault(
+    lab: Any, emitted: bool, backend: str
+) -> None:
+    with pytest.raises(PluginCodeError) as raised:
+        trained(lab, lab.plan(plugins={"it": Terms(emitted=emitted)}), backend, steps=1)
+    assert raised.value.what.startswith("plugin 'it' returned (2, 16) as loss.term[t]")
+    assert raised.value.fix == "return a scalar"

@@ -122,17 +122,26 @@ class LossBuilder(Builder):
         is not claimed: other plugins may set it.
 
         Args:
-            cap: softcap that bounds the logits: ``TanhCap(30.0)``, ``SigmoidCap(a, b, c)``.
-            scale: factor on the product.
+            cap: softcap that bounds the logits: ``TanhCap(30.0)``, ``SigmoidCap(a, b, c)``; cap, a and c > 0.
+            scale: factor on the product, above 0.
             smoothing: label smoothing, in [0, 1).
-            z: weight of the squared log-sum-exp (z-loss).
+            z: weight of the squared log-sum-exp (z-loss), at least 0.
+
+        Raises:
+            PlanError: a number outside its range.
 
         ::
 
             loss.logits(cap=TanhCap(30.0), z=1e-4)
         """
         form = LossForm(cap, scale, smoothing, z)
-        self._finite("loss.logits", **vars(form) | (vars(cap) if cap else {}))
+        numbers = {"scale": scale, "smoothing": smoothing, "z": z} | (vars(cap) if cap else {})
+        self._finite("loss.logits", **numbers)
+        fits = {"smoothing": 0 <= smoothing < 1, "z": z >= 0, "b": True}
+        for name, number in numbers.items():
+            if not fits.get(name, number > 0):
+                fix = "cap, a, c and scale above 0, smoothing in [0, 1), z at least 0"
+                raise self._refusal("loss.logits", f"{name}={number}", fix=fix)
         for name in form.named:
             self._slots.form[name].add(self._owner, getattr(form, name))
 
@@ -167,15 +176,12 @@ class LossBuilder(Builder):
         if (offset is None) == (field is None):
             raise PlanError(f"{said} give offset= or field=")
         if offset is not None and offset < 2:
-            raise PlanError(
-                f"{said} offset {offset}; 1 is the main target, further ones begin at 2"
-            )
+            what = f"{said} offset {offset}; 1 is the main target, further ones begin at 2"
+            raise PlanError(what)
         if offset is not None and offset > length:
-            raise PlanError(
-                f"{said} offset {offset}, and a row of {length} tokens has no token so far ahead",
-                where=f"train.seq_len={length}",
-                fix=f"train.seq_len={offset} or more, or nearer targets",
-            )
+            what = f"{said} offset {offset}, and a row of {length} tokens has no token so far ahead"
+            fix = f"train.seq_len={offset} or more, or nearer targets"
+            raise PlanError(what, where=f"train.seq_len={length}", fix=fix)
         key = field or f"offset{offset}"
         if until is not None and not 0 < until <= 1:
             raise PlanError(f"{said} until={until}, a share of the run")
@@ -337,9 +343,6 @@ class LossBuilder(Builder):
         """Return a node outside the model, which may not emit terms or statistics."""
         node = self._node(slot, own, cls, arguments, name)
         if cls.terms or cls.statistics:  # type: ignore[attr-defined]
-            raise self._refusal(
-                node.slot,
-                f"{cls.__name__} emits more than its result",
-                fix="emit terms and statistics from a node inside the model",
-            )
+            fix = "emit terms and statistics from a node inside the model"
+            raise self._refusal(node.slot, f"{cls.__name__} emits more than its result", fix=fix)
         return node

@@ -243,11 +243,10 @@ class OptimizerSlots:
         claims = {f"sets {field}": self.multipliers[name, field] for field in FIELDS}
         for did, claim in (claims | {"splits rows": self.blocks[name]}).items():
             for owner in claim.held.keys() - {self.parameters[name].owner}:
-                raise PlanError(
-                    f"plugin '{owner}' {did} of '{name}', which '{freezes}' freezes",
-                    where=claim.where,
-                    fix=f"leave out '{owner}' or '{freezes}'",
-                ).concerning(name, claim.where, plugins=(owner, freezes))
+                what = f"plugin '{owner}' {did} of '{name}', which '{freezes}' freezes"
+                fix, both = f"leave out '{owner}' or '{freezes}'", (owner, freezes)
+                refusal = PlanError(what, where=claim.where, fix=fix)
+                raise refusal.concerning(name, claim.where, plugins=both)
 
     def check_rows(self, groups: Iterable[Group]) -> None:
         """Refuse tables whose rule cannot update single rows."""
@@ -394,7 +393,7 @@ class OptimizerBuilder(Builder):
                 average) -> stage.
 
         Raises:
-            PlanError: an existing rule, or an unknown anchor.
+            PlanError: an existing rule, an unknown anchor, or a negative rate or decay.
         """
         provided = {**self._slots.rules, FROZEN: ("core", {})}
         if name in provided:
@@ -404,7 +403,7 @@ class OptimizerBuilder(Builder):
             self._stage(anchor, draft)
         self._finite(f"opt.rule({name})", lr=lr)
         for argument, value in (("lr", lr), ("weight_decay", weight_decay)):
-            self._dynamic(f"opt.rule({name})", argument, value)
+            self._rate(f"opt.rule({name})", argument, value)
         schedule = lr if isinstance(lr, Schedule) else Scheduled(float(lr))
         shrink = self.weight_decay if weight_decay is None else weight_decay
         defaults = {"decay": stage(decay, weight_decay=shrink), "write": stage(write, lr=schedule)}
@@ -532,7 +531,7 @@ class OptimizerBuilder(Builder):
 
         Args:
             where: predicate on a parameter's name and ParamInfo, evaluated during the call.
-            lr_mul: factor on the learning rate: a number, or a schedule (piecewise, cosine,
+            lr_mul: factor on the learning rate, at least 0: a number, or a schedule (piecewise, cosine,
                 scheduled, plateaus), which is an input of the compiled step.
             wd_mul: factor on the weight decay, likewise.
             betas: Adam's betas, for parameters whose rule has them.
@@ -544,14 +543,11 @@ class OptimizerBuilder(Builder):
         self._finite("opt.set", **fields)
         chosen = self._chosen(where, "opt.set")
         if betas is not None and not _is_pair(betas):
-            raise self._refusal(
-                "opt.set",
-                f"betas={betas!r}",
-                fix="two numbers, at least 0 and below 1: betas=(0.9, 0.95)",
-            )
+            fix = "two numbers, at least 0 and below 1: betas=(0.9, 0.95)"
+            raise self._refusal("opt.set", f"betas={betas!r}", fix=fix)
         for field in ("lr_mul", "wd_mul"):
             if (factor := fields[field]) is not None:
-                self._dynamic("opt.set", field, factor)
+                self._rate("opt.set", field, factor)
                 held = self._setting(field, factor, chosen[0])  # names a second schedule
                 fields[field] = held if held.constant is None else held.constant
         for name in chosen:
@@ -578,6 +574,7 @@ class OptimizerBuilder(Builder):
         if not isinstance(factor, (Piecewise, Cosine, Plateaus)) or isinstance(factor, Stages):
             fix = "piecewise(...), cosine(...) or plateaus(...)"
             raise self._refusal("opt.rates", f"{factor!r} is no factor over the run", fix=fix)
+        self._rate("opt.rates", "factor", factor)
         self._slots.rates.add(self._owner, factor)
 
     def rows(self, where: Where, rule: type[RowRule], *, buckets: int = 8) -> int:
@@ -757,11 +754,18 @@ class OptimizerBuilder(Builder):
     def _dynamic(self, slot: str, argument: str, value: Any) -> None:
         """Refuse stages: an update is compiled once, for the whole run."""
         if isinstance(value, Stages):
-            raise self._refusal(
-                slot,
-                f"{argument} cannot be stages(...), which compile a step for each of their numbers",
-                fix=f"{argument}=plateaus(...) jumps between numbers within one compiled step",
+            what = (
+                f"{argument} cannot be stages(...), which compile a step for each of their numbers"
             )
+            fix = f"{argument}=plateaus(...) jumps between numbers within one compiled step"
+            raise self._refusal(slot, what, fix=fix)
+
+    def _rate(self, slot: str, argument: str, value: Any) -> None:
+        """Refuse stages, and negative numbers: the update would go up the gradient, or the weights grow."""
+        self._dynamic(slot, argument, value)
+        least = value.least if isinstance(value, Schedule) else value
+        if isinstance(least, (int, float)) and least < 0:
+            raise self._refusal(slot, f"{argument}={least} is negative", fix="0 or more")
 
     def _chosen(self, where: Where, slot: str) -> list[str]:
         chosen = [name for name, info in self.parameters.items() if where(name, info)]
@@ -777,18 +781,15 @@ class OptimizerBuilder(Builder):
 
     def _stage(self, anchor: str, draft: Draft) -> None:
         if anchor not in ANCHORS:
-            raise PlanError(
-                f"plugin '{self._owner}': a rule has no stage '{anchor}'",
-                fix=f"{did_you_mean(anchor, ANCHORS)}stages are {', '.join(ANCHORS)}",
-            )
+            what = f"plugin '{self._owner}': a rule has no stage '{anchor}'"
+            fix = f"{did_you_mean(anchor, ANCHORS)}stages are {', '.join(ANCHORS)}"
+            raise PlanError(what, fix=fix)
         self._draft(anchor, draft)
 
     def _draft(self, anchor: str, draft: Draft) -> None:
         if not isinstance(draft, Draft):
-            raise PlanError(
-                f"plugin '{self._owner}', stage {anchor}: {draft!r} is no stage",
-                fix="wrap the function: minillm_core.stage(function, ...)",
-            )
+            what = f"plugin '{self._owner}', stage {anchor}: {draft!r} is no stage"
+            raise PlanError(what, fix="wrap the function: minillm_core.stage(function, ...)")
         for argument, schedule in draft.schedules.items():
             self._dynamic(f"stage {anchor}", argument, schedule)
 

@@ -72,6 +72,10 @@ class Look(minillm.Module):
         """x (B, T, C) -> (B, T, C), ()."""
         return x, self.ops.sum(x)
 
+    def next_state(self, seen: Any) -> dict[str, Any]:
+        """Change nothing."""
+        return {}
+
 
 class Score(minillm.Module):
     """A node that scores by losses."""

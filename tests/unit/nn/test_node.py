@@ -235,6 +235,17 @@ def test_a_shape_is_held_where_the_slot_asks_for_it_and_not_by_names_of_argument
         Scope({}).apply(called(lambda y: y, ("y",)), names, like=("q",))
 
 
+def test_a_result_keeps_the_dtype_of_its_slot() -> None:
+    y = Y.astype(np.float16)
+    wide = called(lambda y: y.astype(np.float32), ("y",))
+    with pytest.raises(PluginCodeError, match=r"'trick' returned float32 from Called") as error:
+        Scope({}).apply(wide, {"y": y}, like=("y",))
+    assert error.value.where == "layers.0.mlp"
+    assert error.value.fix == "return float16: cast with ops.astype(..., 'float16')"
+    assert Scope({}).apply(wide, {"y": y}).dtype == np.float32  # where any array will do
+    assert Scope({}).apply(wide, {"y": Y}, like=("y",)).dtype == np.float32  # of float64
+
+
 class TwoOwners(Module):
     def __init__(self) -> None:
         super().__init__()

@@ -210,6 +210,10 @@ def no_state(ops: Any, update: Any, param: Any, state: Any) -> Any:
     return update, {}
 
 
+def further_state(ops: Any, update: Any, param: Any, state: Any) -> Any:
+    return update, {**state, "zz": update}
+
+
 def narrow(ops: Any, update: Any, param: Any, state: Any) -> Any:
     return (param - update).astype(np.float32), state
 
@@ -229,6 +233,10 @@ def inplace(ops: Any, update: Any, param: Any, state: Any) -> Any:
         (halved_state, "returned state 'm' of float32 from halved_state"),
         (shrunk_state, "returned state 'm' of shape \\(1, 3\\) from shrunk_state"),
         (no_state, "returned the state \\[\\] instead of \\['m'\\] from no_state"),
+        (
+            further_state,
+            "returned the state \\['m', 'zz'\\] instead of \\['m'\\] from further_state",
+        ),
         (narrow, "returned parameters of float32 from narrow"),
     ],
 )
@@ -244,3 +252,14 @@ def test_what_a_stage_may_not_do_is_its_plugin_s_fault(function: Any, said: str)
 
     with pytest.raises(PluginCodeError, match=f"plugin 'trick' {said}"):
         update(ops, {"0": group}, params, dict(params), 1.0, state, 1.0, {}, versions=versions)
+
+
+def test_state_that_a_stage_does_not_declare_is_declared_or_left_out() -> None:
+    own = stage(further_state, state={"m": "like"}).named("")
+    (group,) = groups_of(
+        {"a": (Rule("r", "one", (("scale", "trick", own),)), Member("a", (2,), 1, 1))}
+    )
+    ops, params, state = OPS, {"a": np.ones(2)}, initial_state({"0": group}, np.zeros)
+    with pytest.raises(PluginCodeError) as raised:
+        update(ops, {"0": group}, params, dict(params), 1.0, state, 1.0, {})  # type: ignore[arg-type]
+    assert raised.value.fix == 'declare state={"zz": ...}, or return the state as it came'

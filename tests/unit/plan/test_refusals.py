@@ -17,9 +17,10 @@ from minillm_core.nn.init import zeros
 from minillm_core.nn.layers import Linear
 from minillm_core.nn.module import Module
 from minillm_core.nn.node import Setting
-from minillm_core.nn.param import Param
+from minillm_core.nn.param import Param, State
+from minillm_core.ops.form import SigmoidCap, TanhCap
 from minillm_core.ops.select import Candidate
-from minillm_core.optim.schedules import piecewise, stages
+from minillm_core.optim.schedules import cosine, piecewise, scheduled, stages
 from minillm_core.optim.stage import stage
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.layers import Layers
@@ -160,6 +161,31 @@ class Emits(Module):
 
     def forward(self, x):
         return x, x
+
+
+class Drawn(Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = Param((1,), role="scalar", init=value)
+
+    def forward(self, x):
+        return x
+
+
+class Remembered(Module):
+    def __init__(self):
+        super().__init__()
+        self.seen = State((), value)
+
+    def forward(self, x):
+        return x
+
+
+class Counts(Module):
+    statistics = {"load": "sum"}  # noqa: RUF012
+
+    def forward(self, x):
+        return x, self.ops.mean(x)
 
 
 class Tied(Module):
@@ -520,6 +546,58 @@ ALONE: dict[str, tuple[Made, str]] = {
     "a form that is no number": (
         loss(lambda lo: lo.logits(z=float("nan"))),
         "plugin 'one', slot loss.logits: z=nan is no finite number",
+    ),
+    "a smoothing of more than all": (
+        loss(lambda lo: lo.logits(smoothing=1.0)),
+        "plugin 'one', slot loss.logits: smoothing=1.0",
+    ),
+    "a form that turns the logits": (
+        loss(lambda lo: lo.logits(scale=-1.0)),
+        "plugin 'one', slot loss.logits: scale=-1.0",
+    ),
+    "a form that rewards large logits": (
+        loss(lambda lo: lo.logits(z=-5.0)),
+        "plugin 'one', slot loss.logits: z=-5.0",
+    ),
+    "a cap that divides by 0": (
+        loss(lambda lo: lo.logits(cap=TanhCap(0.0))),
+        "plugin 'one', slot loss.logits: cap=0.0",
+    ),
+    "a cap that falls": (
+        loss(lambda lo: lo.logits(cap=SigmoidCap(1.0, -2.0, -1.0))),
+        "plugin 'one', slot loss.logits: c=-1.0",
+    ),
+    "a negative factor": (
+        optimizer(lambda o: o.set(always, lr_mul=-1.0)),
+        "plugin 'one', slot opt.set: lr_mul=-1.0 is negative",
+    ),
+    "a factor that becomes negative": (
+        optimizer(lambda o: o.set(always, wd_mul=piecewise((0, 1.0), (1, -0.5)))),
+        "plugin 'one', slot opt.set: wd_mul=-0.5 is negative",
+    ),
+    "a negative rate": (
+        optimizer(lambda o: o.rule("own", lr=-0.1)),
+        "plugin 'one', slot opt.rule(own): lr=-0.1 is negative",
+    ),
+    "a negative peak": (
+        optimizer(lambda o: o.rule("own", lr=scheduled(-0.1))),
+        "plugin 'one', slot opt.rule(own): lr=-0.1 is negative",
+    ),
+    "rates that become negative": (
+        optimizer(lambda o: o.rates(cosine(1.0, -1.0))),
+        "plugin 'one', slot opt.rates: factor=-1.0 is negative",
+    ),
+    "a function as an initialiser": (
+        model(lambda m: m.mlp(0, Drawn)),
+        "init='value' is no initialiser",
+    ),
+    "a function as a State's initialiser": (
+        model(lambda m: m.mlp(0, Remembered)),
+        "init='value' is no initialiser",
+    ),
+    "statistics that nothing reads": (
+        model(lambda m: m.mlp(0, Counts)),
+        "plugin 'one': Counts has statistics, and no next_state",
     ),
     "a factor that is no number": (
         optimizer(lambda o: o.set(lambda name, info: True, betas=(0.9, float("inf")))),

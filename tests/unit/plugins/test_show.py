@@ -35,7 +35,7 @@ def test_for_a_pipe_a_line_is_a_plugin(site, good) -> None:
     site.trick("bad", "class Trick(Plugin, api=9): ...")
     lines = printed(render_list, [e for e in list_plugins() if e.name in {"bad", "gate"}])
     assert [line.split()[0] for line in lines.splitlines()] == ["name", "bad", "gate"]
-    assert "broken: written for hook API 9; this minillm has 1" in lines
+    assert "broken: written for hook API 9; this minillm has 1: install a newer minillm" in lines
     assert f"[bold]A {'very ' * 40}long trick[/bold]." in lines
     assert "dist-gate 1.0" in lines
 
@@ -66,7 +66,9 @@ def test_a_broken_plugin_s_reason_is_whole_in_the_short_list(site) -> None:
     site.trick("bad", "class Trick(Plugin, api=9): ...")
     entries = [one for one in list_plugins() if one.name in {"bad", "gate"}]
     shown = " ".join(printed(render_list, entries, width=50, terminal=True).split())
-    assert "bad broken: written for hook API 9; this minillm has 1" in shown
+    assert (
+        "bad broken: written for hook API 9; this minillm has 1: install a newer minillm" in shown
+    )
     assert "dist-gate 1.0 gate A trick." in shown
 
 

@@ -1,4 +1,4 @@
-"""Tests of the arguments of ``on_batch``."""
+"""Tests of the arguments of ``on_batch``, and of the results of ``on_evaluated``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from minillm_core import Plugin
-from minillm_core.errors import PluginCodeError
+from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.sourcing import PLAIN
 from minillm_core.plugins.streams import Streams
+from minillm_core.train.events import Evaluated
 from minillm_core.train.feed import Place
-from minillm_core.train.hooks import plan_hook
+from minillm_core.train.hooks import Verdict, judged, plan_hook
 
 
 def plan_of(*names: str) -> Any:
@@ -119,3 +120,38 @@ def test_who_takes_every_label_of_an_evaluation_is_counted() -> None:
     for phase in ("train", "eval", "decode"):
         called(Masks(), phase, seen)
     assert seen == {"batch:one": 3, "unlabelled:one": 1}
+
+
+class Judge(Plugin, api=1):
+    """Returns whatever a test wants as the metric x, or raises it."""
+
+    def on_evaluated(self, model: Any) -> Verdict:
+        if isinstance(model, Exception):
+            raise model
+        return Verdict({"x": model})
+
+
+def judgement(metric: Any) -> Evaluated:
+    judge = LoadedPlugin.of("judge", Judge())
+    return judged([judge], Evaluated(7, 2.0, None), (), metric)
+
+
+@pytest.mark.parametrize("number", [2, 2.0, np.float32(2), np.array(2.0)])
+def test_a_metric_is_any_number(number: Any) -> None:
+    assert judgement(number).verdicts == {"judge.x": 2.0}
+
+
+@pytest.mark.parametrize("metric", ["high", None, float("nan"), np.ones(2), [1.0], {}])
+def test_a_metric_that_is_no_number_is_its_plugin_s_fault(metric: Any) -> None:
+    with pytest.raises(PluginCodeError, match="'judge' returned no verdict from on_eval") as raised:
+        judgement(metric)
+    assert raised.value.where == f"figures 'x': {metric!r}"
+    assert "figures={name: number}" in str(raised.value.fix)
+
+
+def test_a_refusal_by_the_core_within_on_evaluated_is_its_plugin_s_fault() -> None:
+    with pytest.raises(PluginCodeError) as raised:
+        judgement(DataError("a row of 1 ids", where="losses", fix="2 to 65 ids"))
+    assert raised.value.what == "plugin 'judge' raised in on_evaluated after step 7"
+    assert "a row of 1 ids" in str(raised.value.where)
+    assert isinstance(raised.value.__cause__, DataError)
