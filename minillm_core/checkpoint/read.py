@@ -147,7 +147,8 @@ def newest_or_refuse(out: Path, say: Callable[[str], None] | None = None) -> Che
     raise Refusal(
         "the run has no checkpoint",
         where=str(out / "checkpoints"),
-        fix="train with checkpoint.every other than 0; a finished run then writes one",
+        fix="the first is saved after a twentieth of a run, and none with checkpoint.every=0: "
+        f"minillm train --resume --out {out} trains on",
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 23_800
+CEILING = 23_900
 """Maximum lines of code of the core.
 
 It is the core's current size, rounded up to the next hundred; each step lowers the number. The target is
@@ -138,6 +138,11 @@ trainer and batches for steps by hand, came (40). Technique cards and measured s
 the entry points by which the core finds them came (30). Tables that are updated by rows went to minillm-modded
 (240), questions of chats and the length of a tuning to minillm-chat (85). Options of commands, facts of cached
 entries, saved models and hooks are declared once (430). Divided weights that are never whole at the start came (60).
+
+23,800 to 23,900: errors that users and authors of plugins had met as defects, or not at all. Mistakes of plugins
+(dtypes, loss terms, statistics, initialisers, metrics, ranges, rates: 25); texts given twice, broken links, weights
+in names, tokenizers beside ids, windows longer than a text (30); arguments of Python's API (30); resumes to fewer
+steps, and short runs that were mostly not finite (10). Waits for checkpoints, and graphs kept for later processes (20).
 """
 
 SOURCE = '''\

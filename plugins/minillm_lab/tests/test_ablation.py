@@ -193,9 +193,10 @@ def test_a_signal_before_the_first_run_leaves_nothing(ablation: Any, rigged: Any
 @pytest.mark.parametrize("change", ["data", "device", "dtype", "versions"])
 def test_runs_of_another_ablation_are_refused(ablation: Any, rigged: Any, change: str) -> None:
     ablation(rigged({}), ("rule",)).run()
+    other = {"minillm-core": "another"} if change == "versions" else "another"
+    changed = ablation(rigged({}), ("rule",), about={**ABOUT, change: other})
     with pytest.raises(Refusal, match="the runs of another ablation") as refused:
-        other = {"minillm-core": "another"} if change == "versions" else "another"
-        ablation(rigged({}), ("rule",), about={**ABOUT, change: other}).run()
+        changed.run()
     assert change in str(refused.value)
 
 
