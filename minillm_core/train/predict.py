@@ -35,7 +35,7 @@ class Predictor:
             float32 (T, V).
 
         Raises:
-            DataError: an id is outside the vocabulary, or ids are no such row.
+            DataError: an id is outside the vocabulary, ids are not int (T,), or the row is too long.
         """
         row = lone_row(_row(ids, "logits"))
         if self.hook is not None:
