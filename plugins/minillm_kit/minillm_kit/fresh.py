@@ -7,7 +7,7 @@ Linux, and where importing has started a thread.
 
     minillm_kit.fresh MODULE ...    imports the modules, and forks for each line on stdin
 
-A process imports from the same folders as this one (``sys.path``): a new Python started with ``-m`` or ``-c``
+A process imports from the same folders as this one (``sys.path``), after those of a PYTHONPATH of its own: a new Python started with ``-m`` or ``-c``
 would look into the current folder first, where an author's random.py hides the standard library's.
 """
 
@@ -48,12 +48,12 @@ def run(
     seconds: float,
     imported: Sequence[str] = (),
 ) -> Ended:
-    """Run a module's ``main(arguments)`` in a fresh process, in this one's folder and with its ``sys.path``.
+    """Run a module's ``main(arguments)`` in a fresh process, in this one's folder.
 
     Args:
         module: with the function ``main``, which takes a list of arguments.
         arguments: of ``main``; ``sys.argv`` is the module and these.
-        environment: of the process, instead of this one's.
+        environment: of the process, instead of this one's; folders of its PYTHONPATH precede this ``sys.path``.
         seconds: timeout, after which it is killed.
         imported: modules to import before the first command.
 
@@ -68,7 +68,7 @@ def run(
             return parent.run(module, arguments, environment, seconds)
     try:
         ended = subprocess.run(
-            _command(module, *arguments),
+            _command(_path(environment), module, *arguments),
             env=dict(environment),
             capture_output=True,
             text=True,
@@ -80,12 +80,18 @@ def run(
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
-def _command(module: str, *arguments: str) -> list[str]:
-    """Return the command that calls a module's main in a new Python with this one's ``sys.path``."""
+def _path(environment: Mapping[str, str]) -> list[str]:
+    """Return the ``sys.path`` of a process: folders of its own PYTHONPATH, and this one's ``sys.path``."""
+    named = environment.get("PYTHONPATH", "").split(os.pathsep)
+    return [*(one for one in named if one and one not in sys.path), *sys.path]
+
+
+def _command(path: Sequence[str], module: str, *arguments: str) -> list[str]:
+    """Return the command that calls a module's main in a new Python with this ``sys.path``."""
     code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); del sys.argv[:2]; " + (
         "from importlib import import_module; import_module(sys.argv[0]).main(sys.argv[1:])"
     )
-    return [sys.executable, "-B", "-P", "-c", code, json.dumps(sys.path), module, *arguments]
+    return [sys.executable, "-B", "-P", "-c", code, json.dumps(path), module, *arguments]
 
 
 class _Parent:
@@ -98,7 +104,7 @@ class _Parent:
     def __init__(self, imported: tuple[str, ...], fixed: tuple[tuple[str, str], ...]) -> None:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
         self._process: Any = subprocess.Popen(
-            _command("minillm_kit.fresh", *imported),
+            _command(_path(dict(fixed)), "minillm_kit.fresh", *imported),
             env={**kept, **dict(fixed)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -122,7 +128,7 @@ class _Parent:
                 "argv": [module, *arguments],
                 "environment": dict(environment),
                 "folder": os.getcwd(),
-                "path": sys.path,
+                "path": _path(environment),
                 "seconds": seconds,
                 "said": folder,
             }
