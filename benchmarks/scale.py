@@ -6,7 +6,7 @@ r"""Speed on one GPU and on two: ``minillm train`` as a user starts it, beside p
 Each case is a process of its own, or two of them: ``minillm train`` with one GPU or ``--gpus 2``, or a peer
 (benchmarks/scale_peer.py), nanoGPT's model under torch's DDP or FSDP2. Two cases that need one GPU each run at once,
 on different GPUs; a case of two GPUs has both. ``figures.cases`` has each step's seconds, losses and the peak of the
-fullest process; tokens/s are of the mean step after --warm. ``figures.ratios`` divides tokens/s a GPU on two GPUs
+first process (of a peer: of the fullest); tokens/s are of the mean step after --warm. ``figures.ratios`` divides tokens/s a GPU on two GPUs
 by that on one (``of_linear``), and peak memory.
 
 ``--steps 6 --warm 3`` tries everything, and fills Inductor's cache.
@@ -267,7 +267,7 @@ def ratios(found: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, float]
         found: label -> figures.
 
     Returns:
-        Name -> ``of_linear``, tokens/s a GPU over those on one; ``step_time``; ``peak``, of the fullest GPU.
+        Name -> ``of_linear``, tokens/s a GPU over those on one; ``step_time``; ``peak``, as in the cases.
     """
     usable = {label: one for label, one in found.items() if "failed" not in one}
     compared = {}

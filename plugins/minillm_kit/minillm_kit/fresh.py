@@ -7,8 +7,9 @@ Linux, and where importing has started a thread.
 
     minillm_kit.fresh MODULE ...    imports the modules, and forks for each line on stdin
 
-A process imports from the same folders as this one (``sys.path``), after those of a PYTHONPATH of its own: a new Python started with ``-m`` or ``-c``
-would look into the current folder first, where an author's random.py hides the standard library's.
+A process imports from the folders of its own PYTHONPATH, then from those of this process (``sys.path``). A new
+Python started with ``-m`` or ``-c`` would look into the current folder first, where an author's random.py hides
+the standard library's.
 """
 
 from __future__ import annotations

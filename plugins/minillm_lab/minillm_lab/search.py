@@ -332,7 +332,7 @@ class Job:
 
     @property
     def _kept(self) -> str:
-        """The flag that goes on with what this folder holds by now; empty where it holds no search."""
+        """The option that resumes the search whose search.json is in the folder; empty without one."""
         return " --resume" if (self.out / RESULT).exists() else ""
 
     def _refuse_other(self) -> None:
