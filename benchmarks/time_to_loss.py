@@ -10,14 +10,18 @@ in this process; runs with equal compiled steps share it.
 
 The clock covers training steps and waiting for data. Compilation and warm-up, undone afterwards, and
 evaluation are excluded. Evaluation rows have --window tokens, documents in the order of the file.
+
+Several processes may share a GPU: with the same --turn FILE they compile at once, and train one at a time.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +61,7 @@ class Bench:
         predictions: per evaluation, where a job does not set it.
         cache: the token cache.
         backend: as for ``minillm train``.
+        turn: a file that is locked while a job trains; None: no other process trains here.
     """
 
     def __init__(
@@ -68,7 +73,9 @@ class Bench:
         predictions: int,
         cache: Path,
         backend: str = "auto",
+        turn: Path | None = None,
     ) -> None:
+        self.turn = turn
         self.settings, self.val, self.window = settings, val, window
         self.predictions, self.cache, self.backend = predictions, cache, backend
         self.corpus: Corpus | None = None
@@ -111,7 +118,7 @@ class Bench:
                 )
                 print(job["run"], curve[-1], flush=True)
 
-        with loader(plan, corpus, plugins) as batches, without_gc():
+        with loader(plan, corpus, plugins) as batches, own_turn(self.turn), without_gc():
             Loop(
                 trainer,
                 batches,
@@ -180,6 +187,17 @@ class Bench:
         )
 
 
+@contextmanager
+def own_turn(file: Path | None) -> Iterator[None]:
+    """Hold an exclusive lock of a file, waiting for processes that hold it; None: do nothing."""
+    if file is None:
+        yield
+        return
+    with file.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        yield
+
+
 def hook_of(plan: Plan, plugins: Sequence[LoadedPlugin]) -> OnBatch | None:
     """Return the plugins' ``on_batch``."""
     return plan_hook(plan, plugins, streams=Streams(0))
@@ -217,6 +235,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--minutes", type=float, default=60, help="start no job after this long")
+    parser.add_argument("--turn", type=Path, help="a file shared by processes on one GPU")
     arguments = parser.parse_args()
     bench = Bench(
         (
@@ -229,6 +248,7 @@ def main() -> None:
         predictions=arguments.predictions,
         cache=arguments.cache,
         backend=arguments.backend,
+        turn=arguments.turn,
     )
     targets = [float(one) for one in arguments.targets.split(",")]
     began, found = time.perf_counter(), []
