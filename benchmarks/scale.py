@@ -27,6 +27,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.card_child import visible
 from benchmarks.command import measuring, written
 from minillm_core.backends.torch.backend import PEAK_FLOPS
 from minillm_core.train.metrics import METRICS
@@ -117,9 +118,9 @@ ROUNDS: tuple[tuple[Case, ...], ...] = (
     (_context(65_536, 1), _context(131_072, 1)),
     (_context(65_536, 2),),
     (_context(131_072, 2),),
-    (_recipe(210, 1), _recipe(460, 1)),
-    (_recipe(210, 2),),
-    (_recipe(460, 2),),
+    (_recipe(175, 1), _recipe(400, 1)),
+    (_recipe(175, 2),),
+    (_recipe(400, 2),),
 )
 """Cases that run at once, in the order of their runs."""
 
@@ -171,7 +172,7 @@ def side_by_side(
     for case in cases:
         folder: Path = given.work / case.label
         shutil.rmtree(folder, ignore_errors=True)
-        visible = ",".join(str(first + at) for at in range(case.gpus))
+        devices = ",".join(visible(first + at) for at in range(case.gpus))
         first += case.gpus
         log = (given.work / f"{case.label}.log").open("w")
         steps = _steps(case, given)
@@ -181,7 +182,7 @@ def side_by_side(
             command,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=os.environ | {"CUDA_VISIBLE_DEVICES": visible, "PYTHONUNBUFFERED": "1"},
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": devices, "PYTHONUNBUFFERED": "1"},
         )
         started.append((case, process, folder, began))
     for case, process, folder, began in started:
