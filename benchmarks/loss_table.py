@@ -1,19 +1,19 @@
-"""Generator of the README's table of time to loss, from time_to_loss.json, ..._in_order.json and peers.json.
+"""Generator of the README's table of time to loss, from time_to_loss.json, modded_nanogpt.json and peers.json.
 
 python -m benchmarks.loss_table             # check that the page is up to date
 python -m benchmarks.loss_table --write     # write it
 
-Each target is the final loss of another trainer's run, and the time is that run's, shown beside
-the shortest times of modded-nanogpt and of ours: the mean of several seeds, if all reached it.
-Ours are runs with the recipe, and those before its rows were shuffled, including plain AdamW.
-Between two evaluations the loss is interpolated linearly if they are no more than a tenth of the
-time apart; otherwise the later one counts.
+Preset ``speedrun`` and modded-nanogpt were trained at the same time, on a GPU each of one host. Most targets are the
+final losses of two other trainers, whose tokens are given: they do not depend on the GPU. A time is
+that of the settings that reach the target first, the mean of their seeds, if all reached it. Between two evaluations
+the loss is interpolated linearly if they are no more than a tenth of the time apart; otherwise the later one counts.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -24,9 +24,10 @@ from benchmarks.page import table as markdown
 from benchmarks.provenance import unique
 from tools.pages import Page, main
 
-REFERENCE = "modded-nanogpt"
-PLAIN, RECIPE = "gpt2-124m", "speedrun"  # presets
-FILES = "time_to_loss", "time_to_loss_in_order", "peers"
+__all__ = ["PAGE", "Reached", "below", "best", "row"]
+
+RECIPE = "speedrun"  # the preset
+FILES = "time_to_loss", "modded_nanogpt", "peers"
 
 NEAR = 0.1
 """Fraction of the later time: evaluations further apart only bound the crossing."""
@@ -34,141 +35,126 @@ NEAR = 0.1
 Document = Mapping[str, Any]
 
 
+@dataclass(frozen=True, order=True)
+class Reached:
+    """What the runs with the same settings needed to reach a target, the mean of their seeds."""
+
+    seconds: float
+    tokens: float
+    settings: str
+    seeds: int
+
+    def __str__(self) -> str:
+        """Format as ``13.8 s, 6.2 M tokens (95 steps, 3 seeds)``."""
+        seeds = f", {self.seeds} seeds" if self.seeds > 1 else ""
+        return f"{self.seconds:.1f} s, {self.tokens / 1e6:.1f} M tokens ({self.settings}{seeds})"
+
+
 def table(folder: Path = RESULTS) -> str:
     """Generate Markdown: the table, and its environment."""
-    ours, before, peers = (json.loads((folder / f"{n}.json").read_text()) for n in FILES)
-    jobs, runs = ours["figures"]["jobs"], peers["figures"]["runs"]
-    in_order = before["figures"]["jobs"]
+    ours, rival, peers = (json.loads((folder / f"{n}.json").read_text()) for n in FILES)
+    ends = {one["loss"]: one for one in peers["figures"]["targets"]}
+    targets = sorted({4.0, *ends}, reverse=True)
+    jobs, runs = ours["figures"]["jobs"], rival["figures"]["runs"]
     head = (
-        "target loss (whose final loss)",
-        "their time",
-        f"{REFERENCE}, best of {sum(one['peer'] == REFERENCE for one in runs)} runs",
-        "minillm, plain AdamW",
-        "the recipe without `shuffle_rows`",
+        "held-out loss",
+        "modded-nanogpt",
         f"minillm, `--preset {RECIPE}`",
-        "ours / theirs",
+        "seconds, ours / theirs",
+        "tokens, ours / theirs",
     )
-    rows = [row(target, jobs, in_order, runs) for target in peers["figures"]["targets"]]
-    return f"{markdown(head, rows)}\n\n{provenance(ours, before, peers)}\n"
+    rows = [row(target, ends.get(target), jobs, runs) for target in targets]
+    return f"{markdown(head, rows, text=(0, 1, 2))}\n\n{provenance(ours, rival, peers)}\n"
 
 
 def row(
-    target: Document,
-    jobs: Sequence[Document],
-    in_order: Sequence[Document],
-    runs: Sequence[Document],
+    target: float, end: Document | None, jobs: Sequence[Document], runs: Sequence[Document]
 ) -> tuple[str, ...]:
-    """Return the row of one target: {"loss": nats, "peer": its trainer}.
+    """Return the row of one target.
+
+    Args:
+        target: nats.
+        end: the trainer whose final loss it is, with its tokens; None: a round number.
+        jobs: our runs.
+        runs: modded-nanogpt's.
 
     Raises:
-        SystemExit: no run ended at that loss, or not every seed of any of ours reached it.
+        SystemExit: none of our settings, or of theirs, reached it with every seed.
     """
-    loss, peer, theirs = target["loss"], target["peer"], its_time(target, runs)
-    recipe = best(jobs, RECIPE, loss)
-    before, plain = (best(in_order, preset, loss) for preset in (RECIPE, PLAIN))
-    if recipe is None:
+    recipe, rival = (best(found, target) for found in (jobs, runs))
+    if recipe is None or rival is None:
         raise SystemExit(
-            f"{loss:g} of {peer} was not reached by every seed of any settings of preset {RECIPE}: "
-            "measure more steps with benchmarks.time_to_loss, or take the target out of peers.json"
+            f"{target:g} was not reached by every seed of any settings of "
+            f"{'modded-nanogpt' if recipe else RECIPE}: measure more steps"
         )
-    seconds, settings, seeds = recipe
-    said = f"**{seconds:.1f} s** ({settings}{f', {seeds} seeds' if seeds > 1 else ''})"
+    whose = f" ({end['peer']}'s last, after {end['tokens'] / 1e6:.0f} M tokens)" if end else ""
     return (
-        f"{loss:g} ({peer})",
-        f"{theirs:.1f} s",
-        told(soonest(runs, REFERENCE, loss)),
-        told(plain and plain[0]),
-        told(before and before[0]),
-        said,
-        f"**{seconds / theirs:.3f}**",
+        f"{target:g}{whose}",
+        str(rival),
+        f"**{recipe}**",
+        f"**{recipe.seconds / rival.seconds:.2f}**",
+        f"{recipe.tokens / rival.tokens:.2f}",
     )
 
 
-def its_time(target: Document, runs: Sequence[Document]) -> float:
-    """Return the seconds of the run whose final loss is the target."""
-    loss, peer = target["loss"], target["peer"]
-    for one in runs:
-        if one["peer"] == peer and one["val_loss"] == loss:
-            return one["total_seconds"]
-    raise SystemExit(f"no run of {peer} in peers.json ended at {loss:g}, which is a target there")
-
-
-def told(seconds: float | None) -> str:
-    """Format seconds, or a dash."""
-    return "-" if seconds is None else f"{seconds:.1f} s"
-
-
-def soonest(runs: Sequence[Document], peer: str, loss: float) -> float | None:
-    """Return the shortest time of a peer's runs to a loss, seconds."""
-    times = [one["seconds"].get(f"{loss:g}") for one in runs if one["peer"] == peer]
-    return min((time for time in times if time is not None), default=None)
-
-
-def sooner(target: Document, runs: Sequence[Document]) -> float | None:
-    """Return the seconds of an earlier pass of the target by another run of the same peer."""
-    first, time = soonest(runs, target["peer"], target["loss"]), its_time(target, runs)
-    return first if first is not None and first < time else None
-
-
-def best(jobs: Sequence[Document], preset: str, loss: float) -> tuple[float, str, int] | None:
-    """Return (seconds, settings in words, seeds) of the settings that reach a loss first.
-
-    Runs are grouped by settings: a group counts if every seed reached the loss.
-    """
+def best(jobs: Sequence[Document], loss: float) -> Reached | None:
+    """Return what the settings needed that reach a loss first; None: none did with every seed."""
     kinds: dict[tuple[str, ...], list[Document]] = {}
     for job in jobs:
-        if job["preset"] == preset and not job.get("plugins"):
+        if not job.get("plugins"):
             kinds.setdefault(tuple(job["settings"]), []).append(job)
     found = []
-    for kind in kinds.values():
-        crossed = [below(job["curve"], loss) for job in kind]
-        times = [seconds for seconds in crossed if seconds is not None]
-        if len(times) == len(kind):
-            found.append((mean(times), told_settings(kind[0]["settings"]), len(kind)))
+    for settings, kind in kinds.items():
+        crossed = [one for job in kind if (one := below(job["curve"], loss)) is not None]
+        if len(crossed) == len(kind):
+            seconds, tokens = (mean(values) for values in zip(*crossed, strict=True))
+            found.append(Reached(seconds, tokens, named(settings), len(kind)))
     return min(found, default=None)
 
 
-def told_settings(settings: Sequence[str]) -> str:
-    """Format settings: ``72 steps, train.cooldown=0.3``."""
-    steps = next(one.partition("=")[2] for one in settings if one.startswith("train.steps="))
-    others = [f"`{one}`" for one in settings if not one.startswith("train.steps=")]
-    return ", ".join([f"{steps} steps", *others])
+def named(settings: Sequence[str]) -> str:
+    """Format settings: ``72 steps, `train.cooldown=0.3```."""
+    found = []
+    for one in settings:
+        key, assigned, value = one.rpartition("=")
+        steps = key.rpartition(".")[2] == "steps"
+        found.append(f"{int(value):,} steps" if steps else f"`{one}`" if assigned else one)
+    return ", ".join(found)
 
 
-def below(curve: Sequence[Document], loss: float) -> float | None:
-    """Return the seconds from which on a curve stays below a loss; None: it does not."""
+def below(curve: Sequence[Document], loss: float) -> tuple[float, float] | None:
+    """Return the seconds and tokens from which on a curve stays below a loss; None: it does not."""
     crossed = crossing(curve, loss)
     if crossed is None:
         return None
     last = max((i for i, point in enumerate(curve) if point["val_loss"] > loss), default=-1)
-    before, after = curve[last]["seconds"] if last >= 0 else 0.0, curve[last + 1]["seconds"]
-    return crossed["seconds"] if after - before <= NEAR * after else after
+    before, after = curve[last]["seconds"] if last >= 0 else 0.0, curve[last + 1]
+    found = crossed if after["seconds"] - before <= NEAR * after["seconds"] else after
+    return found["seconds"], found["tokens"]
 
 
-def provenance(ours: Document, before: Document, peers: Document) -> str:
+def provenance(ours: Document, rival: Document, peers: Document) -> str:
     """Describe the environment of all of them."""
-    environment, theirs = ours["environment"], peers["environment"]
-    commits = unique(one["environment"]["commit"][:7] for one in (ours, before))
+    environment = ours["environment"]
     gpu = unique(one["name"] for one in environment["hardware"]["gpus"])
     versions = environment["versions"]
-    runs, targets = peers["figures"]["runs"], peers["figures"]["targets"]
-    passed = " and ".join(
-        f"{target['peer']} passes {target['loss']:g} after {told(time)}"
-        for target in targets
-        if (time := sooner(target, runs)) is not None
-    )
+    speeds = [max(one["tokens_per_second"] for one in doc) for doc in _runs(ours, rival)]
+    elsewhere = unique(one["name"] for one in peers["environment"]["hardware"]["gpus"])
     return (
         "Seconds of training, waiting for data included, until the loss over 1,048,576 held-out "
-        "predictions stays below the target; the same tokens and tokenizer, and 12 layers of 768, "
-        f"for all. One {gpu} per run; PyTorch {versions['torch']}, Python {versions['python']}; commits "
-        f"{commits}. The recipe's rows are shuffled; plain AdamW and the peers read documents one after the "
-        "other, and what rows in another order would give the peers is not measured. Peers: their own "
-        "code and recipes on one "
-        f"{unique(one['name'] for one in theirs['hardware']['gpus'])}, PyTorch "
-        f"{theirs['versions']['torch']}; {REFERENCE} is its record of 2025-02-01. "
-        f"{f'With another batch size or length {passed}. ' if passed else ''}"
-        "How it was measured, and what failed: [docs/experiments.md](docs/experiments.md)."
+        "predictions stays below the target; the same tokens and tokenizer, and 12 layers of 768, for "
+        "both. modded-nanogpt is its record of 2025-02-01 on one GPU, with its fp8 head, at its rates or half of "
+        f"them, whichever is sooner. Trained at the same time, on one {gpu} each of one host, at up to "
+        f"{speeds[1]:,} (theirs) and {speeds[0]:,} tokens/s (ours); PyTorch {versions['torch']}, "
+        f"Python {versions['python']}; commit {environment['commit'][:7]}. Our rows are shuffled "
+        "(`shuffle_rows`); theirs follow the shuffled documents, as in their own loader. "
+        f"nanoGPT's and nanochat's tokens are of their own recipes on one {elsewhere}. How it was measured, "
+        "and what failed: [docs/experiments.md](docs/experiments.md)."
     )
+
+
+def _runs(*documents: Document) -> list[Sequence[Document]]:
+    return [one["figures"].get("jobs") or one["figures"]["runs"] for one in documents]
 
 
 PAGE = Page(ROOT / "README.md", {"time to loss": table}, others=True)

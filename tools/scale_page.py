@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean, median
 from typing import Any
 
 from minillm_core import build_plan, load
@@ -135,39 +136,48 @@ MEASURED = {
     "nanogpt-fsdp-1.3b": "nanoGPT's model of 1.31 B under FSDP2 with AdamW, 16,384 tokens a card",
     "context-65536": "gpt2-124m, windows, documents, rows of 65,536 tokens shared by both",
     "context-131072": "gpt2-124m, windows, documents, rows of 131,072 tokens shared by both",
-    "recipe-210": "speedrun, 210 steps, 65,536 tokens a step",
-    "recipe-460": "speedrun, 460 steps, 65,536 tokens a step",
+    "recipe-400": "speedrun, 400 steps, 65,536 tokens a step on both",
 }
 """Cases of benchmarks/scale.py, and their descriptions."""
 
+RESULTS: tuple[tuple[str, Callable[[list[float]], float]], ...] = (
+    ("scale", fmean),
+    ("scale_recipe", median),  # while its runs on one GPU began, others compiled on the host
+)
+"""Result files, and whether a step is the mean or the median of theirs."""
+
 
 def measured() -> str:
-    """Return the table of benchmarks/results/scale.json: tokens/s and memory on one GPU and on two."""
-    document = json.loads((ROOT / "benchmarks" / "results" / "scale.json").read_text())
-    figures, rows = document["figures"], []
-    for name, what in MEASURED.items():
-        if (ratio := figures["ratios"].get(name)) is None:
-            continue
-        one, two = (figures["cases"][f"{name}-{gpus}"] for gpus in (1, 2))
-        rows.append(
-            (
-                what,
-                f"{one['tokens_per_second']:,}",
-                f"{two['tokens_per_second']:,}",
-                f"{ratio['of_linear']:.3f}",
-                f"{one['peak_gib']:.1f}",
-                f"{two['peak_gib']:.1f}",
-            )
+    """Return the table of the results of benchmarks/scale.py: tokens/s and memory on one GPU and on two."""
+    rows, about = [], []
+    for file, middle in RESULTS:
+        document = json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())
+        figures = document["figures"]
+        for name in MEASURED:
+            if name in figures["ratios"]:
+                one, two = (figures["cases"][f"{name}-{gpus}"] for gpus in (1, 2))
+                speeds = [
+                    case["tokens_per_step"] / middle(case["step_seconds"][figures["warm"] :])
+                    for case in (one, two)
+                ]
+                rows.append(
+                    (
+                        MEASURED[name],
+                        *(f"{speed:,.0f}" for speed in speeds),
+                        f"{speeds[1] / speeds[0] / 2:.3f}",
+                        *(f"{case['peak_gib']:.1f}" for case in (one, two)),
+                    )
+                )
+        environment = document["environment"]
+        (card,) = {gpu["name"] for gpu in environment["hardware"]["gpus"]}
+        about.append(
+            f"`{file}.json`: one run on two {card} of one host, PyTorch "
+            f"{environment['versions']['torch']}, bfloat16, compiled; {environment['date'][:10]}, commit "
+            f"{environment['commit'][:7]}; a step is the {middle.__name__.removeprefix('f')} of those after the "
+            f"first {figures['warm']}."
         )
     head = ("what", "tokens/s, one", "two", "of linear", "GiB a card, one", "two")
-    environment = document["environment"]
-    (card,) = {gpu["name"] for gpu in environment["hardware"]["gpus"]}
-    about = (
-        f"`python -m benchmarks.scale`, one run on two {card} of one host, PyTorch "
-        f"{environment['versions']['torch']}, bfloat16, compiled; {environment['date'][:10]}, commit "
-        f"{environment['commit'][:7]}."
-    )
-    return f"{table(head, rows)}\n\n{about}"
+    return "\n\n".join((table(head, rows), "`python -m benchmarks.scale`.", *about))
 
 
 def predicted() -> str:
