@@ -38,6 +38,7 @@ from minillm_core.data import (
     open_corpus,
 )
 from minillm_core.data.corpus import open_documents
+from minillm_core.data.tokenizer import bytes_by_id
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.streams import Streams
@@ -180,7 +181,7 @@ class Bench:
             seq_len=self.window,
             tokens=predictions,
             seed=None,
-            on_batch=hook_of(plan, plugins),
+            on_batch=hook_of(plan, plugins, self.corpus),
         )
         return Validation(
             trainer, {"": batches}, bytes_per_token(tokenizer, vocab) if tokenizer else None
@@ -198,9 +199,11 @@ def own_turn(file: Path | None) -> Iterator[None]:
         yield
 
 
-def hook_of(plan: Plan, plugins: Sequence[LoadedPlugin]) -> OnBatch | None:
+def hook_of(plan: Plan, plugins: Sequence[LoadedPlugin], corpus: Corpus) -> OnBatch | None:
     """Return the plugins' ``on_batch``."""
-    return plan_hook(plan, plugins, streams=Streams(0))
+    tokenizer, vocab = corpus.tokenizer, plan.config.model.vocab
+    pieces = bytes_by_id(tokenizer, vocab) if tokenizer and plan.on_batch else ()
+    return plan_hook(plan, plugins, streams=Streams(0), pieces=pieces)
 
 
 def loader(plan: Plan, corpus: Corpus, plugins: Sequence[LoadedPlugin]) -> Loader:
@@ -213,7 +216,7 @@ def loader(plan: Plan, corpus: Corpus, plugins: Sequence[LoadedPlugin]) -> Loade
         seq_len=train.seq_len,
         seed=plan.config.data.seed,
         by=plan.arrangement,
-        on_batch=hook_of(plan, plugins),
+        on_batch=hook_of(plan, plugins, corpus),
     )
 
 
