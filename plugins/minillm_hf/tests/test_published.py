@@ -284,7 +284,11 @@ def test_a_trained_model_is_not_made_worse(text: Path, tmp_path: Path) -> None:
     lines = (" ".join(rng.choice(words, 12)) for _ in range(3000))
     text.write_text("\n".join(lines), "utf-8")
     place = ("--data", str(text), "--preset", "cpu", "--device", "cpu", "--backend", "torch", *TINY)
-    none = ("--plugins", "-bigram_hash,-muon,-value_embeds,-zero_init", "train.lr=0.01")
+    none = (
+        "--plugins",
+        "-bigram_hash,-half_rope,-key_offset,-muon,-value_embeds,-zero_init",
+        "train.lr=0.01",
+    )
     base, to = tmp_path / "base", str(tmp_path / "model")
     assert main(["train", *place, *none, "--steps", "300", "--out", str(base)]) == 0
     assert main(["export", str(base), "--to", to]) == 0
@@ -306,9 +310,15 @@ def test_the_plugins_of_a_preset_are_left_out_and_that_is_said(
     folder = published(MODELS["TinyLlama"])
     here = ("plan", "--init", str(folder), "--preset", "cpu", "--device", "cpu")
     for words, left in (
-        ((), "bigram_hash, muon, shuffle_rows, value_embeds, zero_init"),
-        (("--plugins", "muon"), "bigram_hash, muon, shuffle_rows, value_embeds, zero_init"),
-        (("--plugins", "-muon"), "bigram_hash, shuffle_rows, value_embeds, zero_init"),
+        ((), "bigram_hash, half_rope, key_offset, muon, shuffle_rows, value_embeds, zero_init"),
+        (
+            ("--plugins", "muon"),
+            "bigram_hash, half_rope, key_offset, muon, shuffle_rows, value_embeds, zero_init",
+        ),
+        (
+            ("--plugins", "-muon"),
+            "bigram_hash, half_rope, key_offset, shuffle_rows, value_embeds, zero_init",
+        ),
     ):
         capsys.readouterr()
         assert main([*here, *words, "--json"]) == 0
