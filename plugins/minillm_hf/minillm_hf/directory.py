@@ -14,7 +14,13 @@ from minillm_core.directories import DirectoryFormat, TrainedModel
 from minillm_hf.card import card
 from minillm_hf.hub import fetch
 from minillm_hf.match import export_layout, exported
-from minillm_hf.read import CONFIG, HuggingFaceDirectory, read_json, read_model_directory
+from minillm_hf.read import (
+    CONFIG,
+    HuggingFaceDirectory,
+    lacks_config,
+    read_json,
+    read_model_directory,
+)
 from minillm_hf.scaling import scaling_of
 from minillm_hf.write import DTYPES, SHARD_BYTES, tokenizer_documents, write_directory
 
@@ -25,8 +31,8 @@ class HuggingFace(DirectoryFormat):
     """Directories with a config.json, as Transformers, vLLM and mlx-lm load them."""
 
     def recognises(self, path: Path) -> bool:
-        """Return whether the path is a folder with a config.json."""
-        return path.is_dir() and os.path.lexists(path / CONFIG)
+        """Return whether the path is a folder with a config.json, or with a model's weights alone."""
+        return path.is_dir() and (os.path.lexists(path / CONFIG) or lacks_config(path))
 
     def read(self, path: Path) -> HuggingFaceDirectory:
         """Read and validate a directory, except for tensor values."""

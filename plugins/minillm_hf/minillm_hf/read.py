@@ -194,12 +194,29 @@ def tuning_rate(dim: int) -> float:
     return float(f"{min(3e-4, 2e-5 * 4096 / dim):.2g}")
 
 
+def lacks_config(path: Path) -> bool:
+    """Return whether a folder has a model's weights and no config.json; a run's checkpoint has a manifest."""
+    others = (CONFIG, "adapter_config.json", "manifest.json")
+    return (
+        path.is_dir()
+        and any(path.glob("model*.safetensors"))
+        and not any(os.path.lexists(path / name) for name in others)
+    )
+
+
 def read_model_directory(path: Path) -> HuggingFaceDirectory:
     """Open a model directory and validate everything but the tensor values.
 
     Raises:
         Refusal: not a model directory, or of a model that minillm's decoder does not support.
     """
+    if lacks_config(path):
+        raise Refusal(
+            f"{path} looks like a model directory, and its {CONFIG} is missing",
+            where=f"there is no {path / CONFIG}",
+            fix=f"copy {CONFIG} there from where the weights came from, or write the directory again: "
+            "minillm export RUN --to DIR",
+        )
     if not path.is_dir() or not os.path.lexists(path / CONFIG):
         raise Refusal(
             f"{path} is no model directory",

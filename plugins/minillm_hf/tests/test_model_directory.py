@@ -18,6 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from minillm_core import Layers, Linear, State, option
 from minillm_core.checkpoint.directories import export_checked, exporting
+from minillm_core.cli.main import main
 from minillm_core.errors import ConfigError, MinillmError, PlanError, Refusal
 from minillm_core.nn.init import ones, zeros
 from minillm_core.nn.module import Module
@@ -697,6 +698,31 @@ def test_a_head_beside_a_tied_embedding(folder: Path) -> None:
     save_file(doubled, path)
     with pytest.raises(Refusal, match="tied to the embedding"):
         read_model_directory(folder)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "DIR", "--data", "DIR/text.txt"],
+        ["generate", "DIR", "It was"],
+        ["export", "DIR", "--to", "DIR/new"],
+        ["train", "--init", "DIR", "--data", "DIR/text.txt", "--out", "DIR/out"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_weights_without_their_config_are_told_from_a_run(
+    words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "text.txt").write_text("It was a dark and stormy night.\n")
+    (folder / "config.json").unlink()
+    assert main([word.replace("DIR", str(folder)) for word in words]) == 2
+    said = capsys.readouterr().err
+    assert f"{folder} looks like a model directory, and its config.json is missing" in said
+    assert "fix:   copy config.json there" in said
+    assert not (folder / "out").exists()
+    (folder / "manifest.json").write_text("{}")  # as in the checkpoint of a run
+    assert main([word.replace("DIR", str(folder)) for word in words]) == 2
+    assert "looks like" not in capsys.readouterr().err
 
 
 def test_pickles_are_not_read(folder: Path) -> None:
