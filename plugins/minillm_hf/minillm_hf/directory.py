@@ -11,6 +11,7 @@ from typing import Any
 
 from minillm_core import Plan, Refusal
 from minillm_core.directories import DirectoryFormat, TrainedModel
+from minillm_hf.adapter import ADAPTER_CONFIG
 from minillm_hf.card import card
 from minillm_hf.hub import fetch
 from minillm_hf.match import export_layout, exported
@@ -39,7 +40,18 @@ class HuggingFace(DirectoryFormat):
         return read_model_directory(path)
 
     def fetch(self, name: str, say: Callable[[str], None]) -> Path | None:
-        """Fetch a model of the hub, ``OWNER/NAME[@REVISION]``; None: the name has another form."""
+        """Fetch a model of the hub, ``OWNER/NAME[@REVISION]``; None: the name has another form.
+
+        Raises:
+            Refusal: it cannot be fetched, or it is a model directory with a step, which runs alone have.
+        """
+        folder, _, step = name.rpartition("@")
+        if folder and (step == "best" or step.isdecimal()) and _is_model(Path(folder)):
+            raise Refusal(
+                f"{folder} is a model directory, which has no steps: @{step} is for the folder of a run",
+                where=f"--init {name}",
+                fix=f"--init {folder}",
+            )
         return fetch(name, say)
 
     def check(self, plan: Plan) -> None:
@@ -73,6 +85,11 @@ class HuggingFace(DirectoryFormat):
             "vLLM": f"vllm serve {quoted}",
             "mlx-lm": f"mlx_lm.generate --model {quoted} --prompt ...",
         }
+
+
+def _is_model(path: Path) -> bool:
+    """Return whether a path is a model directory, or that of an adapter."""
+    return HUGGING_FACE.recognises(path) or (path / ADAPTER_CONFIG).is_file()
 
 
 def check_dtype(dtype: str) -> None:
