@@ -125,12 +125,20 @@ class CommandGroup(TyperGroup):
         if isinstance(found, LazyCommand):
             self._guards.enter_context(found.guard())
             found = found.load()
+        self._chosen = name, found
         return name, found, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that the arguments name."""
         with ExitStack() as self._guards:
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except typer.TyperException as error:
+                # the parser names no command where an option's value is missing
+                if getattr(error, "ctx", ctx) is None:
+                    name, found = self._chosen
+                    error.ctx = typer.Context(found, parent=ctx, info_name=name)  # type: ignore[attr-defined]
+                raise
 
     def _add_offered(self) -> None:
         """Add the commands of installed distributions, and of first-party ones that are not installed."""

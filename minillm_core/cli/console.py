@@ -106,7 +106,10 @@ def _words(error: BaseException) -> tuple[str, int]:
         setting = (
             "; settings have no dashes: train.lr=0.1" if hasattr(error, "possibilities") else ""
         )
-        return f"{command}: {what}\n  fix:   {command} --help{setting}", error.exit_code
+        fix = f"{command} --help{setting}"
+        if context and (example := _example(error, context.command.epilog or "")):
+            fix = f"{example}, for example; {fix}"
+        return f"{command}: {what}\n  fix:   {fix}", error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return "interrupted: nothing was saved", 130
     place = _innermost(error)
@@ -118,6 +121,14 @@ def _words(error: BaseException) -> tuple[str, int]:
         + "\n  fix:   run it again with --debug for the traceback, and please report it",
         1,
     )
+
+
+def _example(error: Exception, page: str) -> str | None:
+    """Return the first example on a command's help page that has the option of a usage error."""
+    options = {getattr(error, "option_name", None)}
+    options |= {*getattr(getattr(error, "param", None), "opts", ())}
+    lines = map(str.strip, page.splitlines())
+    return next((line for line in lines if options.intersection(line.split())), None)
 
 
 def _innermost(error: BaseException) -> str | None:

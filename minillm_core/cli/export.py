@@ -49,9 +49,10 @@ def export(
     folder, files = result["directory"], result["files"]
     width = max(map(len, files))
     kind = "self-contained" if result["layout"] == OWN else result["layout"]
+    # a model directory has no steps
+    state = f"was after step {result['step']:,}" if result["step"] else f"is in {out}"
     write(
-        f"{folder}: a {kind} model of {result['parameters']:,} parameters in "
-        f"{dtype}, as it was after step {result['step']:,}"
+        f"{folder}: a {kind} model of {result['parameters']:,} parameters in {dtype}, as it {state}"
     )
     for name, size in files.items():
         write(f"  {name:{width}}  {size:>15,} bytes")

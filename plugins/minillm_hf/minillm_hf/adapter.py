@@ -25,6 +25,7 @@ from minillm_core.directories import Stored
 from minillm_core.inspection import Deferred
 from minillm_hf.hub import fetch
 from minillm_hf.read import (
+    AGAIN,
     CONFIG,
     TOKENIZER,
     WIDEN,
@@ -127,7 +128,7 @@ def read_adapter(path: Path) -> AdapterDirectory:
             raise _merge(f"{plain(name, 80)} is of dtype {tensor.stored.dtype}", path, config)
         pairs.setdefault(f"{found[1]}.weight", {})[found[2]] = tensor
     if not pairs:
-        raise Refusal("the adapter has no tensors", where=str(path / ADAPTER_WEIGHTS))
+        raise Refusal("the adapter has no tensors", where=str(path / ADAPTER_WEIGHTS), fix=AGAIN)
     stored: dict[str, Any] = dict(base.stored)
     for name, pair in pairs.items():
         of_base = base.stored[name]
@@ -167,9 +168,17 @@ def _scale(config: Mapping[str, Any], where: str, path: Path) -> tuple[float, in
         raise _merge(f"an adapter with {plain(more[0], 40)}", path, config)
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or not 1 <= rank <= 1 << 16:
-        raise Refusal(f"r is {str(rank)[:40]}, which is no rank", where=where)
+        raise Refusal(
+            f"r is {str(rank)[:40]}, which is no rank",
+            where=where,
+            fix="set r to the rank that the adapter was trained with, such as 8",
+        )
     if type(alpha) not in (int, float) or not 0 < alpha < math.inf:
-        raise Refusal(f"lora_alpha is {str(alpha)[:40]}, which is no factor", where=where)
+        raise Refusal(
+            f"lora_alpha is {str(alpha)[:40]}, which is no factor",
+            where=where,
+            fix="set lora_alpha to the number that the adapter was trained with, such as 16",
+        )
     return alpha / (math.sqrt(rank) if config.get("use_rslora") is True else rank), rank
 
 

@@ -25,10 +25,11 @@ def card(
         layout: of the directory, where it is not the plan's.
     """
     layout = layout or model.plan.export.layout
+    made = "trained with" if model.step else "written by"
     lines = (
         *("---", "library_name: transformers", "pipeline_tag: text-generation"),
         *("tags:", "- minillm", "---", "", f"# {plain(name)}", ""),
-        f"A language model, trained with minillm: {parameters:,} parameters in {dtype}.",
+        f"A language model, {made} minillm: {parameters:,} parameters in {dtype}.",
         *("", *_facts(model, layout), "", *_use(name, layout), ""),
     )
     return "\n".join(lines)

@@ -11,10 +11,17 @@ from typing import Any
 
 from minillm_core import Plan, Refusal
 from minillm_core.directories import DirectoryFormat, TrainedModel
+from minillm_hf.adapter import ADAPTER_CONFIG
 from minillm_hf.card import card
 from minillm_hf.hub import fetch
 from minillm_hf.match import export_layout, exported
-from minillm_hf.read import CONFIG, HuggingFaceDirectory, read_json, read_model_directory
+from minillm_hf.read import (
+    CONFIG,
+    HuggingFaceDirectory,
+    lacks_config,
+    read_json,
+    read_model_directory,
+)
 from minillm_hf.scaling import scaling_of
 from minillm_hf.write import DTYPES, SHARD_BYTES, tokenizer_documents, write_directory
 
@@ -25,15 +32,26 @@ class HuggingFace(DirectoryFormat):
     """Directories with a config.json, as Transformers, vLLM and mlx-lm load them."""
 
     def recognises(self, path: Path) -> bool:
-        """Return whether the path is a folder with a config.json."""
-        return path.is_dir() and os.path.lexists(path / CONFIG)
+        """Return whether the path is a folder with a config.json, or with a model's weights alone."""
+        return path.is_dir() and (os.path.lexists(path / CONFIG) or lacks_config(path))
 
     def read(self, path: Path) -> HuggingFaceDirectory:
         """Read and validate a directory, except for tensor values."""
         return read_model_directory(path)
 
     def fetch(self, name: str, say: Callable[[str], None]) -> Path | None:
-        """Fetch a model of the hub, ``OWNER/NAME[@REVISION]``; None: the name has another form."""
+        """Fetch a model of the hub, ``OWNER/NAME[@REVISION]``; None: the name has another form.
+
+        Raises:
+            Refusal: it cannot be fetched, or it is a model directory with a step, which runs alone have.
+        """
+        folder, _, step = name.rpartition("@")
+        if folder and (step == "best" or step.isdecimal()) and _is_model(Path(folder)):
+            raise Refusal(
+                f"{folder} is a model directory, which has no steps: @{step} is for the folder of a run",
+                where=f"--init {name}",
+                fix=f"--init {folder}",
+            )
         return fetch(name, say)
 
     def check(self, plan: Plan) -> None:
@@ -67,6 +85,11 @@ class HuggingFace(DirectoryFormat):
             "vLLM": f"vllm serve {quoted}",
             "mlx-lm": f"mlx_lm.generate --model {quoted} --prompt ...",
         }
+
+
+def _is_model(path: Path) -> bool:
+    """Return whether a path is a model directory, or that of an adapter."""
+    return HUGGING_FACE.recognises(path) or (path / ADAPTER_CONFIG).is_file()
 
 
 def check_dtype(dtype: str) -> None:

@@ -41,7 +41,7 @@ CHAT_TEMPLATE = "chat_template.jinja"
 _OF_TEMPLATES = ("chat_template", "added_tokens_decoder", "bos_token", "eos_token")
 """Keys of tokenizer_config.json that define the chat template and its tokens."""
 LARGEST_TEMPLATE = 1 << 21  # bytes
-_AGAIN = "fetch or write the directory again"
+AGAIN = "fetch or write the directory again"
 LONGEST_TOKEN = 200
 """Maximum characters of a special token."""
 PICKLES = {".bin", ".pt", ".pth", ".ckpt"}
@@ -76,7 +76,11 @@ class FileTensor:
         shape = self.stored.shape
         array = self._rows(0, shape[0] if shape else 1).reshape(shape)
         if not np.isfinite(array).all():
-            raise Refusal(f"{self.name} holds a NaN or an infinity", where=str(self.path))
+            raise Refusal(
+                f"{self.name} holds a NaN or an infinity",
+                where=str(self.path),
+                fix="give an earlier version of the model, or fetch or write the directory again",
+            )
         return array
 
     def deferred(self) -> Deferred:
@@ -91,7 +95,9 @@ class FileTensor:
         place = self.stored.start + first * numbers * np.dtype(raw).itemsize
         array = np.fromfile(self.path, raw, count * numbers, offset=place)
         if array.size != count * numbers:
-            raise Refusal(f"{self.path.name} ends before {self.name} does", where=str(self.path))
+            raise Refusal(
+                f"{self.path.name} ends before {self.name} does", where=str(self.path), fix=AGAIN
+            )
         return widen(array).reshape(count, *inner)
 
 
@@ -194,12 +200,29 @@ def tuning_rate(dim: int) -> float:
     return float(f"{min(3e-4, 2e-5 * 4096 / dim):.2g}")
 
 
+def lacks_config(path: Path) -> bool:
+    """Return whether a folder has a model's weights and no config.json; a run's checkpoint has a manifest."""
+    others = (CONFIG, "adapter_config.json", "manifest.json")
+    return (
+        path.is_dir()
+        and any(path.glob("model*.safetensors"))
+        and not any(os.path.lexists(path / name) for name in others)
+    )
+
+
 def read_model_directory(path: Path) -> HuggingFaceDirectory:
     """Open a model directory and validate everything but the tensor values.
 
     Raises:
         Refusal: not a model directory, or of a model that minillm's decoder does not support.
     """
+    if lacks_config(path):
+        raise Refusal(
+            f"{path} looks like a model directory, and its {CONFIG} is missing",
+            where=f"there is no {path / CONFIG}",
+            fix=f"copy {CONFIG} there from where the weights came from, or write the directory again: "
+            "minillm export RUN --to DIR",
+        )
     if not path.is_dir() or not os.path.lexists(path / CONFIG):
         raise Refusal(
             f"{path} is no model directory",
@@ -225,7 +248,7 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
         raise Refusal(
             f"{TOKENIZER} has more than {LARGEST_TOKENIZER:,} bytes",
             where=str(tokenizer),
-            fix=_AGAIN,
+            fix=AGAIN,
         )
     return HuggingFaceDirectory(
         path,
@@ -278,7 +301,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
                 raise ValueError(f"it has more than {LARGEST_TEMPLATE:,} bytes")
         except (OSError, ValueError) as error:
             problem = f"{path.name} cannot be read: {error}"[:200]
-            raise Refusal(problem, where=str(path), fix=_AGAIN) from error
+            raise Refusal(problem, where=str(path), fix=AGAIN) from error
         config = {**config, "chat_template": text}
     if config.get("chat_template") is None:
         return None
@@ -292,7 +315,7 @@ def _token(config: Mapping[str, Any], key: str, path: Path) -> str | None:
         raise Refusal(
             f"{TOKENIZER_CONFIG} has {plain(str(found), 40)} for {key}, which is no token",
             where=str(path),
-            fix=_AGAIN,
+            fix=AGAIN,
         )
     return token
 
@@ -331,7 +354,7 @@ def read_json(path: Path) -> dict[str, Any]:
             return parse_json(file.read(LARGEST_JSON + 1))
     except (OSError, ValueError) as error:
         problem = f"{path.name} cannot be read: {error}"[:200]
-        raise Refusal(problem, where=str(path), fix=_AGAIN) from error
+        raise Refusal(problem, where=str(path), fix=AGAIN) from error
 
 
 def _pickles(folder: Path) -> list[str]:
@@ -353,18 +376,22 @@ def _stored(folder: Path) -> dict[str, FileTensor]:
         )
     held = read_json(folder / INDEX).get("weight_map")
     if not isinstance(held, dict) or not all(isinstance(name, str) for name in held.values()):
-        raise Refusal(f"{INDEX} has no weight_map of names", where=str(folder / INDEX))
+        raise Refusal(f"{INDEX} has no weight_map of names", where=str(folder / INDEX), fix=AGAIN)
     found: dict[str, FileTensor] = {}
     for name in sorted(set(held.values())):
         if name in ("", ".", "..") or any(c in name for c in "/\\\0"):
             raise Refusal(
-                f"{name[:80]!r} is not the name of a file in this folder", where=str(folder / INDEX)
+                f"{name[:80]!r} is not the name of a file in this folder",
+                where=str(folder / INDEX),
+                fix=AGAIN,
             )
         found |= stored_tensors(folder / name)
     there = {key: tensor.path.name for key, tensor in found.items()}
     if wrong := {key for key in there.keys() | held.keys() if held.get(key) != there.get(key)}:
         raise Refusal(
-            f"{INDEX} and the shards disagree about {min(wrong)[:80]}", where=str(folder / INDEX)
+            f"{INDEX} and the shards disagree about {min(wrong)[:80]}",
+            where=str(folder / INDEX),
+            fix=AGAIN,
         )
     return found
 
@@ -399,11 +426,14 @@ def _check(
             raise Refusal(
                 f"{name} has shape {found.stored.shape}, and config.json says {tensor.shape}",
                 where=str(found.path),
+                fix=f"put the config.json there that the weights were saved with, or {AGAIN}",
             )
         if found.stored.dtype not in WIDEN:
             raise Refusal(
                 f"{name} is of dtype {found.stored.dtype}; {', '.join(WIDEN)} are read",
                 where=str(found.path),
+                fix="load it with Transformers and save it in one of them: AutoModelForCausalLM"
+                f".from_pretrained({str(folder)!r}, dtype='bfloat16').save_pretrained('converted')",
             )
 
 
@@ -426,7 +456,7 @@ def stored_tensors(path: Path) -> dict[str, FileTensor]:
             found = tensor_places(fill, size, WIDTHS)
     except (OSError, ValueError) as error:
         raise Refusal(
-            f"{path.name} is not a sound safetensors file: {error}", where=str(path), fix=_AGAIN
+            f"{path.name} is not a sound safetensors file: {error}", where=str(path), fix=AGAIN
         ) from error
     return {name: FileTensor(path, name, stored) for name, stored in sorted(found.items())}
 
@@ -436,6 +466,6 @@ def _check_regular(path: Path) -> None:
     try:
         status = path.stat()
     except (OSError, ValueError) as error:
-        raise Refusal(f"there is no {path.name}", where=str(path)) from error
+        raise Refusal(f"there is no {path.name}", where=str(path), fix=AGAIN) from error
     if not stat.S_ISREG(status.st_mode):
-        raise Refusal(f"{path.name} is not a file", where=str(path))
+        raise Refusal(f"{path.name} is not a file", where=str(path), fix=AGAIN)

@@ -126,6 +126,7 @@ def test_what_is_no_plain_adapter_is_refused(
     with pytest.raises(Refusal) as error:
         read_adapter(folder)
     assert said in str(error.value)
+    assert error.value.fix
 
 
 @WARNS

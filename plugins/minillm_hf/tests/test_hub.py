@@ -314,6 +314,30 @@ def test_a_local_folder_of_that_name_wins(
     assert published(folder) is None
 
 
+@pytest.mark.parametrize("step", ["3", "best"])
+@pytest.mark.parametrize("held", ["config.json", "model.safetensors", "adapter_config.json"])
+def test_a_model_directory_has_no_steps_and_the_hub_is_not_asked(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: str, step: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / NAME).mkdir(parents=True)
+    (tmp_path / NAME / held).write_text("{}")
+    for place in (NAME, str(tmp_path / NAME)):
+        with pytest.raises(Refusal, match="is a model directory, which has no steps") as refused:
+            initial_layer(f"{place}@{step}")
+        assert refused.value.fix == f"--init {place}"
+    assert hub.asked == []
+
+
+def test_a_revision_of_a_model_beside_a_folder_of_its_name_is_fetched(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / NAME).mkdir(parents=True)
+    (tmp_path / NAME / "config.json").write_text("{}")
+    assert published(Path(initial_layer(f"{NAME}@main")[1])) == f"{NAME}@{COMMITS[0]}"
+
+
 @pytest.mark.parametrize(
     "given", ["name", "a/b/c", "/a/b", "./a", "a/b@", "a b/c", "~/x", "a/b@c d"]
 )

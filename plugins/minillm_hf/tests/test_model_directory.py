@@ -6,7 +6,8 @@ import json
 import os
 import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from safetensors.numpy import load_file, save_file
 
 from minillm_core import Layers, Linear, State, option
 from minillm_core.checkpoint.directories import export_checked, exporting
+from minillm_core.cli.main import main
 from minillm_core.errors import ConfigError, MinillmError, PlanError, Refusal
 from minillm_core.nn.init import ones, zeros
 from minillm_core.nn.module import Module
@@ -46,6 +48,14 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 same_folder = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+
+
+@contextmanager
+def refused(said: str | None = None) -> Iterator[pytest.ExceptionInfo[Refusal]]:
+    """Expect a refusal that says what is wrong, and what to do."""
+    with pytest.raises(Refusal, match=said) as found:
+        yield found
+    assert found.value.fix, found.value
 
 
 class Norm(Module):
@@ -453,9 +463,9 @@ def test_rotary_scaling_is_exported_where_all_layers_have_it(
 )
 def test_a_hostile_tokenizer_config_is_refused(folder: Path, text: str, said: str) -> None:
     (folder / "tokenizer_config.json").write_text(text)
-    with pytest.raises(Refusal, match=said) as refused:
+    with refused(said) as error:
         read_model_directory(folder)
-    assert len(str(refused.value)) < 600
+    assert len(str(error.value)) < 600
 
 
 def test_the_end_of_text_is_that_of_the_tokenizer_s_config(folder: Path) -> None:
@@ -590,7 +600,7 @@ def test_what_the_decoder_does_not_have_is_refused_by_name(
     folder: Path, changes: dict, named: str
 ) -> None:
     edit(folder / "config.json", **changes)
-    with pytest.raises(Refusal, match=named) as found:
+    with refused(named) as found:
         read_model_directory(folder)
     assert len(str(found.value)) < 600
 
@@ -600,7 +610,7 @@ def test_qwen3_must_state_what_it_would_have_by_default(tmp_path: Path, planned:
     edit(folder / "config.json", sliding_window=4096)  # stated, and switched off
     read_model_directory(folder)
     edit(folder / "config.json", head_dim=...)
-    with pytest.raises(Refusal, match="head_dim is missing"):
+    with refused("head_dim is missing"):
         read_model_directory(folder)
 
 
@@ -634,7 +644,7 @@ def test_a_mutated_config_is_refused_or_read(folder: Path, changes: dict) -> Non
 )
 def test_what_is_no_json_is_refused(folder: Path, text: bytes) -> None:
     (folder / "config.json").write_bytes(text)
-    with pytest.raises(Refusal, match=r"config\.json"):
+    with refused(r"config\.json"):
         read_model_directory(folder)
 
 
@@ -670,7 +680,7 @@ def test_half_precision_is_widened_exactly(tmp_path: Path) -> None:
 )
 def test_what_is_not_finite_is_refused(tmp_path: Path, dtype: str, bits: int) -> None:
     raw_file(tmp_path / "x", dtype, np.array([0, bits], "<u4" if dtype == "F32" else "<u2"))
-    with pytest.raises(Refusal, match="x holds a NaN or an infinity"):
+    with refused("x holds a NaN or an infinity"):
         stored_tensors(tmp_path / "x")["x"].read()
 
 
@@ -679,7 +689,7 @@ def test_other_dtypes_are_refused(folder: Path, dtype: type) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(dtype)
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(Refusal, match=r"model\.norm\.weight is of dtype"):
+    with refused(r"model\.norm\.weight is of dtype"):
         read_model_directory(folder)
 
 
@@ -695,16 +705,41 @@ def test_a_head_beside_a_tied_embedding(folder: Path) -> None:
     }
     doubled["lm_head.weight"][0, 0] += 1
     save_file(doubled, path)
-    with pytest.raises(Refusal, match="tied to the embedding"):
+    with refused("tied to the embedding"):
         read_model_directory(folder)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["eval", "DIR", "--data", "DIR/text.txt"],
+        ["generate", "DIR", "It was"],
+        ["export", "DIR", "--to", "DIR/new"],
+        ["train", "--init", "DIR", "--data", "DIR/text.txt", "--out", "DIR/out"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_weights_without_their_config_are_told_from_a_run(
+    words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "text.txt").write_text("It was a dark and stormy night.\n")
+    (folder / "config.json").unlink()
+    assert main([word.replace("DIR", str(folder)) for word in words]) == 2
+    said = capsys.readouterr().err
+    assert f"{folder} looks like a model directory, and its config.json is missing" in said
+    assert "fix:   copy config.json there" in said
+    assert not (folder / "out").exists()
+    (folder / "manifest.json").write_text("{}")  # as in the checkpoint of a run
+    assert main([word.replace("DIR", str(folder)) for word in words]) == 2
+    assert "looks like" not in capsys.readouterr().err
 
 
 def test_pickles_are_not_read(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    with pytest.raises(Refusal, match="neither"):
+    with refused("neither"):
         read_model_directory(folder)
     (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    with pytest.raises(Refusal, match=r"pytorch_model\.bin is there: a pickle"):
+    with refused(r"pytorch_model\.bin is there: a pickle"):
         read_model_directory(folder)
 
 
@@ -722,14 +757,14 @@ def test_shards_do_not_leave_the_folder(sharded: Path, name: str) -> None:
     held = json.loads(path.read_text())["weight_map"]
     save_file({"x": np.ones(1)}, sharded.parent / "model.safetensors")
     edit(path, weight_map=held | {"model.norm.weight": name})
-    with pytest.raises(Refusal):
+    with refused():
         read_model_directory(sharded)
 
 
 @pytest.mark.parametrize("held", [None, [], {"x": 1}, {"x": None}, {}, "x"])
 def test_an_index_without_names_is_refused(sharded: Path, held: Any) -> None:
     edit(sharded / "model.safetensors.index.json", weight_map=held)
-    with pytest.raises(Refusal):
+    with refused():
         read_model_directory(sharded)
 
 
@@ -745,7 +780,7 @@ def test_an_index_that_is_wrong_is_refused(sharded: Path, change: str) -> None:
         "invent": held | {"model.more.weight": other},
     }
     edit(path, weight_map=changed[change])
-    with pytest.raises(Refusal, match="disagree about"):
+    with refused("disagree about"):
         read_model_directory(sharded)
 
 
@@ -753,7 +788,7 @@ def test_a_pipe_is_not_waited_for(folder: Path) -> None:
     for name in ("model.safetensors", "config.json"):
         (folder / name).unlink()
         os.mkfifo(folder / name)
-        with pytest.raises(Refusal, match="not a file"):
+        with refused("not a file"):
             read_model_directory(folder)
 
 
@@ -761,9 +796,9 @@ def test_a_file_that_shrinks_is_refused(folder: Path) -> None:
     found = read_model_directory(folder)
     data = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(data[:-4])
-    with pytest.raises(Refusal, match="ends before"):
+    with refused("ends before"):
         found.arrays()
-    with pytest.raises(Refusal, match="not a sound safetensors file"):
+    with refused("not a sound safetensors file"):
         read_model_directory(folder)
 
 
@@ -843,5 +878,5 @@ def test_a_directory_in_bfloat16_has_half_the_bytes_and_the_rounded_weights(
 def test_a_tokenizer_larger_than_any_is_refused(folder: Path) -> None:
     with (folder / "tokenizer.json").open("wb") as file:
         file.truncate(10 << 30)  # a sparse file: it takes no space
-    with pytest.raises(Refusal, match=r"tokenizer\.json has more than"):
+    with refused(r"tokenizer\.json has more than"):
         read_model_directory(folder)

@@ -197,6 +197,7 @@ def test_it_opens_trains_and_goes_back(
     assert 1e-6 < np.abs(half - trained).max() < 0.05 * np.abs(trained).max()
     card = (tmp_path / "half" / "README.md").read_text()
     assert "parameters in bfloat16" in card
+    assert "trained with minillm" in card
     assert "| training | 5 steps" in card
     assert str(tmp_path) not in card.replace(str(tmp_path / "half"), "")
     eos = json.loads((tmp_path / "back" / "tokenizer_config.json").read_text())["eos_token"]
@@ -245,6 +246,9 @@ def test_a_directory_is_read_as_it_is(
     known = run.tokenizer.known()  # the other rows of the embedding are unused
     theirs = known[their_logits(Path(folder), np.array(row))[:, known].argmax(-1)]
     assert theirs[-len(ids) - 1 : -1].tolist() == ids
+    assert main(["export", folder, "--to", str(tmp_path / "again")]) == 0
+    assert f"parameters in float32, as it is in {folder}\n" in capsys.readouterr().out
+    assert "written by minillm" in (tmp_path / "again" / "README.md").read_text()
     for words, said in (
         (("eval", folder, "--data", str(text), "--best"), "has no checkpoints to choose from"),
         (("eval", str(tmp_path), "--data", str(text)), "holds no run"),

@@ -15,6 +15,9 @@ from minillm_lab.ablation_page import ablation_page
 from minillm_lab.comparison import comparison_page
 from minillm_lab.history import History, read_history
 from minillm_lab.run_page import run_page
+from minillm_lab.search_page import PAGE as SEARCH_PAGE
+from minillm_lab.search_page import RESULT as SEARCH
+from minillm_lab.search_page import search_page
 
 REPORT, COMPARISON = "report.html", "comparison.html"
 
@@ -27,9 +30,9 @@ Say = Callable[[str], None]
 
 
 def report(out: Path, *, plugins: str | None = None, sample: bool = True, say: Say) -> Path:
-    """Write the HTML page of a run or an ablation into its folder.
+    """Write the HTML page of a run, an ablation or a search into its folder.
 
-    The run may be unfinished, or killed.
+    The run or the search may be unfinished, or killed.
 
     Args:
         out: the folder.
@@ -41,17 +44,19 @@ def report(out: Path, *, plugins: str | None = None, sample: bool = True, say: S
         The path of the page.
 
     Raises:
-        Refusal: the folder holds neither, or files of another format under their names.
+        Refusal: the folder holds none of them, a search without results, or files of another format under their names.
     """
     if os.path.lexists(out / RUN):
         path, page = out / REPORT, _of_run
     elif os.path.lexists(out / RESULT):
         path, page = out / PAGE, _of_ablation
+    elif os.path.lexists(out / SEARCH):
+        path, page = out / SEARCH_PAGE, _of_search
     else:
         raise Refusal(
-            f"{out} holds neither a run nor an ablation",
-            where=f"{out}: there is no {RUN} and no {RESULT}",
-            fix="name the folder that minillm train or minillm ablate wrote",
+            f"{out} holds neither a run nor an ablation nor a search",
+            where=f"{out}: there is no {RUN}, no {RESULT} and no {SEARCH}",
+            fix="name the folder that minillm train, ablate or search wrote",
         )
     return _written(path, lambda: page(out, plugins, sample, say))
 
@@ -85,6 +90,17 @@ def _written(path: Path, make: Callable[[], str]) -> Path:
 
 def _of_ablation(out: Path, plugins: str | None, sample: bool, say: Say) -> str:
     return ablation_page(read_json(out / RESULT))
+
+
+def _of_search(out: Path, plugins: str | None, sample: bool, say: Say) -> str:
+    result = read_json(out / SEARCH)
+    if "rounds" not in result:  # written before the length of its runs is known
+        raise Refusal(
+            "the search was ended before it compared anything",
+            where=str(out / SEARCH),
+            fix="give its minillm search command again, with --resume",
+        )
+    return search_page(result)
 
 
 def _of_run(out: Path, plugins: str | None, sample: bool, say: Say) -> str:

@@ -46,11 +46,11 @@ from minillm_lab.members import (
 )
 from minillm_lab.pool import Pool, check_devices
 from minillm_lab.race import Race
-from minillm_lab.search_page import markdown, search_page
+from minillm_lab.search_page import PAGE, RESULT, markdown, search_page
 from minillm_lab.space import Recipe, Space, installed, parts_of, read_space, usual_space
 from minillm_lab.study import Study, bind, open_corpus
 
-RESULT, BEST, PAGE, TEXT = "search.json", "best.toml", "search.html", "search.md"
+BEST, TEXT = "best.toml", "search.md"
 
 FIRST = 20
 """Steps of the first run towards a target loss; each further run is longer by the factor ``LONGER``."""

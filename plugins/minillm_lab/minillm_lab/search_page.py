@@ -16,6 +16,8 @@ from minillm_lab.worth import times
 Json = Mapping[str, Any]
 Row = Sequence[str]
 
+RESULT, PAGE = "search.json", "search.html"
+
 GAIN = Axis("nats a token, with minus without (← better)")
 TRENDS = 7
 """Maximum number of candidates in the plot over rungs."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from minillm_core import Interrupted, Plan, Refusal, build_plan
+from minillm_core.cli.main import main
 from minillm_core.inspection import find_plugin, installed_plugins, with_options
 from minillm_lab.confirm import FRESH
 from minillm_lab.heats import Heats, Length
@@ -302,7 +303,9 @@ def test_times_are_read() -> None:
 # The page
 
 
-def test_the_page_shows_the_lineage_and_all_that_became_of_the_rest(race: Any, rigged: Any) -> None:
+def test_the_page_shows_the_lineage_and_all_that_became_of_the_rest(
+    race: Any, rigged: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found = race(
         rigged({"rule": 0.3, "extension": 0.1, "scale": -0.1}), space("scale", "extension", "rule")
     )
@@ -338,3 +341,12 @@ def test_the_page_shows_the_lineage_and_all_that_became_of_the_rest(race: Any, r
     assert "Trends" in html
     unfinished = {**result, "finished": False, "last": {}}
     assert "Not finished" in search_page(unfinished)
+    out = tmp_path / "search"
+    out.mkdir()
+    (out / "search.json").write_text(json.dumps(result))
+    assert main(["report", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out / "search.html")
+    assert (out / "search.html").read_text() == html
+    (out / "search.json").write_text('{"finished": false}')  # as a search for a loss begins
+    assert main(["report", str(out)]) == 2
+    assert "ended before it compared anything" in capsys.readouterr().err

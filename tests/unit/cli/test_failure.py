@@ -103,11 +103,27 @@ def test_an_interruption_is_130_and_one_line(program: Program, monkeypatch) -> N
         (["train", "--stps", "3"], "minillm train: No such option: --stps"),
         (["train", "--lr", "0.1"], "settings have no dashes: train.lr=0.1"),
         (["train", "--foo.bar", "3"], "minillm train: No such option: --foo.bar"),
-        (["train", "--steps"], "Option '--steps' requires an argument."),
+        (
+            ["train", "--steps"],
+            "minillm train: Option '--steps' requires an argument.\n  fix:   minillm",
+        ),
+        (
+            ["plan", "-c"],
+            "minillm plan: Option '-c' requires an argument.\n  fix:   minillm plan --help",
+        ),
         (["train", "--steps", "x"], "Invalid value for '--steps'"),
         (["eval"], "minillm eval: Missing"),
         (["export", "OUT"], "minillm export: Missing option '--to'."),
-        (["plan", "--diff", "a"], "Option '--diff' requires 2 arguments."),
+        (
+            ["export", "OUT"],
+            "fix:   minillm export runs/tiny-1 --to my_model, for example; minillm",
+        ),
+        (["plan", "--diff", "a"], "minillm plan: Option '--diff' requires 2 arguments."),
+        (
+            ["plan", "--diff", "a"],
+            "fix:   minillm plan --diff muon muon,paired_heads, for example;",
+        ),
+        (["plugins", "why", "x", "--preset"], "minillm plugins why: Option '--preset' requires"),
         (["plugins", "info"], "minillm plugins info: Missing argument 'NAME'."),
     ],
 )

@@ -26,7 +26,7 @@ def report(
         list[Path],
         typer.Argument(
             metavar="OUT",
-            help="Folder of a run or an ablation; several runs are compared on one page.",
+            help="Folder of a run, an ablation or a search; several runs are compared on one page.",
         ),
     ],
     no_sample: Annotated[
@@ -37,8 +37,8 @@ def report(
 ) -> None:
     """Write OUT/report.html: a run's curves, samples, speed, memory, plan and plugins, on one page.
 
-    The run may be unfinished or killed. An ablation's ablation.html is written again; several runs
-    are compared in comparison.html, in the first one's folder.
+    The run may be unfinished or killed. An ablation's ablation.html and a search's search.html are
+    written again; several runs are compared in comparison.html, in the first one's folder.
     """
     from minillm_lab.report import compare
     from minillm_lab.report import report as write_report

@@ -150,9 +150,9 @@ def search(
 
 def show_search(request: Request, *, json: bool) -> None:
     """Search; the recipe, or one JSON document, on stdout."""
-    from minillm_lab.search import BEST, PAGE
+    from minillm_lab.search import BEST
     from minillm_lab.search import search as run_search
-    from minillm_lab.search_page import headline
+    from minillm_lab.search_page import PAGE, headline
 
     result, folder = run_search(request)
     if json:

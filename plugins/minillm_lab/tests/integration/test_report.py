@@ -97,7 +97,7 @@ def test_five_pairs_make_a_card_that_is_shown(
 
 def test_another_folder_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(tmp_path)]) == 2
-    assert "holds neither a run nor an ablation" in capsys.readouterr().err
+    assert "holds neither a run nor an ablation nor a search" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
