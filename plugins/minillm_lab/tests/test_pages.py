@@ -376,7 +376,7 @@ def test_thinned_points_reach_as_far_as_all(given_: list[tuple[float, float]]) -
 def test_a_folder_that_holds_neither_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="holds neither a run nor an ablation") as refused:
         report(tmp_path, say=print)
-    assert "minillm train or minillm ablate" in str(refused.value)
+    assert "minillm train, ablate or search" in str(refused.value)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"plugins": 3}', "\x00"])
