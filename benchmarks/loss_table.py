@@ -98,10 +98,13 @@ def row(
 
 
 def best(jobs: Sequence[Document], loss: float) -> Reached | None:
-    """Return what the settings needed that reach a loss first; None: none did with every seed."""
+    """Return what the settings needed that reach a loss first; None: none did with every seed.
+
+    Our jobs with another preset, or with plugins beside the recipe's, are left out.
+    """
     kinds: dict[tuple[str, ...], list[Document]] = {}
     for job in jobs:
-        if not job.get("plugins"):
+        if job.get("preset", RECIPE) == RECIPE and not job.get("plugins"):
             kinds.setdefault(tuple(job["settings"]), []).append(job)
     found = []
     for settings, kind in kinds.items():

@@ -140,9 +140,9 @@ MEASURED = {
 }
 """Cases of benchmarks/scale.py, and their descriptions."""
 
-RESULTS: tuple[tuple[str, Callable[[list[float]], float]], ...] = (
-    ("scale", fmean),
-    ("scale_recipe", median),  # while its runs on one GPU began, others compiled on the host
+RESULTS: tuple[tuple[str, str, Callable[[list[float]], float]], ...] = (
+    ("scale", "mean", fmean),
+    ("scale_recipe", "median", median),  # others compiled on the host as its runs on one GPU began
 )
 """Result files, and whether a step is the mean or the median of theirs."""
 
@@ -150,7 +150,7 @@ RESULTS: tuple[tuple[str, Callable[[list[float]], float]], ...] = (
 def measured() -> str:
     """Return the table of the results of benchmarks/scale.py: tokens/s and memory on one GPU and on two."""
     rows, about = [], []
-    for file, middle in RESULTS:
+    for file, word, middle in RESULTS:
         document = json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())
         figures = document["figures"]
         for name in MEASURED:
@@ -173,7 +173,7 @@ def measured() -> str:
         about.append(
             f"`{file}.json`: one run on two {card} of one host, PyTorch "
             f"{environment['versions']['torch']}, bfloat16, compiled; {environment['date'][:10]}, commit "
-            f"{environment['commit'][:7]}; a step is the {middle.__name__.removeprefix('f')} of those after the "
+            f"{environment['commit'][:7]}; a step is the {word} of those after the "
             f"first {figures['warm']}."
         )
     head = ("what", "tokens/s, one", "two", "of linear", "GiB a card, one", "two")

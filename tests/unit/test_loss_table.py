@@ -13,14 +13,14 @@ from benchmarks.loss_table import PAGE, Reached, below, best, named, row
 END = {"loss": 4.5, "peer": "theirs", "tokens": 63_000_000}
 
 
-def job(seconds: float | None, *, steps: int = 10, **more: Any) -> dict:
+def job(seconds: float | None, *, preset: str = "speedrun", steps: int = 10, **more: Any) -> dict:
     end = {
         "step": steps,
         "seconds": seconds or 1.0,
         "tokens": 2_000_000,
         "val_loss": 4.0 if seconds else 5.0,
     }
-    return {"settings": [f"train.steps={steps}"], "curve": [end], **more}
+    return {"preset": preset, "settings": [f"train.steps={steps}"], "curve": [end], **more}
 
 
 def test_the_readme_shows_the_results() -> None:
@@ -42,7 +42,7 @@ def test_a_row_compares_the_settings_that_are_there_first() -> None:
 
 def test_a_target_that_was_not_reached_has_no_row() -> None:
     with pytest.raises(SystemExit, match=r"4\.5 was not reached .* of speedrun"):
-        row(4.5, END, [job(None)], [job(1.0)])
+        row(4.5, END, [job(None), job(1.0, preset="gpt2-124m")], [job(1.0)])
     with pytest.raises(SystemExit, match=r"4\.5 was not reached .* of modded-nanogpt"):
         row(4.5, END, [job(1.0)], [job(None)])
 

@@ -25,6 +25,7 @@ from minillm_core.directories import Stored
 from minillm_core.inspection import Deferred
 from minillm_hf.hub import fetch
 from minillm_hf.read import (
+    ADAPTER_CONFIG,
     AGAIN,
     CONFIG,
     TOKENIZER,
@@ -37,7 +38,6 @@ from minillm_hf.read import (
     tokenizer_facts,
 )
 
-ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 _READ = {

@@ -11,11 +11,11 @@ from typing import Any
 
 from minillm_core import Plan, Refusal
 from minillm_core.directories import DirectoryFormat, TrainedModel
-from minillm_hf.adapter import ADAPTER_CONFIG
 from minillm_hf.card import card
 from minillm_hf.hub import fetch
 from minillm_hf.match import export_layout, exported
 from minillm_hf.read import (
+    ADAPTER_CONFIG,
     CONFIG,
     HuggingFaceDirectory,
     lacks_config,
@@ -33,7 +33,7 @@ class HuggingFace(DirectoryFormat):
 
     def recognises(self, path: Path) -> bool:
         """Return whether the path is a folder with a config.json, or with a model's weights alone."""
-        return path.is_dir() and (os.path.lexists(path / CONFIG) or lacks_config(path))
+        return (path.is_dir() and os.path.lexists(path / CONFIG)) or lacks_config(path)
 
     def read(self, path: Path) -> HuggingFaceDirectory:
         """Read and validate a directory, except for tensor values."""

@@ -19,12 +19,12 @@ import numpy as np
 from minillm_core import Plan, PlanError
 from minillm_core.commands import few
 from minillm_core.directories import DirectoryFormat, ModelDirectory, TrainedModel
-from minillm_hf.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_adapter
+from minillm_hf.adapter import ADAPTER_WEIGHTS, read_adapter
 from minillm_hf.directory import check_dtype, config_of, documents_of
 from minillm_hf.layouts import products
 from minillm_hf.lora import LowRank
 from minillm_hf.match import export_layout
-from minillm_hf.read import CONFIG
+from minillm_hf.read import ADAPTER_CONFIG, CONFIG
 from minillm_hf.write import SHARD_BYTES, write_directory
 
 

@@ -41,6 +41,7 @@ CHAT_TEMPLATE = "chat_template.jinja"
 _OF_TEMPLATES = ("chat_template", "added_tokens_decoder", "bos_token", "eos_token")
 """Keys of tokenizer_config.json that define the chat template and its tokens."""
 LARGEST_TEMPLATE = 1 << 21  # bytes
+ADAPTER_CONFIG = "adapter_config.json"
 AGAIN = "fetch or write the directory again"
 LONGEST_TOKEN = 200
 """Maximum characters of a special token."""
@@ -79,7 +80,7 @@ class FileTensor:
             raise Refusal(
                 f"{self.name} holds a NaN or an infinity",
                 where=str(self.path),
-                fix="give an earlier version of the model, or fetch or write the directory again",
+                fix=f"give an earlier version of the model, or {AGAIN}",
             )
         return array
 
@@ -202,7 +203,7 @@ def tuning_rate(dim: int) -> float:
 
 def lacks_config(path: Path) -> bool:
     """Return whether a folder has a model's weights and no config.json; a run's checkpoint has a manifest."""
-    others = (CONFIG, "adapter_config.json", "manifest.json")
+    others = (CONFIG, ADAPTER_CONFIG, "manifest.json")
     return (
         path.is_dir()
         and any(path.glob("model*.safetensors"))

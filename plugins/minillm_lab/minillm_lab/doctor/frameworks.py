@@ -179,7 +179,7 @@ def _for_cuda(framework: InstalledFramework, nvidia: Nvidia, keep: Mapping[str, 
     fitting = [major for major, oldest in DRIVERS.items() if nvidia.major >= oldest]
     build = _BUILDS[fitting[0] if fitting else min(_BUILDS)]
     torch = f"torch=={framework.version.partition('+')[0]}+{build}"
-    return f"{pip_line(torch, keep=keep)} --index-url {_INDEX}/{build}"
+    return f"{pip_line(torch, keep=keep)} -i {_INDEX}/{build}"
 
 
 def _mlx(

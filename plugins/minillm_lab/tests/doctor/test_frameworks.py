@@ -79,7 +79,7 @@ def test_a_torch_without_cuda_beside_a_card(driver: str, build: str) -> None:
     assert "of no use" in torch.what
     assert torch.command == (
         f"pip install torch==2.13.0+{build} mlx===0.32.4 "
-        f"--index-url https://download.pytorch.org/whl/{build}"
+        f"-i https://download.pytorch.org/whl/{build}"
     )
 
 
