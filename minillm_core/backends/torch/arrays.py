@@ -145,6 +145,15 @@ class TorchArrays(Known, module=torch):
         return x.detach()
 
 
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Compute x weight^T: x (..., C), weight (O, C) -> (..., O)."""
+    if x.device.type == "cpu" and x.itemsize == 2:
+        # On AMX oneDNN multiplies what follows each row of x in memory by zero, and NaN there stays
+        # NaN: github.com/uxlfoundation/oneDNN/issues/5717. A slice of wider rows is copied.
+        x = x.contiguous()
+    return F.linear(x, weight)
+
+
 def _dtype(name: str) -> torch.dtype:
     return getattr(torch, name)
 

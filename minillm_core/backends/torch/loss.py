@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from minillm_core.backends.torch.arrays import linear
 from minillm_core.ops.form import LossForm
 
 PLAIN = LossForm()
@@ -199,7 +200,7 @@ def _chunk_losses(
 
     The loss is arbitrary where unsupervised.
     """
-    product = F.linear(h, weight)
+    product = linear(h, weight)
     logits = form.logits(torch, product.to(_wide(product.dtype)))
     log_p = F.log_softmax(logits, dim=-1)
     mean = log_p.mean(-1) if form.smoothing else None

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from minillm_core.backends.torch import loss
-from minillm_core.backends.torch.arrays import TorchArrays
+from minillm_core.backends.torch.arrays import TorchArrays, linear
 from minillm_core.backends.torch.compiling import constant_result
 from minillm_core.ops.arrays import visible
 from minillm_core.ops.contract import Rotary
@@ -45,11 +45,6 @@ class TorchOps(TorchArrays):
         self.take_kernels({**usual, **(kernels or {})})
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Compute x weight^T: x (..., C), weight (O, C) -> (..., O)."""
-    return F.linear(x, weight)
-
-
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     """Look up weight[ids]: ids int32 (...), weight (V, C) -> (..., C)."""
     return F.embedding(ids, weight)
@@ -57,7 +52,7 @@ def embedding(ids: Tensor, weight: Tensor) -> Tensor:
 
 def logits(hidden: Tensor, weight: Tensor, form: LossForm) -> Tensor:
     """Compute the head's logits, for the next token: (B, C), (V, C) -> float32 (B, V)."""
-    return form.logits(torch, F.linear(hidden, weight).float())
+    return form.logits(torch, linear(hidden, weight).float())
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
