@@ -140,13 +140,17 @@ class CommandGroup(TyperGroup):
                     error.ctx = typer.Context(found, parent=ctx, info_name=name)  # type: ignore[attr-defined]
                 raise
 
+    def _belongs_here(self, whole: str) -> bool:
+        """Return whether a command of this full name is one of this group, not of a group within."""
+        group, dot, _ = whole.removeprefix(self.prefix).partition(".")
+        within = bool(dot) and isinstance(self.core.get(group), Group)
+        return whole.startswith(self.prefix) and not within
+
     def _add_offered(self) -> None:
         """Add the commands of installed distributions, and of first-party ones that are not installed."""
-        for whole, same in groupby(installed_commands(self.prefix), lambda one: one.name):
+        for whole, same in groupby(installed_commands(self._belongs_here), lambda one: one.name):
             name, offers = whole.removeprefix(self.prefix), list(same)
             group, dot, _ = name.partition(".")
-            if dot and isinstance(self.core.get(group), Group):
-                continue  # it belongs to that group
             shown = _shown(offers, first_party.FIRST_PARTY_COMMANDS.get(whole))
             if name in self.core:
                 reason = f"not used: '{name}' is a command of minillm itself"

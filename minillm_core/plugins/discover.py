@@ -211,13 +211,13 @@ def installed_plugins(only: str | Collection[str] | None = None) -> list[PluginE
     return _installed(PluginEntry, lambda name: names is None or name in names)
 
 
-def installed_commands(prefix: str = "") -> list[CommandEntry]:
-    """Return every command that an installed distribution offers, as :func:`installed_plugins`.
+def installed_commands(wanted: Callable[[str], bool]) -> list[CommandEntry]:
+    """Return the commands that installed distributions offer, as :func:`installed_plugins`.
 
     Args:
-        prefix: read only the commands whose names begin with it, such as ``plugins.``.
+        wanted: which names to read; a name has its groups before it, as in ``plugins.new``.
     """
-    return _installed(CommandEntry, lambda name: name.startswith(prefix))
+    return _installed(CommandEntry, wanted)
 
 
 def _installed(kind: type[_Entry], wanted: Callable[[str], bool]) -> list[_Entry]:

@@ -79,6 +79,7 @@ def _some(fits: Callable[[Any], Any]) -> Callable[[Any], bool]:
     )
 
 
+_TOP_LEVEL = re.compile(rb"^[^\s)#]", re.MULTILINE)
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*(\[[\w, -]+\])?[\w\s<>=!~.,*+-]*")
 
 
@@ -159,10 +160,11 @@ def command_summary(source: bytes, name: str) -> str:
         SyntaxError: Python cannot parse the source.
         ManifestError: ``source`` defines no such function or app at its top level.
     """
-    function = rb"^def %s\b.*?(?=^[^\s)#]|\Z)" % name.encode()
-    for own in re.findall(function, source, re.MULTILINE | re.DOTALL)[-1:]:
+    _, found, own = (b"\n" + source).rpartition(b"\ndef %s(" % name.encode())
+    if found:
+        end = _TOP_LEVEL.search(own)
         with suppress(SyntaxError):  # a text of several lines may have cut the function short
-            (node,) = _body(own)
+            (node,) = _body(found.lstrip() + own[: end and end.start()])
             if isinstance(node, ast.FunctionDef) and (docstring := ast.get_docstring(node)):
                 return summary(docstring)
     body = _body(source)

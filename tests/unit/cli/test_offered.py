@@ -111,7 +111,7 @@ def test_a_typer_app_is_a_group(program: Program, offer) -> None:
 @pytest.mark.parametrize("value", ["help='Count.'", "'count', help='Count.'"])
 def test_the_help_of_an_app_comes_before_its_callback_s(offer, value: str) -> None:
     offer("count", source=APP.replace("{help}", value), count="pkg_count.tool:app")
-    found = {one.name: one.summary for one in installed_commands()}
+    found = {one.name: one.summary for one in installed_commands(bool)}
     assert found["count"] == "Count."
 
 
@@ -183,7 +183,7 @@ def test_a_broken_one_says_why(program: Program, offer, point: str, reason: str)
 def test_a_bad_name_is_broken(site, name: str) -> None:
     files = {"pkg_count/__init__.py": "", "pkg_count/tool.py": COUNT}
     site.install("dist-count", {name: "pkg_count.tool:count"}, files, group="minillm.commands")
-    (entry,) = [one for one in installed_commands() if one.distribution == "dist-count"]
+    (entry,) = [one for one in installed_commands(bool) if one.distribution == "dist-count"]
     assert "is no command's" in str(entry.broken)
 
 
