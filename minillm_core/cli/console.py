@@ -124,9 +124,14 @@ def _words(error: BaseException) -> tuple[str, int]:
 
 
 def _example(error: Exception, page: str) -> str | None:
-    """Return the first example on a command's help page that has the option of a usage error."""
-    options = {getattr(error, "option_name", None)}
-    options |= {*getattr(getattr(error, "param", None), "opts", ())}
+    """Return the first example on a command's help page that has the option of a usage error.
+
+    Every example has the arguments, which are not named there.
+    """
+    param = getattr(error, "param", None)
+    options = {getattr(error, "option_name", None), *getattr(param, "opts", ())}
+    if getattr(param, "param_type_name", None) == "argument":
+        options = {"minillm"}
     lines = map(str.strip, page.splitlines())
     return next((line for line in lines if options.intersection(line.split())), None)
 

@@ -125,6 +125,7 @@ def test_an_interruption_is_130_and_one_line(program: Program, monkeypatch) -> N
         ),
         (["plugins", "why", "x", "--preset"], "minillm plugins why: Option '--preset' requires"),
         (["plugins", "info"], "minillm plugins info: Missing argument 'NAME'."),
+        (["plugins", "info"], "fix:   minillm plugins info muon, for example; minillm plugins"),
     ],
 )
 def test_usage_errors_are_2(program: Program, arguments: list[str], what: str) -> None:

@@ -140,3 +140,10 @@ def test_versions_and_hardware_are_facts_without_names(monkeypatch: pytest.Monke
     text = json.dumps([found, machine])
     assert "hunter2" not in text
     assert os.uname().nodename not in text
+
+
+def test_a_model_directory_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "config.json").touch()
+    with pytest.raises(Refusal, match="holds no run") as refused:
+        read_record(tmp_path)
+    assert f"--init {tmp_path} starts from its weights" in str(refused.value)
