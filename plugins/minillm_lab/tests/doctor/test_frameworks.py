@@ -100,6 +100,14 @@ def test_cards_that_work_and_one_that_does_not() -> None:
     assert (bad.state, "no kernel image" in bad.what) == ("warning", True)
 
 
+def test_bfloat16_is_recommended_to_a_cpu_that_multiplies_it_faster() -> None:
+    _, faster = look(TORCH | {"bfloat16": 4.04})["torch"]
+    assert (faster.state, "4.0 times as fast in bfloat16" in faster.what) == ("optional", True)
+    assert str(faster.command).endswith("train.dtype=bfloat16")
+    for gain in (0.1, 1.9, None):  # None: there is a GPU
+        assert len(look(TORCH | {"bfloat16": gain})["torch"]) == 1
+
+
 @pytest.mark.parametrize(
     ("facts", "apple", "state", "words"),
     [
