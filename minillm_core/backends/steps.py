@@ -160,7 +160,7 @@ class Statistics:
         """Return the current State arrays of the modules, by name."""
         return {name: getattr(*holder) for name, holder in self.holders.items()}
 
-    def merged(self, held: Mapping[str, Any] | None, fresh: Mapping[str, Any]) -> Arrays:
+    def accumulate(self, held: Mapping[str, Any] | None, fresh: Mapping[str, Any]) -> Arrays:
         """Merge one micro-batch's statistics with those of earlier micro-batches, if any."""
         if held is None:
             return dict(fresh)
@@ -171,17 +171,17 @@ class Statistics:
             for name, value in fresh.items()
         }
 
-    def over(self, ranks: Ranks, grads: Arrays, figures: Arrays, found: Arrays) -> None:
+    def reduce(self, ranks: Ranks, grads: Arrays, figures: Arrays, found: Arrays) -> None:
         """All-reduce gradients, figures and statistics over the ranks, in place: sums, and maxima for "max"."""
         largest = [name for name in found if self.kinds[name] == "max"]
         parts = [(grads, [*grads]), (figures, [*figures])]
         parts.append((found, [name for name in found if name not in largest]))
         one = [self.ops.astype(part[name], "float32") for part, names in parts for name in names]
-        sums = iter(ranks.total(one))
+        sums = iter(ranks.all_reduce_sum(one))
         for part, names in parts:
             part.update(zip(names, sums, strict=False))
         if largest:
-            most = ranks.largest([found[name] for name in largest])
+            most = ranks.all_reduce_max([found[name] for name in largest])
             found.update(zip(largest, most, strict=True))
 
     def next_states(self, statistics: Mapping[str, Any], mean: Callable[[Any], Any]) -> Arrays:

@@ -133,10 +133,10 @@ def _run(argv: Sequence[str] | None) -> int:
     except BaseException as error:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
             return _closed_pipe()  # typer turns a BrokenPipeError into an exit
-        from minillm_core.backends.ranks import said_by  # a help page does without it
+        from minillm_core.backends.ranks import rank_prefix  # a help page does without it
 
         text, code = explain(error, debug=debug)
-        say(said_by() + text)
+        say(rank_prefix() + text)
         if argv is None and code in _BY_SIGNAL:
             _ignore_signals()
         return code

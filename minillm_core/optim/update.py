@@ -127,11 +127,11 @@ def update(
     for key, group in groups.items():
         names = [member.name for member in group.members]
         gradients = [ops.astype(grads[name], "float32") for name in names]
-        u = in_blocks(ops, group, joined(ops, group, gradients)) * factor
-        p = in_blocks(ops, group, joined(ops, group, [params[name] for name in names]))
+        u = split_into_blocks(ops, group, joined(ops, group, gradients)) * factor
+        p = split_into_blocks(ops, group, joined(ops, group, [params[name] for name in names]))
         given = {**values, "updates": updates, **multipliers(ops, group, values)}
         if by_layer:
-            given["layer_grad_norm"] = each(ops, group, [norms[layer_of(name)] for name in names])
+            given["layer_grad_norm"] = stack_each(ops, group, [norms[layer_of(n)] for n in names])
         old, axes = state.get(key, {}), int(group.rule.stacked)
         new: dict[str, dict[str, Any]] = {}
         for anchor, owner, stage in group.rule.stages:
@@ -142,7 +142,7 @@ def update(
                 for _ in names:  # a resumed run may be checked for evidence before it is due
                     witness(f"stage:{where}")
                 continue
-            flat = {entry: flattened(ops, group, one) for entry, one in old.get(anchor, {}).items()}
+            flat = {entry: flatten(ops, group, one) for entry, one in old.get(anchor, {}).items()}
             held = stage.unpacked(ops, flat, axes)
             before = versions((p, *held.values()))
             made = stage.apply(ops, u, u if anchor in BEHIND else p, held, given)
@@ -154,7 +154,7 @@ def update(
             _check_state(entries, held, stage, owner, where)
             if entries:
                 kept = stage.packed(ops, entries, axes)
-                new[anchor] = {entry: by_block(ops, group, one) for entry, one in kept.items()}
+                new[anchor] = {entry: unflatten(ops, group, one) for entry, one in kept.items()}
             for _ in names:
                 witness(f"stage:{where}")
         if new:
@@ -181,18 +181,18 @@ def apart(ops: Any, group: Group, stack: Any) -> list[Any]:
     return [ops.reshape(row, group.members[0].shape) for row in rows]
 
 
-def in_blocks(ops: Any, group: Group, stack: Any) -> Any:
+def split_into_blocks(ops: Any, group: Group, stack: Any) -> Any:
     """Split each member (R, C) of a stack into its blocks: (N * blocks, R / blocks, C)."""
     return ops.reshape(stack, (-1, *group.shape)) if group.blocks > 1 else stack
 
 
-def flattened(ops: Any, group: Group, kept: Any) -> Any:
+def flatten(ops: Any, group: Group, kept: Any) -> Any:
     """Reshape the stored state of members in blocks, (N, blocks, ...), to a stack (N * blocks, ...)."""
     return ops.reshape(kept, (-1, *kept.shape[2:])) if group.blocks > 1 else kept
 
 
-def by_block(ops: Any, group: Group, stack: Any) -> Any:
-    """Invert :func:`flattened`."""
+def unflatten(ops: Any, group: Group, stack: Any) -> Any:
+    """Invert :func:`flatten`."""
     shape = (-1, group.blocks, *stack.shape[1:])
     return ops.reshape(stack, shape) if group.blocks > 1 else stack
 
@@ -206,14 +206,14 @@ def multipliers(ops: Any, group: Group, values: Mapping[str, Any]) -> dict[str, 
             given[field] = multiplier(factors[0], values)
         elif any(isinstance(factor, str) for factor in factors):
             scalars = [ops.scalar(multiplier(factor, values)) for factor in factors]
-            given[field] = each(ops, group, scalars)
+            given[field] = stack_each(ops, group, scalars)
         else:
             numbers = [factor for factor in factors for _ in range(group.blocks)]
             given[field] = ops.constant(numbers, (len(numbers),) + (1,) * len(group.shape))
     return given
 
 
-def each(ops: Any, group: Group, scalars: list[Any]) -> Any:
+def stack_each(ops: Any, group: Group, scalars: list[Any]) -> Any:
     """Stack one 0-d array per member to (N, 1, ...), repeated for its blocks; unstacked rules get it as it is."""
     if not group.rule.stacked:
         return scalars[0]

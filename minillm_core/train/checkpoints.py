@@ -132,7 +132,7 @@ class CheckpointManager:
             self.check()
         learnt = position.step > len(position.guarded)
         due = due and bool(self.writer) and learnt and self.begun != position.step
-        if not (self.ranks.agreed(due) if self.ranks.shard else due) or not self.trainer:
+        if not (self.ranks.broadcast(due) if self.ranks.shard else due) or not self.trainer:
             return
         self.begun = position.step
         snapshot = self.trainer.snapshot()
@@ -202,7 +202,7 @@ class CheckpointManager:
             return None
         there = layout.folders(self.out.absolute()) if self.out else ()  # of rank 0
         fits = ((n, str(at)) for n, at in there if n <= step - self.back and not verify(at))
-        if (found := self.ranks.agreed(next(fits, None))) is None:
+        if (found := self.ranks.broadcast(next(fits, None))) is None:
             return None
         saved, path = found
         position = load(Checkpoint(Path(path), saved), self.trainer)

@@ -198,7 +198,7 @@ def suspects(job: Job) -> tuple[list[str], str]:
     found: dict[str, dict[str, None]] = {}
     spoilt = {
         name.removeprefix("model.")
-        for name, array in job.trainer.own().items()
+        for name, array in job.trainer.local_arrays().items()
         if name.startswith("model.") and not np.isfinite(array).all()
     }
     for owner, function in _stages(job, spoilt) if spoilt else _parts(job):

@@ -64,7 +64,7 @@ class Evidence:
         keys = {key for keys in self.expected.values() for key in keys}
         self._initial: dict[str, np.ndarray] = {}
         if names := [key.partition(":")[2] for key in keys if key.startswith("parameter:")]:
-            arrays = self.trainer.own()  # the only check that copies from the device
+            arrays = self.trainer.local_arrays()  # the only check that copies from the device
             held = {name: arrays.get(f"model.{name}") for name in names}
             self._initial = {name: np.array(one) for name, one in held.items() if one is not None}
         self._records: dict[str, dict[str, Any]] | None = None
@@ -90,7 +90,7 @@ class Evidence:
             return
         self.gather()
         self._records = self._look()
-        for name, record in self._records.items() if self.ranks.leads else ():
+        for name, record in self._records.items() if self.ranks.is_main else ():
             if not record["shown"]:
                 raise self._nothing_of(name)
             # a plugin may offer kernels for many devices; one in use here is enough
@@ -103,7 +103,7 @@ class Evidence:
         if self.ranks.size > 1 and not self._elsewhere and self.expected:
             keys = sorted({key for keys in self.expected.values() for key in keys})
             here = Counter(self.trainer.witnesses()) + self._moved()
-            each = self.ranks.gathered([here[key] for key in keys])
+            each = self.ranks.all_gather([here[key] for key in keys])
             sums = zip(keys, map(sum, zip(*each, strict=True)), strict=True)
             found = {key: int(count) for key, count in sums if not here[key]}
             self._elsewhere.update({"": 1} | found)
@@ -186,7 +186,7 @@ class Evidence:
         """
         if not self._initial:
             return Counter()
-        arrays = self.trainer.own()
+        arrays = self.trainer.local_arrays()
         names = {key.removeprefix("model.") for key in arrays if key.startswith("model.")}
         moments: dict[str, list[bool]] = {name: [] for name in self._initial}
         for key, array in arrays.items():

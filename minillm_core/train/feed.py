@@ -95,8 +95,8 @@ class Feed(Iterator[StepBatch]):
             cursor=cursor,
             parts=[(one.weight, one.train) for one in job.corpus.parts],
             memory=(lambda: {"random": streams.data()}) if on_batch else dict,
-            ranks=job.ranks.data[0],
-            rank=job.ranks.data[1],
+            ranks=job.ranks.data_parallel[0],
+            rank=job.ranks.data_parallel[1],
             columns=lambda batch: job.ranks.columns(batch, job.plan),
             cancelled=self._cancelled,
         )

@@ -108,7 +108,7 @@ class Initial:
     def load(self, trainer: Trainer) -> Iterator[str]:
         """Load the weights into the trainer; yields lines to print."""
         arrays, lines = followed(trainer.plan, 0.0, self.fitted.arrays)
-        trainer.load(trainer.like() | arrays)
+        trainer.load(trainer.placeholders() | arrays)
         yield f"the weights are those of {self.directory.published or self.directory.path}"
         yield from lines
         yield from self.directory.notes
@@ -294,7 +294,7 @@ class Branch(RunFolder):
         self, trainer: Trainer, old: Mapping[str, np.ndarray], progress: float
     ) -> Iterator[str]:
         """Load the arrays that match by name and shape into the trainer; yields notes on the others."""
-        new, own = trainer.like(), old
+        new, own = trainer.placeholders(), old
         old, lines = followed(trainer.plan, progress, own)
         fits = {
             name: array

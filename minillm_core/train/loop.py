@@ -168,7 +168,7 @@ class Loop:
         """Synchronise the ranks: the clock of the first, and the signal of any."""
         if self.ranks.size > 1:
             save = self._is_to_be_saved(self.position.step + 1)
-            found = self.ranks.gathered([self._elapsed_here, self.stop.requested, save])
+            found = self.ranks.all_gather([self._elapsed_here, self.stop.requested, save])
             self._shared = found[0][0], any(one[1] for one in found), bool(found[0][2])
 
     @property
@@ -247,7 +247,7 @@ class Loop:
         with self.shown.phase(f"saving step {self.position.step:,}"):
             self._pause(save=True)
             self.checkpoints.report(self.position, wait=True)
-        self.position.saved = self.ranks.agreed(self.position.saved)  # rank 0 alone writes
+        self.position.saved = self.ranks.broadcast(self.position.saved)  # rank 0 alone writes
         raise stopped(self.stop, self.position)
 
     def _step(self, batch: StepBatch, skipped: int) -> bool:

@@ -118,7 +118,7 @@ class Session:
         shown, out, started = self.shown, self.out, datetime.now(UTC)
         earlier = RunFolder.find(out) if self.resume and out is not None else None
         self.earlier = earlier
-        if self.ranks.leads and (out is not None or self.runs is not None):
+        if self.ranks.is_main and (out is not None or self.runs is not None):
             given = None if self.runs else out
             record.choose_out(
                 config.preset, given, runs=self.runs or record.RUNS, resume=self.resume
@@ -145,15 +145,15 @@ class Session:
             backend = (self.create or create_backend)(detected, plan)
         with self._building(plugins, "reading the data", "while documents are read"):
             reports = {"say": notes.append, "detail": details.append}
-            if not self.ranks.leads:  # rank 0 has filled the cache by then
-                self.ranks.agreed()
+            if not self.ranks.is_main:  # rank 0 has filled the cache by then
+                self.ranks.broadcast()
             corpus = (
                 self.shared.corpus
                 if self.shared
                 else read_corpus(config, self.cache, shown, asked=plan.sourcing, **reports)
             )
-            if self.ranks.leads:
-                self.ranks.agreed()
+            if self.ranks.is_main:
+                self.ranks.broadcast()
         chosen = None
         if plan.sourcing.epochs is not None:  # fine-tuning may choose the number of epochs
             what = "choosing how long a trained model is tuned"
@@ -181,10 +181,10 @@ class Session:
             notes += resume.another_place(earlier, trainer.binding)
         about = notes, details, warnings, initial, branch
         if self.ranks.size > 1:
-            stages, each = self.ranks.pipeline, self.ranks.size // self.ranks.held_out[0]
+            stages, each = self.ranks.pipeline, self.ranks.size // self.ranks.evaluation_part[0]
             does = f"{'updates its share alone, ' * bool(shard)}mesh.shard={shard or 'off'}"
             notes.append(
-                f"{self.ranks.size} processes by {self.ranks.how}: each takes its part of every step's "
+                f"{self.ranks.size} processes by {self.ranks.transport}: each takes its part of every step's "
                 f"rows{f', {each} share each' * (each > 1)}"
                 f"{f', and its layers in {stages} pipeline stages' * (stages > 1)} ({does})"
             )
@@ -262,15 +262,15 @@ class Session:
     def _run(self, job: Job) -> Generator[events.Event]:
         """Train in the folder, under its lock; or in memory."""
         announced, given = self.out, None if self.runs else self.out
-        if announced is None or not self.ranks.leads:
+        if announced is None or not self.ranks.is_main:
             self._describe(job)
             position, before = job.begins, ()
-            if announced is not None and (saved := self.ranks.agreed()):  # rank 0 has found it
+            if announced is not None and (saved := self.ranks.broadcast()):  # rank 0 has found it
                 position = resume.load(Checkpoint(Path(saved[0]), saved[1]), job.trainer)
             if position.saved is None:
                 self._load_initial(job)
             if announced is not None:
-                before, at_once = self.ranks.agreed()
+                before, at_once = self.ranks.broadcast()
                 if at_once and self.ranks.shard:
                     job.trainer.snapshot()
             evidence = Evidence.of(job, self._warn)
@@ -313,7 +313,7 @@ class Session:
             if self.resume:
                 position, checkpoint = Position(), resume.newest(out, earlier, say)
             # all ranks load at once: with a sharded optimizer they synchronise here
-            self.ranks.agreed(checkpoint and [str(checkpoint.path.absolute()), checkpoint.step])
+            self.ranks.broadcast(checkpoint and [str(checkpoint.path.absolute()), checkpoint.step])
             if checkpoint is not None:
                 position = resume.load(checkpoint, job.trainer)
                 say(f"resumed after step {position.step:,} from {checkpoint.path.name}")
@@ -324,7 +324,7 @@ class Session:
         before = cut(out / METRICS, position.step if job.branch is None else -1)
         # before run.json, so that a branch that was killed always has a checkpoint to resume
         at_once = job.branch is not None and job.config.checkpoint.every != 0
-        self.ranks.agreed([before, at_once])
+        self.ranks.broadcast([before, at_once])
         tokenizer = keep_tokenizer(out, job.corpus.tokenizer, earlier, say)
         constants = {
             "tokenizer": tokenizer,
@@ -424,7 +424,7 @@ class Session:
             stack.enter_context(watching(shown.say))
             feed = Feed(job, position.cursor or None, lambda: loop.ending, step=position.step)
             stack.enter_context(feed)
-            whose = job if self.ranks.leads else replace(job, plan=replace(job.plan, active=()))
+            whose = job if self.ranks.is_main else replace(job, plan=replace(job.plan, active=()))
             emit = observers_of(whose, observers, say=self._warn)
 
             def check() -> None:
@@ -461,10 +461,10 @@ class Session:
                     last = budget.spent(step, loop.elapsed)
                     found = (whole if last else part)(step)
                     if found is not None:
-                        with trainer.lent():
-                            if self.ranks.leads:
+                        with trainer.inference_context():
+                            if self.ranks.is_main:
                                 found = judged(job.plugins, found, self.evaluations, model)
-                        verdicts, why = self.ranks.agreed([found.verdicts, found.stop])
+                        verdicts, why = self.ranks.broadcast([found.verdicts, found.stop])
                         found = replace(found, verdicts=verdicts, stop=why)
                         if found.stop and not last and on_the_way < 1:  # with all windows
                             last, given = True, {"verdicts": found.verdicts, "stop": found.stop}
@@ -478,8 +478,8 @@ class Session:
             def write_samples(step: int, is_last: bool) -> Iterator[events.Event]:
                 wanted, given = config.eval.samples, len(config.eval.prompts)
                 at_the_end = max(2, given) if is_last and held and wanted != 0 else 0
-                with evaluating, trainer.lent():
-                    if self.ranks.leads:
+                with evaluating, trainer.inference_context():
+                    if self.ranks.is_main:
                         yield from samples(step, max(wanted or 0, at_the_end))
 
             every, minutes = config.checkpoint.every, config.checkpoint.minutes
@@ -563,7 +563,7 @@ class Session:
 def _attributed(job: Job, step: Callable[[], int]) -> Iterator[None]:
     """Attribute errors to plugins, and add advice to errors of memory."""
     try:
-        with attribute_errors(job.plugins, "in a step"), job.ranks.meeting():
+        with attribute_errors(job.plugins, "in a step"), job.ranks.collective_errors():
             yield
     except NonFinite as error:
         names, found = errors.suspects(job)

@@ -55,7 +55,7 @@ class Validation:
                 return None
             size = total["bytes"] - before["bytes"]
             if self.ranks.size > 1:
-                each = self.ranks.gathered([lost, predictions, size])
+                each = self.ranks.all_gather([lost, predictions, size])
                 lost, *counts = map(sum, zip(*each, strict=True))
                 predictions, size = map(int, counts)
             if predictions:
@@ -167,7 +167,7 @@ class _Part:
     plan: Plan
 
     def __iter__(self) -> Iterator[Batch]:
-        parts, own = self.ranks.held_out
+        parts, own = self.ranks.evaluation_part
         every = (self.whole[at] for at in range(own, len(self.whole), parts))
         return (self.ranks.columns(one, self.plan) for one in every)
 

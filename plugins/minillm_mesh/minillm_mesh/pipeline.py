@@ -49,7 +49,7 @@ class Pipeline:
         staged: Mapping[str, int],
         given: Mapping[str, Tensor],
     ) -> Iterator[Loss]:
-        """Compute a step's losses and accumulate the gradients of this stage: see Ranks.pipelined."""
+        """Compute a step's losses and accumulate the gradients of this stage: see Ranks.pipeline_losses."""
         if trainer.step_timer is not None:  # forward and backward passes interleave
             trainer.step_timer("forward")
         if self.current is None or self.current.trainer is not trainer:
@@ -72,7 +72,7 @@ class Pipeline:
         """Move a stage's inputs to its device; only the last stage needs the loss's reference models."""
         if self.stage + 1 == self.count:
             return trainer.fields(host, staged, trained=trained)
-        return trainer.moved(host)
+        return trainer.to_device(host)
 
     def _run(
         self,

@@ -48,13 +48,13 @@ def prove(trainer: Any, part: Any, rank: int, size: int, group: Any) -> None:
     Raises:
         PlanError: the first node that differs; names the plugin and the reason.
     """
-    whole, seen = trainer.model, trainer.framework.seen.copy()
+    whole, seen = trainer.model, trainer.framework.evidence.copy()
     with trainer.inferring(), _moved(whole):
-        batch, given = trainer.moved(_row(trainer.plan)), trainer.final_values()
+        batch, given = trainer.to_device(_row(trainer.plan)), trainer.final_values()
         every, _ = _recorded(whole, batch, given)
         own, failed = _recorded(part, batch, given)
-    trainer.framework.seen.clear()
-    trainer.framework.seen.update(seen)  # this is no evidence of training
+    trainer.framework.evidence.clear()
+    trainer.framework.evidence.update(seen)  # this is no evidence of training
     order = [path for path in every if not path.endswith(".product")]  # before it is added up
     wrong = [
         place

@@ -103,7 +103,7 @@ class Divided:
             return part.of(whole)
         return None if name.removeprefix(MODEL) in self.shapes else whole
 
-    def like(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    def placeholders(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return whole arrays as deferred placeholders, so that only this rank's parts are read."""
 
         def own(name: str) -> Callable[[int, int], np.ndarray]:
@@ -116,12 +116,12 @@ class Divided:
         alike = {name: tensor for name, tensor in tensors.items() if name not in found}
         return found | {name: tensor.numpy(force=True).copy() for name, tensor in alike.items()}
 
-    def spread(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
+    def gather_kind(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yield each rank's arrays of a kind, by parameter."""
         for array, tensor in self._brought(tensors, kind):
             yield array.part.name, tensor
 
-    def saved(
+    def snapshot(
         self, tensors: Mapping[str, Tensor], take: Callable[[Mapping[str, Tensor]], Snapshot]
     ) -> Snapshot:
         """Take a snapshot of this rank's parts, and on rank 0 of replicated arrays; no rank waits for another."""
@@ -133,7 +133,7 @@ class Divided:
                 written[name] = tensor
         return self.saves.taken(take(written))
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         """Gather the parts of all ranks on rank 0, one bucket on the device at a time."""
         found: dict[str, np.ndarray] = {}
         for array, tensor in self._brought(tensors, to_host=self.rank == 0):
@@ -247,18 +247,18 @@ class TorchShare(Divided):
         parameters = [*self.parameters.values()]
         return torch.autograd.grad(objective, parameters, materialize_grads=True)
 
-    def lent(self) -> AbstractContextManager[None]:
+    def inference_context(self) -> AbstractContextManager[None]:
         """Return an empty context: every rank already has all weights."""
         return nullcontext()
 
-    def scattered(self) -> dict[str, Tensor]:
+    def reduce_scatter(self) -> dict[str, Tensor]:
         """Reduce-scatter the gradients; return this rank's, in memory that the next step overwrites."""
         with met():
             reduce_scatter(self.reduced, self.flat)
         return dict(self.gradients)
 
     @torch.no_grad()
-    def gather(self, masters: Mapping[str, Tensor]) -> None:
+    def all_gather(self, masters: Mapping[str, Tensor]) -> None:
         """All-gather every rank's master weights into the parameters."""
         if self.sending:  # a rank without parts has none
             foreach_copy_([*self.sending.values()], [masters[name] for name in self.sending])

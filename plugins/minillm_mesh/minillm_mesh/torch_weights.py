@@ -140,7 +140,7 @@ class TorchWeights(Divided):
             one.grad = None
 
     @torch.no_grad()
-    def scattered(self) -> dict[str, Tensor]:
+    def reduce_scatter(self) -> dict[str, Tensor]:
         """Return the gradients of this rank's parts: its rows, and whole ones of parameters that it owns."""
         found = {}
         for name, one in self.sharded.items():
@@ -153,12 +153,12 @@ class TorchWeights(Divided):
         return {name: grad for name, grad in found.items() if len(grad)} | whole
 
     @torch.no_grad()
-    def gather(self, masters: Mapping[str, Tensor]) -> None:
+    def all_gather(self, masters: Mapping[str, Tensor]) -> None:
         """Send master weights that ranks own whole to the rows of all; FSDP gathers them when used."""
         for name, rows in self.exchange.handed_out(masters, self.exchange.owners, self.dtype):
             self.rows[name].copy_(rows)
 
-    def spread(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
+    def gather_kind(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yield this rank's rows of the owners' arrays of a kind, by parameter."""
         names = [
             n.removeprefix(kind)
@@ -170,7 +170,7 @@ class TorchWeights(Divided):
         return self.exchange.handed_out(given, names, torch.float32)
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
+    def inference_context(self) -> Iterator[None]:
         """Return a context in which ranks compute without gradients, each at its own pace.
 
         Every all-gather needs all ranks. So a rank announces each layer before computing it, and a rank
@@ -212,7 +212,7 @@ class TorchWeights(Divided):
 
     def _wanted(self, number: int) -> int:
         """Announce the layer that this rank computes next, from 1 (0: none); return the highest announced."""
-        return int(max(wanted for (wanted,) in self.ranks.gathered([number])))
+        return int(max(wanted for (wanted,) in self.ranks.all_gather([number])))
 
 
 class Rows:

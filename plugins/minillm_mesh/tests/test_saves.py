@@ -125,10 +125,10 @@ def test_what_ranks_write_reads_as_what_one_process_writes(ranks: Ranks, tmp_pat
 def refuse(error: Exception) -> Callable[[], Arrays]:
     """Return a snapshot function that fails to copy to the host."""
 
-    def bring() -> Arrays:
+    def to_host() -> Arrays:
         raise error
 
-    return bring
+    return to_host
 
 
 def test_a_disk_that_is_full_for_one_rank_leaves_the_checkpoints_before(
@@ -322,7 +322,7 @@ def test_a_rank_writes_its_parts_and_rank_0_what_is_not_divided(tmp_path: Path) 
     mine = {"model.w": Part("w", (2, 2), 4), "model.v": Part("v", (3,))}
     for rank in range(2):
         share = SimpleNamespace(mine=mine, rank=rank, saves=Saves(store, rank, 2))
-        Divided.saved(share, tensors, lambda named: written.append(named) or Snapshot(dict))  # type: ignore[arg-type]
+        Divided.snapshot(share, tensors, lambda named: written.append(named) or Snapshot(dict))  # type: ignore[arg-type]
         share.saves.close()
     assert written[0].keys() == {f"model.w{ROW}4", "model.v", "state.s"}
     assert written[1].keys() == {f"model.w{ROW}4", "model.v"}

@@ -94,9 +94,9 @@ def test_a_scalar_is_refused_by_name(ranks: TorchRanks, tmp_path: Path) -> None:
 
 def test_the_end_of_another_process_is_told_from_other_errors(ranks: TorchRanks) -> None:
     ended = "another process of the run has ended"
-    with pytest.raises(minillm.MinillmError, match=ended), ranks.meeting():
+    with pytest.raises(minillm.MinillmError, match=ended), ranks.collective_errors():
         raise RuntimeError("gloo/transport/tcp/pair.cc:553: Connection closed by peer [::1]")
-    with pytest.raises(RuntimeError, match="shapes differ"), ranks.meeting():
+    with pytest.raises(RuntimeError, match="shapes differ"), ranks.collective_errors():
         raise RuntimeError("shapes differ")
 
 
