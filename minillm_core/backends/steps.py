@@ -14,7 +14,7 @@ from minillm_core.errors import PluginCodeError
 from minillm_core.nn.decoder import LossSpec
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.param import State
-from minillm_core.ops.arrays import dtype_name, unlike
+from minillm_core.ops.arrays import dtype_name, mismatch
 from minillm_core.plan import Plan
 from minillm_core.plan.build import owners_of
 from minillm_core.plan.plan import variants_of
@@ -226,7 +226,7 @@ def _check_written(path: str, owner: str, written: Any, held: Mapping[str, Any])
         raise _did(owner, f"returned {got} from", path, f"a dict of State: {sorted(held)}")
     for name, array in written.items():
         old = held[name]
-        if got := unlike(array, old):
+        if got := mismatch(array, old):
             fix = f"it keeps the shape that it is declared with, {tuple(old.shape)}"
             raise _did(owner, f"returned State '{name}' of {got} from", path, fix)
         if array.dtype != old.dtype:

@@ -109,7 +109,7 @@ UNSUPPORTED = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errn
 
 
 @dataclass(frozen=True)
-class Held:
+class RunLock:
     """A run's folder, held by this process."""
 
     out: Path
@@ -138,7 +138,7 @@ class Held:
 
 
 @contextmanager
-def lock(out: Path, say: Callable[[str], None] | None = None) -> Iterator[Held]:
+def lock(out: Path, say: Callable[[str], None] | None = None) -> Iterator[RunLock]:
     """Lock a run's folder for this process; inside the block no other process trains there.
 
     A forked child neither holds nor releases the lock.
@@ -165,7 +165,7 @@ def lock(out: Path, say: Callable[[str], None] | None = None) -> Iterator[Held]:
 
     os.register_at_fork(after_in_child=forget)
     try:
-        yield Held(out, owner, handle)
+        yield RunLock(out, owner, handle)
     finally:
         # Unlink first: a process that has the file open then detects that the name leads to another.
         if held and _is_at(path, handle):

@@ -21,7 +21,7 @@ from minillm_core.cli.commands import (
     group_command,
     help_without_command,
 )
-from minillm_core.cli.console import explain, nothing_more_to, say
+from minillm_core.cli.console import explain, say, silence
 from minillm_core.errors import Refusal
 from minillm_core.plugins.attribution import SIGNALS
 from minillm_core.plugins.watch import watching
@@ -243,5 +243,5 @@ def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
 
 def _closed_pipe() -> int:
     """Silence stdout after its reader closed the pipe (``minillm plan | head``); return the exit code."""
-    nothing_more_to(sys.stdout)
+    silence(sys.stdout)
     return 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.attention import TAPPED, UNMASKED, Attention, AttentionSpec, Seen
+from minillm_core.nn.attention import TAPPED, UNMASKED, Attention, AttentionSpec, Masks
 from minillm_core.nn.layers import RMSNorm, SwiGLU
 from minillm_core.nn.module import Module
 from minillm_core.nn.node import ModelShape, Node, Scope, inputs_of
@@ -54,7 +54,7 @@ class BlockSpec:
     site_out: SiteSpec | None = None
     taps: tuple[str, ...] = ()  # of this block's "in", "mid", "out", "attention.v" ..., sorted
     apart: tuple[SiteSpec, ...] = ()  # inputs of parts (see INPUTS) that replace the stream
-    seen: Seen = UNMASKED  # the masks of a plugin's own attention
+    seen: Masks = UNMASKED  # the masks of a plugin's own attention
 
     @property
     def core_attention(self) -> AttentionSpec | None:

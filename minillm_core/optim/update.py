@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from minillm_core.errors import PluginCodeError
-from minillm_core.ops.arrays import dtype_name, unlike
+from minillm_core.ops.arrays import dtype_name, mismatch
 from minillm_core.optim.groups import Group
 from minillm_core.optim.stage import BEHIND, Stage
 from minillm_core.text import few
@@ -51,11 +51,11 @@ def initial_state(groups: Mapping[str, Group], zeros: Callable[..., Any]) -> Sta
     """Create the initial optimizer state, all zeros, by ``zeros(shape)`` or ``zeros(shape, dtype)``."""
     return {
         key: {
-            anchor: {entry: zeros(*one.asked) for entry, one in entries.items()}
-            for anchor, entries in group.kept().items()
+            anchor: {entry: zeros(*one.zeros_arguments) for entry, one in entries.items()}
+            for anchor, entries in group.state_arrays().items()
         }
         for key, group in groups.items()
-        if group.kept()
+        if group.state_arrays()
     }
 
 
@@ -230,7 +230,7 @@ def _check(made: Any, u: Any, stage: Stage, owner: str, where: str) -> None:
     """Check that a stage returned (update, state): an array shaped like its input, and a dict."""
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
         raise _did(stage, owner, "returned no (update, state) from", "return update, state", where)
-    if got := unlike(made[0], u):
+    if got := mismatch(made[0], u):
         fix = f"an update has the shape that it came with, here {tuple(u.shape)}"
         raise _did(stage, owner, f"returned an update of {got} from", fix, where)
 
@@ -251,7 +251,7 @@ def _check_state(
             fix = f'declare state={{"{more[0]}": ...}}, or return the state as it came'
         raise _did(stage, owner, did, fix, where)
     for name, old in held.items():
-        if got := unlike(made[name], old):
+        if got := mismatch(made[name], old):
             fix = f"state keeps the shape that it is declared with, here {tuple(old.shape)}"
         elif made[name].dtype != old.dtype:
             got, kept = dtype_name(made[name]), dtype_name(old)

@@ -92,7 +92,7 @@ def _seen(ops: Any, member: Member, param: Any, held: Mapping[str, Any]) -> Any:
     return ops.concat([view.call(ops, *one) for one in zip(parts, own, strict=True)], 0)
 
 
-def evaluated(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def with_views(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's arrays with each view in the place of its parameter, ``model.<parameter>``."""
     names = [name for name in arrays if name.startswith(VIEWED)]
     found = {name: array for name, array in arrays.items() if name not in names}

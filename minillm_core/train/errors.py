@@ -28,7 +28,7 @@ def exit_code(error: BaseException) -> int:
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def kept(position: Position) -> str:
+def newest_checkpoint(position: Position) -> str:
     """Name the newest checkpoint, for a message."""
     last = position.saved
     return "no checkpoint was written" if last is None else f"the last good one: step {last}"
@@ -93,7 +93,7 @@ def unsaved(reason: str, position: Position) -> MinillmError:
     return MinillmError(
         "the run is over, and its last checkpoint could not be written: "
         + reason.partition("\n")[0],
-        where=f"step {position.step}; {kept(position)}",
+        where=f"step {position.step}; {newest_checkpoint(position)}",
         fix="make room, then --resume",
     )
 

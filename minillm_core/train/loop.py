@@ -24,7 +24,7 @@ from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.data import Cancelled, StepBatch
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.plugins.watch import running
-from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, Last, Position
+from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, LastSave, Position
 from minillm_core.train.checkpoints import CheckpointManager, Guard
 from minillm_core.train.errors import exit_code, stopped
 from minillm_core.train.events import Ended, Evaluated, Event, Stepped, Throughput
@@ -228,7 +228,7 @@ class Loop:
     def _is_to_be_saved(self, step: int) -> bool:
         now = self.clock()
         took, self._looked = now - self._looked, now
-        last = Last(self._saved_share, now - self._saved_at, took + self.checkpoints.seconds)
+        last = LastSave(self._saved_share, now - self._saved_at, took + self.checkpoints.seconds)
         return self.cadence.saves(step, self.budget.progress(step, self.elapsed), last)
 
     def _is_over(self) -> bool:

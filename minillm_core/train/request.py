@@ -114,7 +114,7 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
         from minillm_core.train.initial import Branch
 
         branch = Branch.of(request.branch or str(init), notes.append, weights_only=of_run)
-        below = branch.below(other_text=any(request.given(key) is not None for key in _TEXT))
+        below = branch.base_layer(other_text=any(request.given(key) is not None for key in _TEXT))
     elif request.resume:
         from minillm_core.train.run_folder import RunFolder
 

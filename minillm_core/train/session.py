@@ -22,7 +22,7 @@ from minillm_core.backends.ranks import ALONE, Ranks, divides
 from minillm_core.checkpoint import best, layout
 from minillm_core.checkpoint import commit as saving
 from minillm_core.checkpoint.directories import export_checked
-from minillm_core.checkpoint.lock import Held, lock
+from minillm_core.checkpoint.lock import RunLock, lock
 from minillm_core.checkpoint.read import Checkpoint
 from minillm_core.config.origins import TOML
 from minillm_core.config.schema import Config
@@ -42,12 +42,12 @@ from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
 from minillm_core.train.frozen import check_references
-from minillm_core.train.generate import Writer, prompts, questions_of, sample
-from minillm_core.train.hooks import judged, observers_of
+from minillm_core.train.generate import TextGenerator, prompts, questions_of, sample
+from minillm_core.train.hooks import observers_of, with_verdicts
 from minillm_core.train.initial import Initial
 from minillm_core.train.job import Job, read_corpus
 from minillm_core.train.loop import Loop, Meter
-from minillm_core.train.metrics import METRICS, Metrics, cut
+from minillm_core.train.metrics import METRICS, Metrics, truncate
 from minillm_core.train.predict import Predictor
 from minillm_core.train.progress import Course, Display
 from minillm_core.train.request import Prepared
@@ -178,7 +178,7 @@ class Session:
         if earlier:
             if observers := [one.name for one in plugins if "on_event" in one.plugin.hooks]:
                 notes.append(f"started again with the run, to observe it: {', '.join(observers)}")
-            notes += resume.another_place(earlier, trainer.binding)
+            notes += resume.environment_changes(earlier, trainer.binding)
         about = notes, details, warnings, initial, branch
         if self.ranks.size > 1:
             stages, each = self.ranks.pipeline, self.ranks.size // self.ranks.evaluation_part[0]
@@ -287,7 +287,7 @@ class Session:
             if not self.resume:  # a run may have begun and ended since the check
                 record.refuse_taken(self.out)
             self._describe(job)
-            yield from self._recorded(job, held)
+            yield from self._train_in_folder(job, held)
 
     def _describe(self, job: Job) -> None:
         for line in (*describe.start(job, verbose=self.verbose), *job.branched):
@@ -302,7 +302,7 @@ class Session:
         for line in job.initial.load(job.trainer) if job.initial else ():
             self.shown.say(line)
 
-    def _recorded(self, job: Job, held: Held) -> Iterator[events.Event]:
+    def _train_in_folder(self, job: Job, held: RunLock) -> Iterator[events.Event]:
         """Train in a folder, and keep its run.json up to date."""
         earlier, out, say = self.earlier, held.out, self.shown.say
         saving.sweep(out)
@@ -318,10 +318,10 @@ class Session:
                 position = resume.load(checkpoint, job.trainer)
                 say(f"resumed after step {position.step:,} from {checkpoint.path.name}")
         if position.saved is not None:  # a kill may have prevented this after the last commit
-            saving.retain(out, job.config.checkpoint.keep, spare=best.spared(out))
+            saving.retain(out, job.config.checkpoint.keep, spare=best.protected(out))
         else:
             self._load_initial(job)
-        before = cut(out / METRICS, position.step if job.branch is None else -1)
+        before = truncate(out / METRICS, position.step if job.branch is None else -1)
         # before run.json, so that a branch that was killed always has a checkpoint to resume
         at_once = job.branch is not None and job.config.checkpoint.every != 0
         self.ranks.broadcast([before, at_once])
@@ -359,22 +359,22 @@ class Session:
                     say(f"warning: {another.what}")
                 # after a failure of the device this may fail too
                 with suppress(Exception):
-                    run_json.update(plugins=document.taking_part(job, evidence))
+                    run_json.update(plugins=document.plugin_records(job, evidence))
             if ending is error or isinstance(error, GeneratorExit):
                 raise
             raise ending from None
-        plugins = document.taking_part(job, evidence)
+        plugins = document.plugin_records(job, evidence)
         made = self.outcome
         assert made is not None
         run_json.update(exit=0, plugins=plugins, **document.ended(job, made.evaluated))
         evidence.warn()
         if made.speed is not None:
-            self._remember(job, made.speed.real, made.steps - first)
+            self._record_speed(job, made.speed.real, made.steps - first)
         for line in (*describe.end(job, out, made), *describe.next_steps(job, out, made)):
             say(line)
         self.stop.patient = False
 
-    def _remember(self, job: Job, speed: float, steps: int) -> None:
+    def _record_speed(self, job: Job, speed: float, steps: int) -> None:
         """Record the speed of a finished run, if a distribution offers to."""
         try:
             if (remember := provided(MEASURED, "remember")) is not None:
@@ -386,7 +386,7 @@ class Session:
     def _train(
         self,
         job: Job,
-        held: Held | None,
+        held: RunLock | None,
         position: Position,
         before: Sequence[Mapping[str, Any]],
         evidence: Evidence,
@@ -412,7 +412,7 @@ class Session:
             peak_flops=self.ranks.size * (trainer.binding.peak_flops or 0.0) or None,
         )
         trend = Trend(shown.say)
-        trend.recall(before, self.evaluations)
+        trend.resume(before, self.evaluations)
         evaluating, saving = Stopwatch(shown.clock), Stopwatch(shown.clock)
         with ExitStack() as stack:
             observers, checks = [shown, trend, self._emitted.append], []
@@ -463,7 +463,7 @@ class Session:
                     if found is not None:
                         with trainer.inference_context():
                             if self.ranks.is_main:
-                                found = judged(job.plugins, found, self.evaluations, model)
+                                found = with_verdicts(job.plugins, found, self.evaluations, model)
                         verdicts, why = self.ranks.broadcast([found.verdicts, found.stop])
                         found = replace(found, verdicts=verdicts, stop=why)
                         if found.stop and not last and on_the_way < 1:  # with all windows
@@ -632,7 +632,7 @@ class Samples:
         if tokenizer is None or not self.prompts:
             return
         hook, asked = job.hook(), self._asked
-        writer = Writer(job.trainer, tokenizer, job.config.train.seq_len, hook)
+        writer = TextGenerator(job.trainer, tokenizer, job.config.train.seq_len, hook)
         for number in range(count):
             if self._stop.requested:  # the user wants the terminal back
                 return

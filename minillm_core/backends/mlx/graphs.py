@@ -14,7 +14,7 @@ import mlx.core as mx
 from minillm_core.backends.mlx.model import Arrays, MLXModel, assign
 from minillm_core.backends.mlx.tables import MLXTables
 from minillm_core.backends.steps import TERM, next_loss_scale
-from minillm_core.optim.follow import FOLLOW, shared
+from minillm_core.optim.follow import FOLLOW, sum_tied
 from minillm_core.optim.groups import Group
 from minillm_core.optim.update import clip_factor, global_norm, update
 
@@ -132,7 +132,7 @@ class Graphs:
         mean: Any,
     ) -> Stepped:
         ops, follows = self.framework.ops, self.plan.follows
-        grads, counted = shared(ops, follows, sums["grads"], given)
+        grads, counted = sum_tied(ops, follows, sums["grads"], given)
         for name in follows:
             self.framework.witness(f"{FOLLOW}{name}")
         norm = global_norm(ops, counted)

@@ -89,7 +89,7 @@ class MLXTrainer(MLXModel, Trainer):
         given |= {rows_of(name): mx.array(index) for name, index in rows.items()}
         batches = [self.fields(host, staged) for host in micro]
         if self.binding.compile and (self.staged or self.sizes) and not self.graphs.made:
-            with random.kept():
+            with random.preserved():
                 self._warm_up(micro, given)
         due = due_at(self.cycles, self.steps)
         queued = Queued(batches, given, staged, due, self.masters, self.state, random.key())
@@ -191,7 +191,7 @@ class MLXTrainer(MLXModel, Trainer):
     def inferring(self) -> Iterator[None]:
         """Return a context for inference: queued steps settled, views in place, random key restored on exit."""
         self._settle_all()
-        with random.kept(), super().inferring():
+        with random.preserved(), super().inferring():
             if self.whole is None or self.whole[0] is not self.masters:
                 state, updates = self.state["rows"], self.state["updates"]
                 read = self.tables.gather_rows(self.masters, state, updates, None)

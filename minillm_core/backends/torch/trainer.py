@@ -113,7 +113,7 @@ class TorchTrainer(TorchModel, Trainer):
         self.tables.load_rows(moved, self.optimizer.updates, given, compiling)
         own = self.ranks.pipeline == 1  # no pipeline parallelism
         if own and self.binding.compile and (self.staged or self.sizes) and not self.graphs:
-            with self.random.kept():
+            with self.random.preserved():
                 self._warm_up(micro[0], given)
         timer = self.step_timer or _untimed
         figures: dict[str, Tensor] = {}
@@ -156,7 +156,7 @@ class TorchTrainer(TorchModel, Trainer):
         """Display a compilation in the middle of a run, and add its time to ``compile_seconds``."""
         self.synchronize()  # queued work is training time
         began = time.perf_counter()
-        with self.phase(f"compiling for {what}"), self.random.kept():
+        with self.phase(f"compiling for {what}"), self.random.preserved():
             yield
             self.synchronize()
         self.compile_seconds += time.perf_counter() - began
@@ -294,7 +294,7 @@ class TorchTrainer(TorchModel, Trainer):
     def inferring(self) -> Iterator[None]:
         """Return a context for inference: no gradients, views in place, random generators restored on exit."""
         self.optimizer.place_views()
-        with self.random.kept(), self.inference_context(), super().inferring():
+        with self.random.preserved(), self.inference_context(), super().inferring():
             yield
 
     def inference_context(self) -> AbstractContextManager[None]:
@@ -460,7 +460,7 @@ class Generators:
         self.restore(states)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def preserved(self) -> Iterator[None]:
         """Restore the generators on exit, so that numbers drawn inside do not affect training."""
         states = self.states()
         try:

@@ -86,7 +86,9 @@ def _states(parts: Iterable[Part], groups: Mapping[str, Group]) -> dict[str, int
     found: dict[str, float] = {}
     for part in parts:
         group = groups[part.name]
-        bytes_kept = sum(one.nbytes for its in group.kept().values() for one in its.values())
+        bytes_kept = sum(
+            one.nbytes for its in group.state_arrays().values() for one in its.values()
+        )
         numbers = len(group.members) * math.prod(group.members[0].shape)
         name = group.rule.name
         found[name] = found.get(name, 0.0) + bytes_kept * part.size / max(numbers, 1)

@@ -31,9 +31,9 @@ class MLXRanks(Ranks):
         try:
             self.group = mx.distributed.init(strict=True)
         except RuntimeError as error:
-            raise _apart(size, str(error)) from error
+            raise _join_error(size, str(error)) from error
         if self.group.size() != size:
-            raise _apart(size, f"mx.distributed has {self.group.size()}")
+            raise _join_error(size, f"mx.distributed has {self.group.size()}")
         self.rank, self.size, self.transport = self.group.rank(), size, "mx.distributed"
 
     def divide(self, plan: Plan) -> Sequence[str]:
@@ -71,7 +71,7 @@ class MLXRanks(Ranks):
         return json.loads(np.array(summed).tobytes())
 
 
-def _apart(size: int, why: str) -> BackendError:
+def _join_error(size: int, why: str) -> BackendError:
     return BackendError(
         f"{size} processes were started, and MLX does not bring them together",
         where=why[:200],

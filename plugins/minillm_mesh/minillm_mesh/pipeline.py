@@ -131,7 +131,7 @@ class _Run:
             torch.zeros_like(one, device=self.trainer.device, requires_grad=True)
             for one in self.borders[self.pipeline.stage]
         ]
-        with self.trainer.random.kept():
+        with self.trainer.random.preserved():
             outputs, _ = self._graph(batch)(batch, given, _handed(zeros))
             parameters = [*zeros, *self.trainer.weights.trained.values()]
             found = [one for one in outputs if one.requires_grad]
@@ -152,7 +152,7 @@ class _Run:
         """Run all stages locally without gradients, to find the shapes sent between stages, and the statistics."""
         borders, statistics = list[Arrays](), dict[str, Tensor]()
         outputs: Arrays = ()
-        with torch.no_grad(), self.trainer.random.kept():
+        with torch.no_grad(), self.trainer.random.preserved():
             for part in self.parts:
                 borders.append(tuple(_described(one) for one in outputs))
                 x, scope, found = self._through(part, batch, given, outputs)
@@ -180,9 +180,9 @@ class _Run:
             scope.emitted |= arrays  # terms are among them
         model.compute_streams(part.streams, scope)
         earlier = model.emitted(scope)
-        x, statistics = model.through(part.blocks, x, scope)
+        x, statistics = model.run_blocks(part.blocks, x, scope)
         if part.last:
-            x = model.ended(x, scope)
+            x = model.before_head(x, scope)
         return x, scope, statistics | earlier | model.emitted(scope)
 
     def _compute(

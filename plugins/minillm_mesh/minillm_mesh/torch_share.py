@@ -287,7 +287,7 @@ def _arrays(groups: Mapping[str, Group], parts: Sequence[Part]) -> list[Array]:
             part = by_name[member.name]
             if member.view:
                 found.append(Array(f"{VIEW}{member.name}", part, part.shape, torch.float32))
-            for anchor, entries in group.kept().items():
+            for anchor, entries in group.state_arrays().items():
                 for entry, kept in entries.items():
                     name = f"{OPTIMIZER}{anchor}.{entry}.{member.name}"
                     shape = kept.shape[1:] if group.rule.stacked else kept.shape

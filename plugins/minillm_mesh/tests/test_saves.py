@@ -25,7 +25,7 @@ from minillm_core.checkpoint.commit import commit
 from minillm_core.checkpoint.manifest import verify
 from minillm_core.checkpoint.read import newest
 from minillm_core.checkpoint.tensors import ROW, joined
-from minillm_core.checkpoint.writer import Result, Writer
+from minillm_core.checkpoint.writer import CheckpointWriter, Result
 from minillm_mesh.layout import Part
 from minillm_mesh.saves import NOW, Saves
 from minillm_mesh.torch_share import Divided
@@ -58,7 +58,7 @@ class Ranks:
         store = HashStore()
         self.out = out
         self.saves = [Saves(store, rank, 3) for rank in range(3)]
-        self.writer = Writer(out, keep=2)
+        self.writer = CheckpointWriter(out, keep=2)
 
     def begin(self, step: int, parts: Sequence[Callable[[], Mapping[str, np.ndarray]]]) -> None:
         """Take a snapshot on all ranks, and start the write on rank 0."""
