@@ -11,7 +11,7 @@ import numpy as np
 
 from minillm_core import BackendError, Plan
 from minillm_core.inspection import Detected, Ranks, launched
-from minillm_mesh import by_steps
+from minillm_mesh import step_checks
 
 
 class MLXRanks(Ranks):
@@ -38,7 +38,7 @@ class MLXRanks(Ranks):
 
     def divide(self, plan: Plan) -> Sequence[str]:
         """Set up the division of a run; its steps must be divisible by the number of processes."""
-        by_steps.check(plan, self.size)
+        step_checks.check(plan, self.size)
         return super().divide(plan)
 
     def all_reduce_sum(self, arrays: Sequence[mx.array]) -> list[mx.array]:

@@ -23,16 +23,16 @@ from torch.distributed.rendezvous import rendezvous
 
 from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
-from minillm_mesh import by_columns, by_rows, by_steps, heads, stages
 from minillm_mesh import context as rows
-from minillm_mesh.alive import Watch, meet
+from minillm_mesh import context_checks, stages, step_checks, tensor_spec, weight_checks
 from minillm_mesh.collectives import Ended, met
 from minillm_mesh.cost import CARDS, DEFAULT
 from minillm_mesh.exchange import HEADS, chosen
 from minillm_mesh.forecast import Forecast
-from minillm_mesh.saves import Saves
+from minillm_mesh.heartbeat import Watch, meet
+from minillm_mesh.part_writer import PartWriter
 from minillm_mesh.tensor import Share
-from minillm_mesh.torch_share import Divided, TorchShare
+from minillm_mesh.torch_share import ShardedArrays, TorchShare
 
 TIMEOUT = timedelta(hours=24)
 """Timeout of host collectives: rank 0 may write a checkpoint or a long sample. The heartbeat is quicker."""
@@ -65,7 +65,7 @@ class TorchRanks(Ranks):
             )
             saving = PrefixStore("minillm-saves", next(rendezvous("env://"))[0])
         self._watch = Watch(watched, self.rank, self.size)
-        self._saves = Saves(saving, self.rank, self.size)
+        self._saves = PartWriter(saving, self.rank, self.size)
         self.transport = "NCCL" if kind == "cuda" else "gloo"
 
     def share_rows(self, context: int, tensor: int = 1) -> None:
@@ -106,7 +106,7 @@ class TorchRanks(Ranks):
 
     def divide(self, plan: Plan) -> Sequence[str]:
         """Set up the division of a run; its steps must be divisible by the number of processes."""
-        by_steps.check(plan, self.size)
+        step_checks.check(plan, self.size)
         return super().divide(plan)
 
     def check(self, plan: Plan) -> Sequence[str]:
@@ -115,10 +115,10 @@ class TorchRanks(Ranks):
         if self.pipeline > 1:
             stages.check(plan, self.pipeline, self.data_parallel[0])
         if self.tensor > 1:
-            heads.check(plan, self.tensor)
+            tensor_spec.check(plan, self.tensor)
         if self.context == 1:
             return notes
-        by_columns.check(plan, self.context)
+        context_checks.check(plan, self.context)
         choice = chosen(plan, self.context)
         self._scope = rows.HeadsScope if choice.way == HEADS else rows.ContextScope
         return (*notes, choice.note) if choice.note else notes
@@ -127,7 +127,7 @@ class TorchRanks(Ranks):
         """Check that weights can be sharded; resolve mesh.shard=auto by the GPU's memory."""
         shard = plan.config.mesh.shard
         if self.size > 1 and shard == "weights":
-            by_rows.check(plan)
+            weight_checks.check(plan)
         if shard != "auto" or self.device is None:
             return ()
         card = replace(CARDS[DEFAULT], memory=torch.cuda.mem_get_info(self.device)[1])
@@ -189,7 +189,7 @@ class TorchRanks(Ranks):
 
     def shard_updates(
         self, what: str, groups: Mapping[str, Group], weights: Any, model: Any
-    ) -> Divided:
+    ) -> ShardedArrays:
         """Shard the updates, or weights too: see :mod:`minillm_mesh.layout`."""
         if what == "weights":
             from minillm_mesh.torch_weights import TorchWeights

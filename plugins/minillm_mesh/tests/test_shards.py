@@ -13,7 +13,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 import minillm_core as minillm
 from minillm_core.backends.ranks import divides
-from minillm_mesh.saves import Saves
+from minillm_mesh.part_writer import PartWriter
 from minillm_mesh.torch_ranks import TorchRanks
 
 
@@ -28,7 +28,7 @@ def ranks() -> TorchRanks:
     """Eight ranks without a process group."""
     made = object.__new__(TorchRanks)
     made.size = 8
-    made._saves = Saves(HashStore(), 0, 8)
+    made._saves = PartWriter(HashStore(), 0, 8)
     return made
 
 

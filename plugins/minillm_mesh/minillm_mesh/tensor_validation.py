@@ -33,7 +33,7 @@ MOVED = 0.05
 """Standard deviation of the perturbation of constant parameters."""
 
 
-def prove(trainer: Any, part: Any, rank: int, size: int, group: Any) -> None:
+def validate(trainer: Any, part: Any, rank: int, size: int, group: Any) -> None:
     """Check that every node computes the same on some heads as on all.
 
     Collective: every neighbour must call it, and all raise the same error. Synchronises.
@@ -174,4 +174,4 @@ def _line(error: Exception) -> str:
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
-__all__ = ["prove"]
+__all__ = ["validate"]
