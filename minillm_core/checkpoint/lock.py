@@ -301,5 +301,5 @@ def _refused(path: Path, owner: Owner | None, *, by_kernel: bool) -> Refusal:
         who += ", which has ended; but a process that it started still holds the file"
         fix = f"end that one: `fuser -v {path}` shows it"
     elif not by_kernel and not (owner and owner.here and owner.alive()):
-        fix = f"if you know that nobody uses it any more, delete {path}"
+        fix = f"if no process uses the folder any more, delete {path}"
     return Refusal(f"{path.parent} is in use {who}", where=str(path), fix=fix)

@@ -183,5 +183,5 @@ def check_shared(norm: Any) -> None:
             f"{type(norm).__name__} of plugin '{norm.owner}' is the norm of several inputs, and "
             "looks back, keeps or emits arrays",
             where="model.norm",
-            fix="leave it out, or what gives q, k or v an input of its own",
+            fix="leave out the norm, or the plugin that gives q, k or v an input of its own",
         )

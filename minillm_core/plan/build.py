@@ -357,7 +357,7 @@ def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> N
             raise PlanError(
                 f"on_batch of plugin '{owner}' reads '{name}', which no plugin writes",
                 where="data.reads",
-                fix="what there is: " + ", ".join(sorted(fields | set(BATCH))),
+                fix="known fields: " + ", ".join(sorted(fields | set(BATCH))),
             ).concerning(plugins=(owner,))
 
 
@@ -485,7 +485,7 @@ def _check_held(table: SlotTable, order: float, known: set[str]) -> None:
                 raise PlanError(
                     f"plugin '{holder.owner}' reads '{name}', which nothing provides there",
                     where=report.slot,
-                    fix="what can be read there: " + ", ".join(sorted(known)),
+                    fix="values that can be read there: " + ", ".join(sorted(known)),
                 ).concerning(plugins=(holder.owner,))
 
 
@@ -516,7 +516,7 @@ def _parameters_of(model: Any, fields: Collection[str]) -> dict[str, builders.Pa
             raise PlanError(
                 f"'{name}' is looked up by '{field}', which is no batch field",
                 where=name,
-                fix="what there is: " + ", ".join(sorted(fields)),
+                fix="known fields: " + ", ".join(sorted(fields)),
             )
     owners = owners_of(model)
     return {

@@ -129,7 +129,7 @@ def _fields(batch: Batch, fields: Sequence[Field]) -> None:
         if array is None or array.dtype != one.dtype or array.shape != shape:
             got = "nothing" if array is None else f"{array.dtype} {array.shape}"
             what = f"on_batch gave {got} as '{one.name}', not {one.dtype} {shape}"
-            raise DataError(what, fix="write what build_data declares")
+            raise DataError(what, fix="write the field that build_data declares")
     for name, array in batch.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             place = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])

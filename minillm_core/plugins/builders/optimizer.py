@@ -265,7 +265,7 @@ class OptimizerSlots:
         return PlanError(
             f"plugin '{claim.owner}' splits '{name}' into matrices, and it follows the rule '{rule}'",
             where=claim.where,
-            fix=f"leave out '{claim.owner}', or what keeps '{name}' from a rule that works on matrices",
+            fix=f"leave out '{claim.owner}', or the plugin that keeps '{name}' from a rule for matrices",
         ).concerning(name, claim.where, plugins=(claim.owner,))
 
     def unknown_rule(self, rule: str, owner: str, where: str) -> PlanError:
@@ -273,7 +273,7 @@ class OptimizerSlots:
         return PlanError(
             f"plugin '{owner}' builds on the rule '{rule}', which no active plugin provides",
             where=where,
-            fix=f"name the one that provides it too (--plugins {rule},{owner}), or leave out '{owner}'",
+            fix=f"name the plugin that provides it too (--plugins {rule},{owner}), or leave out '{owner}'",
         ).concerning(plugins=(owner,))
 
     def rule(self, name: str) -> Rule:

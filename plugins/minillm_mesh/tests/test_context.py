@@ -142,7 +142,7 @@ def test_one_process_has_no_others_to_share_with() -> None:
 class Two(Ranks):
     """Two processes that cannot share rows."""
 
-    size, how = 2, "pigeons"
+    size, transport = 2, "pigeons"
 
 
 def test_processes_that_cannot_share_rows_say_so() -> None:
