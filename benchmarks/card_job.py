@@ -23,7 +23,7 @@ from benchmarks.card_table import REFERENCE, Judged, active
 from minillm_core.errors import Interrupted
 from minillm_core.train.request import Prepared, RunRequest, prepare
 from minillm_core.train.signals import stop_on_signals
-from minillm_lab.ablate import Ready, Request, readied
+from minillm_lab.ablate import Ready, Request, prepare_ablation
 from minillm_lab.ablation import Ablation
 from minillm_lab.variants import side_by_side
 
@@ -87,7 +87,7 @@ class Share:
             seeds=self.seeds,
             evaluations=self.validations,
         )
-        return readied(
+        return prepare_ablation(
             request,
             turn=turn,
             at=self.commit,
@@ -131,7 +131,7 @@ def main(share: Share, name: str) -> None:
         ablation.make(variant)
         if variant is ablation.reference:
             turn.ask(DONE)
-            ablation.climb()
+            ablation.train_reference()
         print(DONE, flush=True)
 
 

@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 
 from minillm_core.backends.base import Trainer
 from minillm_core.checkpoint.read import newest_or_refuse
-from minillm_core.checkpoint.writer import Writer
+from minillm_core.checkpoint.writer import CheckpointWriter
 
 __all__ = ["Saver", "savers"]
 
@@ -60,7 +60,7 @@ class Ours:
     def __init__(self, trainer: Trainer, out: Path) -> None:
         self.trainer, self.out, self.saved = trainer, out, 0
         out.mkdir()
-        self.writer = Writer(out, keep=1)
+        self.writer = CheckpointWriter(out, keep=1)
 
     def begin(self) -> None:
         self.saved += 1

@@ -77,7 +77,7 @@ def start(preset: str, plugins: str, way: str, what: str, folder: str) -> None:
     plan = planned(preset, plugins, ranks.size)
     backend: Any = create(detected, plan)
     saved = Checkpoint(Path(folder) / "checkpoints" / "step-00000001", 1)
-    ranks.agreed()
+    ranks.broadcast()
     before, began = psutil.Process().memory_info().rss, time.perf_counter()
     if way == "divided":
         ranks.shard = "weights"
@@ -90,13 +90,13 @@ def start(preset: str, plugins: str, way: str, what: str, folder: str) -> None:
         if what == "resumed":
             run.resume(saved.arrays())
         run.shard("weights")
-    ranks.agreed()
+    ranks.broadcast()
     figures = {"start_seconds": time.perf_counter() - began, "start_bytes": peak_over(before)}
     if what == "new":
         run.read(run.step([batch_of(plan)], plan.values(0.5), TOKENS * ranks.size))
         figures["step_bytes"] = peak_over(before)
-    each = ranks.gathered(list(figures.values()))
-    if ranks.leads:
+    each = ranks.all_gather(list(figures.values()))
+    if ranks.is_main:
         names = {"numbers": plan.num_parameters}
         found = {key: [one[at] for one in each] for at, key in enumerate(figures)}
         (Path(folder) / "found.json").write_text(json.dumps(names | found))

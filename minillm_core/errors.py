@@ -123,19 +123,19 @@ class PluginCodeError(MinillmError):
     ) -> None:
         self.plugin, self.hook = plugin, hook
         self._kind, self._did, self._offered_by, self._when = kind, did, offered_by, ""
-        super().__init__(self._said(), where=where, fix=fix)
+        super().__init__(self._header(), where=where, fix=fix)
 
     def happened(self, when: str) -> None:
         """Add the time in the run: ``at step 7``."""
         self._when = f", {when}"
-        self.what = self._said()
+        self.what = self._header()
 
     def offered(self, by: str | None) -> None:
         """Add the distribution and its version, where not yet known."""
         self._offered_by = self._offered_by or by
-        self.what = self._said()
+        self.what = self._header()
 
-    def _said(self) -> str:
+    def _header(self) -> str:
         version = f" ({self._offered_by})" if self._offered_by else ""
         return f"{self._kind} '{self.plugin}'{version} {self._did} {self.hook}{self._when}"
 

@@ -27,7 +27,7 @@ from tools.markdown import called, entry, fields, link, table
 from tools.pages import Page, main
 from tools.reading import doc_of, members, prose
 from tools.repository import ROOT
-from tools.said import said
+from tools.slot_usage import usage_tables
 from tools.slots import BUILDERS, builder_section
 
 __all__ = ["PAGE"]
@@ -271,7 +271,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "schedules": schedules,
     "refusal": refusal,
     "tests": tests,
-    "said": lambda: said(PAGE.text()),
+    "said": lambda: usage_tables(PAGE.text()),
 }
 """Section of the page -> the function that generates it."""
 

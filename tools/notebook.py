@@ -11,7 +11,7 @@ import json
 import re
 from pathlib import Path
 
-__all__ = ["NOTEBOOK", "PAGE", "cells", "made"]
+__all__ = ["NOTEBOOK", "PAGE", "cells", "notebook_of"]
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 NOTEBOOK = PAGE.with_suffix(".ipynb")
@@ -26,7 +26,7 @@ def cells(page: str) -> list[tuple[str, str]]:
     return [(kind, text.strip()) for kind, text in zip(kinds, parts, strict=True) if text.strip()]
 
 
-def made(page: str) -> str:
+def notebook_of(page: str) -> str:
     """Build the notebook of a page, in nbformat 4.5."""
     found = []
     for number, (kind, text) in enumerate(cells(page)):
@@ -49,7 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    text = made(PAGE.read_text("utf-8"))
+    text = notebook_of(PAGE.read_text("utf-8"))
     if given.write:
         NOTEBOOK.write_text(text, "utf-8")
     else:

@@ -27,7 +27,7 @@ class Page:
         """Read the page's current text."""
         return self.path.read_text("utf-8")
 
-    def made(self) -> str:
+    def generated(self) -> str:
         """Generate the page's up-to-date text."""
         return self.within(self.text())
 
@@ -59,7 +59,7 @@ def main(about: str | None, *pages: Page) -> None:
     parser.add_argument("--write", action="store_true", help="write them")
     write = parser.parse_args().write
     for page in pages:
-        if (text := page.made()) != page.text():
+        if (text := page.generated()) != page.text():
             print(page.path.relative_to(ROOT))
             if write:
                 page.path.write_text(text, "utf-8")

@@ -33,14 +33,14 @@ def offered(folder: Path) -> tuple[str, dict[str, Any]]:
     return project["name"], {n: EntryPoint(n, targets[n], "").load() for n in sorted(targets)}
 
 
-def what(cls: Any) -> str:
+def summary_cell(cls: Any) -> str:
     """Return a plugin's summary, formatted for a table cell."""
     said = cls.summary().rstrip(".")
     name = said[1:2].isupper() or said.split()[0].endswith("'s")  # RMSNorm, Muon's
     return said if name else said[0].lower() + said[1:]
 
 
-def everything() -> str:
+def all_plugins() -> str:
     """Tabulate every plugin of the repository, its distribution, and its measured effect."""
     rows, cards, changed = [], [], []
     for page in PAGES[1:]:
@@ -50,14 +50,14 @@ def everything() -> str:
             if card:
                 cards.append(card)
                 changed += worth.changed(card, cls)
-            rows.append((f"`{plugin}`", f"`{name}`", what(cls), *worth.cells(card)))
+            rows.append((f"`{plugin}`", f"`{name}`", summary_cell(cls), *worth.cells(card)))
     head = ("plugin", "distribution", "what it does", *worth.HEAD)
-    return f"{table(head, sorted(rows))}\n\n{worth.told(cards, changed)}"
+    return f"{table(head, sorted(rows))}\n\n{worth.measurement_notes(cards, changed)}"
 
 
 def plugins_of(folder: Path) -> str:
     """Tabulate the plugins of one distribution."""
-    rows = [(f"`{name}`", what(cls)) for name, cls in offered(folder)[1].items()]
+    rows = [(f"`{name}`", summary_cell(cls)) for name, cls in offered(folder)[1].items()]
     return table(("plugin", "what it does"), rows)
 
 
@@ -88,7 +88,7 @@ def _options(folder: Path) -> Iterator[tuple[str, str, str]]:
 
 
 PARTS: Mapping[str, Callable[[Path], str]] = {
-    "all": lambda _: everything(),
+    "all": lambda _: all_plugins(),
     "plugins": plugins_of,
     "options": options_of,
     "commands": commands_of,

@@ -17,7 +17,7 @@ from statistics import fmean, median
 from typing import Any
 
 from minillm_core import build_plan, load
-from minillm_mesh.cost import CARDS, Card, Exchange, Work, seconds, times
+from minillm_mesh.cost import CARDS, Card, Collective, Work, seconds, times
 from minillm_mesh.forecast import forecast
 from tools.markdown import table
 from tools.pages import Page, main
@@ -39,7 +39,7 @@ class Point:
     tokens: int  # per GPU and step
     few: tuple[int, float]  # number of GPUs, tokens/s of one GPU
     more: tuple[int, float]
-    exchanges: tuple[Exchange, ...]
+    exchanges: tuple[Collective, ...]
     calibrates: str = ""  # the constant of the model that is calibrated by it
 
     def predicted(self) -> float:
@@ -58,23 +58,25 @@ class Point:
         return (low + high) / 2
 
 
-def ddp(parameters: float, micro_batches: int) -> tuple[Exchange, ...]:
+def ddp(parameters: float, micro_batches: int) -> tuple[Collective, ...]:
     """Return the all-reduces of DDP: float32, in buckets of 25 MiB, overlapped with the last backward pass."""
     size = FLOAT32 * parameters
     turns = max(1, round(size / (25 * 2**20)))
     beside = (1 - 1 / turns) * 2 / 3 / micro_batches  # the last bucket overlaps with nothing
-    return (Exchange("gradients", "all-reduce", size, turns, beside),)
+    return (Collective("gradients", "all-reduce", size, turns, beside),)
 
 
-def fsdp(parameters: float, layers: int, micro_batches: int, weight: float) -> tuple[Exchange, ...]:
+def fsdp(
+    parameters: float, layers: int, micro_batches: int, weight: float
+) -> tuple[Collective, ...]:
     """Return the collectives of FSDP2 per block: weights twice, gradients in float32, each micro-batch."""
     turns = layers * micro_batches
     share = 1 - 1 / turns
     return (
-        Exchange(
+        Collective(
             "weights", "all-gather", 2 * weight * parameters * micro_batches, 2 * turns, share
         ),
-        Exchange(
+        Collective(
             "gradients",
             "reduce-scatter",
             FLOAT32 * parameters * micro_batches,

@@ -53,7 +53,7 @@ def settings() -> str:
         for key, info in model.model_fields.items():
             values = [presets[name][section].get(key) for name in stated]
             shown = ("" if value is None else _code(value) for value in values)
-            rows.append((f"`{section}.{key}`", *_told(info), *shown))
+            rows.append((f"`{section}.{key}`", *_setting_row(info), *shown))
         head = ("key", "type", "default", "meaning", *stated)
         parts += [f"\n## `[{section}]`\n", f"{about}\n", table(head, rows)]
     parts.append("\n## Settings that follow another one\n")
@@ -90,7 +90,7 @@ def _top() -> Iterator[Iterable[str]]:
     flags = {key: flag for flag, key in FLAGS.items()} | {"preset": "--preset"}
     for key in TOP:
         flag = f"`{flags[key]}`" if key in flags else ""
-        yield f"`{key}`", *_told(Config.model_fields[key]), flag
+        yield f"`{key}`", *_setting_row(Config.model_fields[key]), flag
 
 
 SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
@@ -105,7 +105,7 @@ WORDS = Words(
 )
 
 
-def _told(info: FieldInfo) -> tuple[str, str, str]:
+def _setting_row(info: FieldInfo) -> tuple[str, str, str]:
     """Format type with bounds, default, and meaning."""
     default = "" if info.is_required() else _code(info.default)
     return describe(info, WORDS), default, info.description or ""

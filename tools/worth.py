@@ -13,7 +13,7 @@ from typing import Any
 from minillm_core.plugins.options import describe_option
 from minillm_lab.card import FOLDER, Card, Interval, other_options, read_cards
 
-__all__ = ["HEAD", "card_of", "cells", "changed", "told"]
+__all__ = ["HEAD", "card_of", "cells", "changed", "measurement_notes"]
 
 HEAD = ("loss, equal tokens", "loss, equal seconds", "speed")
 
@@ -41,7 +41,7 @@ def changed(card: Card, cls: type[Any]) -> list[str]:
     return other_options(card, {one["name"]: one.get("default") for one in described})
 
 
-def told(cards: Iterable[Card], options: Iterable[str]) -> str:
+def measurement_notes(cards: Iterable[Card], options: Iterable[str]) -> str:
     """Describe the figures, the setting in which they were measured, and the other active plugins.
 
     Args:
@@ -67,7 +67,7 @@ def _figure(one: Interval | None, none: float, form: str) -> str:
     if one is None:
         return ""
     text = format(one.effect, form)
-    return text if one.tells_from(none) else f"({text})"
+    return text if one.excludes(none) else f"({text})"
 
 
 def _measured(cards: list[Card], several: bool) -> str:

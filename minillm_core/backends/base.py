@@ -49,13 +49,13 @@ class Binding:
 class Snapshot:
     """The training state at one moment. Call it once, in any thread, while training continues."""
 
-    bring: Callable[[], dict[str, np.ndarray]]  # waits until everything is on the host
+    to_host: Callable[[], dict[str, np.ndarray]]  # waits until everything is on the host
     note: str | None = None  # how it was taken, if the user should know
     beside: Any = None  # other processes that write parts of the same checkpoint: see ``commit``
 
     def __call__(self) -> dict[str, np.ndarray]:
         """Return the arrays on the host. Waits."""
-        return self.bring()
+        return self.to_host()
 
 
 @dataclass(frozen=True)
@@ -185,18 +185,18 @@ class Trainer(Model):
         """
         raise NotImplementedError
 
-    def lent(self) -> AbstractContextManager[None]:
+    def inference_context(self) -> AbstractContextManager[None]:
         """Return a context in which any rank may evaluate and sample on its own; on exit wait for all ranks."""
         return nullcontext()
 
-    def like(self) -> dict[str, Any]:
+    def placeholders(self) -> dict[str, Any]:
         """Return a snapshot's arrays, as defaults for :meth:`load` and :meth:`resume` where others are missing.
 
         Each has the shape and dtype of the whole array; of a sharded one this process can read only its part.
         """
         return self.arrays()
 
-    def own(self) -> dict[str, np.ndarray]:
+    def local_arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays of a snapshot that this process updates; all of them without sharding. Waits."""
         return self.arrays()
 

@@ -346,12 +346,12 @@ def _required_kernel_error(
         others: whether other kernels of the plugin serve, so that this one can be disabled alone.
     """
     option = candidate.disable_option
-    way_out = f"{owner}.{option} leaves the op to '{instead}'; or leave the plugin out"
+    remedy = f"{owner}.{option} leaves the op to '{instead}'; or leave the plugin out"
     alone = f"leave the plugin out: '{instead}' serves then, and none of its others would here"
     return BackendError(
         f"plugin '{owner}' is there for {candidate.op}, and cannot serve it: {reason}",
         where=_key(candidate),
-        fix=way_out if others else alone,
+        fix=remedy if others else alone,
     )
 
 

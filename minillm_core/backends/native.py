@@ -75,15 +75,15 @@ class NativeBackend(Backend):
     ) -> Trainer:
         """Create the plan's model with its initial values, and its optimizer; this process's part if sharded."""
         self._seed(seed)
-        apart = "meta" if ranks.shard == "weights" else None
+        param_device = "meta" if ranks.shard == "weights" else None
         with memory_or_error():
-            parts = self._materialise(plan, seed, max_positions, apart)
+            parts = self._materialise(plan, seed, max_positions, param_device)
             trainer: Any = self._trainer(plan, self.binding, *parts)
             trainer.references = {one.name: self._frozen(one, plan) for one in plan.references}
             trainer.join(ranks)
             if ranks.shard:
                 trainer.shard(ranks.shard)
-            if apart:
+            if param_device:
                 trainer.restart(seed)
             for _ in trainer.views():  # so that a broken view fails before the first step
                 pass
@@ -103,10 +103,10 @@ class NativeBackend(Backend):
         return model.frozen(one.method)
 
     def _materialise(
-        self, plan: Plan, seed: int, positions: int | None, apart: str | None = None
+        self, plan: Plan, seed: int, positions: int | None, param_device: str | None = None
     ) -> tuple[Any, Any]:
         framework = self._framework(load(self.binding.kernels, self.candidates, self.name))
-        framework.apart = apart
+        framework.param_device = param_device
         _watch_kernels(framework, plan, self.binding.kernels)
         checkpointing = self.binding.checkpointing
         return materialise(plan, framework, seed, positions, checkpointing=checkpointing), framework
@@ -124,7 +124,7 @@ def materialise(
 
     Args:
         plan: the plan.
-        framework: the framework object of the modules; if its ``apart`` is set, parameters get no
+        framework: the framework object of the modules; if its ``param_device`` is set, parameters get no
             values yet.
         seed: the run's seed.
         positions: length of the longest row to come; default: the plan's seq_len.
@@ -134,7 +134,7 @@ def materialise(
     spec = replace(plan.spec, geometry=replace(plan.spec.geometry, positions=positions))
     with materialising(framework), framework.placing():
         model = decoder(spec, checkpointing=checkpointing)
-    whole = not framework.apart
+    whole = not framework.param_device
     for module, attribute, value in initial_values(model, plan.inits, seed, parameters=whole):
         framework.fill(module, attribute, value)
     witness_inits(model, plan.inits if whole else {}, seed, framework.host, framework.witness)
@@ -208,7 +208,7 @@ class NativeModel(Model):
             staged: the staged values of its step.
             trained: whether to count gathered positions as evidence; False when warming up.
         """
-        loss, seen = self.plan.spec.loss, self.framework.seen if trained else Counter[str]()
+        loss, seen = self.plan.spec.loss, self.framework.evidence if trained else Counter[str]()
         own = {lookup(name) for name in self.plan.by_rows}  # refer to tables of this model only
         others = {name: part for name, part in host.items() if name not in own}
         if loss.gather:
@@ -217,14 +217,14 @@ class NativeModel(Model):
                 seen[LEFT_OUT] += host["labels"].size - at.size
                 host = {**host, GATHERED: at}
         given = {name: field(others) for name, field in self.references.items()}
-        return self.moved(host) | given
+        return self.to_device(host) | given
 
-    def seen_rows(self, micro: Sequence[Batch]) -> tuple[Sequence[Batch], dict[str, np.ndarray]]:
-        """Find the table rows that a step reads, and record them as evidence: see :meth:`Tables.seen`."""
-        micro, rows = self.tables.seen(micro)
+    def record_rows(self, micro: Sequence[Batch]) -> tuple[Sequence[Batch], dict[str, np.ndarray]]:
+        """Find the table rows that a step reads, and record them as evidence: see :meth:`Tables.rows_read`."""
+        micro, rows = self.tables.rows_read(micro)
         if rows:
-            self.framework.seen[ROWS] += 1
-        self.framework.seen.update({f"{ROWS}{name}": index.size for name, index in rows.items()})
+            self.framework.evidence[ROWS] += 1
+        self.framework.evidence.update({f"{ROWS}{name}": ids.size for name, ids in rows.items()})
         return micro, rows
 
     @abstractmethod
@@ -236,14 +236,14 @@ class NativeModel(Model):
         """Return a context for inference: no gradients, weights in place, dropout of native modules off."""
 
     @abstractmethod
-    def moved(self, host: Batch) -> dict[str, Any]:
+    def to_device(self, host: Batch) -> dict[str, Any]:
         """Copy the fields that the model reads to its device."""
 
     @abstractmethod
-    def numbers(self, numbers: Mapping[str, float]) -> dict[str, Any]:
+    def scalars_to_device(self, numbers: Mapping[str, float]) -> dict[str, Any]:
         """Copy each number to the device as 0-d float32."""
 
-    def queued(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
+    def enqueue(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return a batch's results, which are read once all batches are queued."""
         return results
 
@@ -252,7 +252,7 @@ class NativeModel(Model):
         given, pending = self.final_values(), []
         with memory_or_error(), self.inferring():
             for host in batches:
-                pending.append(self.queued(self.part.evaluate(self.moved(host), given)))
+                pending.append(self.enqueue(self.part.evaluate(self.to_device(host), given)))
             total, count = 0.0, 0
             for nats, predictions in pending:
                 total += nats.item()  # in float64; not sum(), which compensates since Python 3.12
@@ -262,13 +262,13 @@ class NativeModel(Model):
     def losses(self, batch: Batch) -> np.ndarray:
         """Return the nats of each label, float32 (rows, T), 0 where it is -1."""
         with memory_or_error(), self.inferring():
-            found = self.model.losses(self.moved(batch), self.final_values())
+            found = self.model.losses(self.to_device(batch), self.final_values())
             return self.framework.host(found)
 
     def scores(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Return the nats of each label, and the largest logit minus its own."""
         with memory_or_error(), self.inferring():
-            nats, below = self.model.scores(self.moved(batch), self.final_values())
+            nats, below = self.model.scores(self.to_device(batch), self.final_values())
             return self.framework.host(nats), self.framework.host(below)
 
     def next_logits(self, batch: Batch) -> np.ndarray:
@@ -285,7 +285,7 @@ class NativeModel(Model):
         ops, columns = self.framework.ops, batch["ids"].shape[1]
         with memory_or_error(), self.inferring():
             last = ops.arange(columns)[columns - 1 :]  # int32 (1,)
-            logits = self.model.logits(self.moved(batch), self.final_values(), last, scope_of)
+            logits = self.model.logits(self.to_device(batch), self.final_values(), last, scope_of)
             return self.framework.host(ops.astype(logits[0], "float32"))
 
     def final_values(self) -> dict[str, Any]:
@@ -309,11 +309,11 @@ class NativeModel(Model):
         staged = {name: int(values[name]) for name in self.staged}
         baked = staged.keys() - set(self.binding.inputs)
         dynamic = {name: float(v) for name, v in values.items() if name not in baked}
-        return staged, self.numbers(dynamic | {"normaliser": normaliser})
+        return staged, self.scalars_to_device(dynamic | {"normaliser": normaliser})
 
     def witnesses(self) -> Mapping[str, int]:
         """Return the evidence so far: key -> count."""
-        return dict(self.framework.seen)
+        return dict(self.framework.evidence)
 
 
 @contextmanager

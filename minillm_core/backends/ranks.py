@@ -40,8 +40,8 @@ class Ranks:
         pipeline: pipeline parallelism: how many ranks share the layers; each computes consecutive layers.
         shard: what trainers shard: ``updates``, ``weights`` as well, or "" for nothing.
         device: the device of this process, as for ``--device``; None: the device of the command.
-        how: the communication backend, for messages.
-        scope: builds the scope of a batch with this rank's columns, from the inputs by name; see ``Scope``.
+        transport: the communication backend, for messages.
+        scope_of: builds the scope of a batch with this rank's columns, from the inputs by name; see ``Scope``.
     """
 
     rank: int = 0
@@ -50,27 +50,27 @@ class Ranks:
     tensor: int = 1
     pipeline: int = 1
     device: str | None = None
-    how: str = ""
-    scope: Callable[[dict[str, Any]], Any] | None = None
-    undivided: str = "its processes cannot divide updates"
-    """Why these ranks do not support :meth:`share`; empty: they do."""
-    usual: str = "updates"
+    transport: str = ""
+    scope_of: Callable[[dict[str, Any]], Any] | None = None
+    unsharded_reason: str = "its processes cannot divide updates"
+    """Why these ranks do not support :meth:`shard_updates`; empty: they do."""
+    default_shard: str = "updates"
     """The value that ``mesh.shard=auto`` stands for."""
     shard: str = ""
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this is the rank that writes and prints, rank 0."""
         return self.rank == 0
 
     @property
-    def data(self) -> tuple[int, int]:
+    def data_parallel(self) -> tuple[int, int]:
         """Data parallelism: into how many parts a step's rows are divided, and this rank's part, from 0."""
-        parts, own = self.held_out
+        parts, own = self.evaluation_part
         return parts // self.pipeline, own % (parts // self.pipeline)
 
     @property
-    def held_out(self) -> tuple[int, int]:
+    def evaluation_part(self) -> tuple[int, int]:
         """The same for evaluation, without pipeline parallelism: each rank computes all layers."""
         each = self.context * self.tensor
         return self.size // each, self.rank // each
@@ -97,14 +97,14 @@ class Ranks:
 
     def _refuse(self, processes: int, what: str, setting: str) -> None:
         if processes > 1:
-            why = f"those of {self.how} do not" if self.size > 1 else "this one is alone"
+            why = f"those of {self.transport} do not" if self.size > 1 else "this one is alone"
             raise BackendError(
                 f"{processes} processes are to share each {what}, and {why}",
                 where=f"mesh.{setting}={processes}",
                 fix=f"mesh.{setting}=1, or processes on torch: --gpus {processes}, torchrun (docs/scale.md)",
             )
 
-    def pipelined(self, trainer: Any, *step: Any) -> Iterator[Any]:
+    def pipeline_losses(self, trainer: Any, *step: Any) -> Iterator[Any]:
         """Compute the losses and gradients of a step's micro-batches under pipeline parallelism.
 
         Args:
@@ -133,7 +133,7 @@ class Ranks:
         """Return a batch with this rank's columns only: all columns without context parallelism."""
         return batch
 
-    def part(self, trainer: Any) -> Any:
+    def model_part(self, trainer: Any) -> Any:
         """Return this rank's part of the trainer's model, on the same arrays; whole without tensor parallelism.
 
         Raises:
@@ -141,7 +141,7 @@ class Ranks:
         """
         return trainer.model
 
-    def total(self, arrays: Sequence[Any]) -> list[Any]:
+    def all_reduce_sum(self, arrays: Sequence[Any]) -> list[Any]:
         """All-reduce arrays by sum, with the same bits on each rank; does not wait for the device.
 
         Args:
@@ -149,19 +149,19 @@ class Ranks:
         """
         return list(arrays)
 
-    def largest(self, arrays: Sequence[Any]) -> list[Any]:
-        """All-reduce arrays by elementwise maximum; otherwise as :meth:`total`."""
+    def all_reduce_max(self, arrays: Sequence[Any]) -> list[Any]:
+        """All-reduce arrays by elementwise maximum; otherwise as :meth:`all_reduce_sum`."""
         return list(arrays)
 
-    def gathered(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
+    def all_gather(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
         """All-gather numbers on the host: one tuple per rank. Waits for all ranks."""
         return [tuple(map(float, numbers))]
 
-    def agreed(self, value: Any = None) -> Any:
+    def broadcast(self, value: Any = None) -> Any:
         """Broadcast rank 0's value, of JSON types, to every rank. The others wait for it."""
         return value
 
-    def share(self, what: str, groups: Mapping[str, Any], weights: Any, model: Any) -> Any:
+    def shard_updates(self, what: str, groups: Mapping[str, Any], weights: Any, model: Any) -> Any:
         """Shard the updates of a trainer's parameters over the ranks.
 
         Args:
@@ -176,7 +176,7 @@ class Ranks:
         """
         raise NotImplementedError
 
-    def meeting(self) -> AbstractContextManager[None]:
+    def collective_errors(self) -> AbstractContextManager[None]:
         """Return a context that converts a framework's error caused by the exit of another process."""
         return nullcontext()
 
@@ -205,14 +205,14 @@ def divides(asked: str, ranks: Ranks) -> str:
     Raises:
         ConfigError: these ranks cannot shard what ``asked`` names.
     """
-    why = "one process trains" if ranks.size == 1 else ranks.undivided
+    why = "one process trains" if ranks.size == 1 else ranks.unsharded_reason
     if asked in ("updates", "weights") and why:
         fix = "mesh.shard=auto divides updates where that can be done"
         raise ConfigError(f"{asked} cannot be divided: {why}", where=f"mesh.shard={asked}", fix=fix)
-    return "" if asked == "off" or why else asked.replace("auto", ranks.usual)
+    return "" if asked == "off" or why else asked.replace("auto", ranks.default_shard)
 
 
-def said_by() -> str:
+def rank_prefix() -> str:
     """Return the prefix of an error's text that names the rank; empty for a single process."""
     rank, size = launched()
     return f"rank {rank}: " if size > 1 else ""

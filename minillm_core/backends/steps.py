@@ -14,7 +14,7 @@ from minillm_core.errors import PluginCodeError
 from minillm_core.nn.decoder import LossSpec
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.param import State
-from minillm_core.ops.arrays import dtype_name, unlike
+from minillm_core.ops.arrays import dtype_name, mismatch
 from minillm_core.plan import Plan
 from minillm_core.plan.build import owners_of
 from minillm_core.plan.plan import variants_of
@@ -160,7 +160,7 @@ class Statistics:
         """Return the current State arrays of the modules, by name."""
         return {name: getattr(*holder) for name, holder in self.holders.items()}
 
-    def merged(self, held: Mapping[str, Any] | None, fresh: Mapping[str, Any]) -> Arrays:
+    def accumulate(self, held: Mapping[str, Any] | None, fresh: Mapping[str, Any]) -> Arrays:
         """Merge one micro-batch's statistics with those of earlier micro-batches, if any."""
         if held is None:
             return dict(fresh)
@@ -171,17 +171,17 @@ class Statistics:
             for name, value in fresh.items()
         }
 
-    def over(self, ranks: Ranks, grads: Arrays, figures: Arrays, found: Arrays) -> None:
+    def reduce(self, ranks: Ranks, grads: Arrays, figures: Arrays, found: Arrays) -> None:
         """All-reduce gradients, figures and statistics over the ranks, in place: sums, and maxima for "max"."""
         largest = [name for name in found if self.kinds[name] == "max"]
         parts = [(grads, [*grads]), (figures, [*figures])]
         parts.append((found, [name for name in found if name not in largest]))
         one = [self.ops.astype(part[name], "float32") for part, names in parts for name in names]
-        sums = iter(ranks.total(one))
+        sums = iter(ranks.all_reduce_sum(one))
         for part, names in parts:
             part.update(zip(names, sums, strict=False))
         if largest:
-            most = ranks.largest([found[name] for name in largest])
+            most = ranks.all_reduce_max([found[name] for name in largest])
             found.update(zip(largest, most, strict=True))
 
     def next_states(self, statistics: Mapping[str, Any], mean: Callable[[Any], Any]) -> Arrays:
@@ -226,7 +226,7 @@ def _check_written(path: str, owner: str, written: Any, held: Mapping[str, Any])
         raise _did(owner, f"returned {got} from", path, f"a dict of State: {sorted(held)}")
     for name, array in written.items():
         old = held[name]
-        if got := unlike(array, old):
+        if got := mismatch(array, old):
             fix = f"it keeps the shape that it is declared with, {tuple(old.shape)}"
             raise _did(owner, f"returned State '{name}' of {got} from", path, fix)
         if array.dtype != old.dtype:

@@ -29,7 +29,7 @@ def rows_of(name: str) -> str:
 class Tables:
     """The tables that are updated by rows; this base class has none."""
 
-    def seen(self, micro: Sequence[Batch]) -> tuple[Sequence[Batch], dict[str, np.ndarray]]:
+    def rows_read(self, micro: Sequence[Batch]) -> tuple[Sequence[Batch], dict[str, np.ndarray]]:
         """Find the rows that a step reads.
 
         Args:

@@ -13,7 +13,7 @@ OUT/checkpoints/
     step-00000100.old-*/        being replaced by a newer one of the same step; restored or swept
 
 A trainer takes the lock, sweeps, finds the checkpoint to resume from (newest_and_set_aside), and saves
-in the background (Writer: commit, then retain). A reader takes no lock and changes nothing (newest,
+in the background (CheckpointWriter: commit, then retain). A reader takes no lock and changes nothing (newest,
 newest_or_refuse); the checkpoint that it opened stays readable when the trainer removes it. Only
 safetensors and JSON are read, no pickle, and both are checked to the last byte before any other use.
 """

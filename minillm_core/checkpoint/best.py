@@ -10,7 +10,7 @@ from minillm_core import disk, strict
 from minillm_core.checkpoint import layout
 
 
-class Marked(NamedTuple):
+class Best(NamedTuple):
     """The best checkpoint, as named by the marker."""
 
     step: int
@@ -23,7 +23,7 @@ def mark(out: Path, step: int, loss: float) -> None:
     disk.replace(out / "checkpoints" / layout.BEST, document)
 
 
-def marked(out: Path) -> Marked | None:
+def read(out: Path) -> Best | None:
     """Read the marker; None without one, or where its checkpoint is gone."""
     try:
         found = strict.parse(disk.read_file(out / "checkpoints" / layout.BEST, 4096))
@@ -32,12 +32,12 @@ def marked(out: Path) -> Marked | None:
     step, loss = found.get("step"), found.get("val_loss")
     if type(step) is not int or not isinstance(loss, int | float):
         return None
-    return Marked(step, float(loss)) if layout.folder(out, step).is_dir() else None
+    return Best(step, float(loss)) if layout.folder(out, step).is_dir() else None
 
 
-def spared(out: Path) -> set[int]:
+def protected(out: Path) -> set[int]:
     """Return the marked step, if any, in the form that :func:`retain` takes."""
-    found = marked(out)
+    found = read(out)
     return {found.step} if found else set()
 
 

@@ -109,7 +109,7 @@ UNSUPPORTED = {errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errn
 
 
 @dataclass(frozen=True)
-class Held:
+class RunLock:
     """A run's folder, held by this process."""
 
     out: Path
@@ -138,7 +138,7 @@ class Held:
 
 
 @contextmanager
-def lock(out: Path, say: Callable[[str], None] | None = None) -> Iterator[Held]:
+def lock(out: Path, say: Callable[[str], None] | None = None) -> Iterator[RunLock]:
     """Lock a run's folder for this process; inside the block no other process trains there.
 
     A forked child neither holds nor releases the lock.
@@ -165,7 +165,7 @@ def lock(out: Path, say: Callable[[str], None] | None = None) -> Iterator[Held]:
 
     os.register_at_fork(after_in_child=forget)
     try:
-        yield Held(out, owner, handle)
+        yield RunLock(out, owner, handle)
     finally:
         # Unlink first: a process that has the file open then detects that the name leads to another.
         if held and _is_at(path, handle):
@@ -301,5 +301,5 @@ def _refused(path: Path, owner: Owner | None, *, by_kernel: bool) -> Refusal:
         who += ", which has ended; but a process that it started still holds the file"
         fix = f"end that one: `fuser -v {path}` shows it"
     elif not by_kernel and not (owner and owner.here and owner.alive()):
-        fix = f"if you know that nobody uses it any more, delete {path}"
+        fix = f"if no process uses the folder any more, delete {path}"
     return Refusal(f"{path.parent} is in use {who}", where=str(path), fix=fix)

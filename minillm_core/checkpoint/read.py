@@ -178,7 +178,7 @@ def chosen_or_refuse(
             fix="one of them; the newest checkpoint is taken without",
         )
     if best:
-        found = marker.marked(out)
+        found = marker.read(out)
         if found is None:
             raise Refusal(
                 "the run has marked no checkpoint as its best",

@@ -42,7 +42,7 @@ class Result:
     error: BaseException | None = None  # with a path: older checkpoints could not be removed
 
 
-class Writer:
+class CheckpointWriter:
     """A writer of checkpoints in a thread of its own.
 
     Args:

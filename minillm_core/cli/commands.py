@@ -264,7 +264,7 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
     A parameter whose type is a dataclass is replaced by the options in its fields; ``--debug`` and
     ``--help`` are added; with ``--json`` all printed output except that of ``emit`` goes to stderr.
     """
-    from minillm_core.cli.options import AsJson, Without  # no help page needs the options
+    from minillm_core.cli.options import AsJson, LeaveOut  # no help page needs the options
 
     parameters: dict[str, inspect.Parameter] = {}
     bundles: dict[str, tuple[Any, list[str]]] = {}
@@ -272,7 +272,7 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
     for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
         bundle, *rest = get_args(parameter.annotation) or (parameter.annotation,)
         if is_dataclass(bundle):
-            without = " ".join(one.names for one in rest if isinstance(one, Without))
+            without = " ".join(one.names for one in rest if isinstance(one, LeaveOut))
             options = _options(bundle, without.split())
             bundles[name] = bundle, list(options)
             parameters |= options

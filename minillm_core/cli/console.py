@@ -29,7 +29,7 @@ def say(text: str) -> None:
     try:
         print(printable(text), file=sys.stderr, flush=True)
     except BrokenPipeError:
-        nothing_more_to(sys.stderr)
+        silence(sys.stderr)
 
 
 def write(text: str, end: str = "\n") -> None:
@@ -45,7 +45,7 @@ def write(text: str, end: str = "\n") -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        nothing_more_to(sys.stdout)  # otherwise the buffer would fail again at exit
+        silence(sys.stdout)  # otherwise the buffer would fail again at exit
         raise MinillmError(
             f"stdout could not be written: {error.strerror}",
             where="stdout",
@@ -73,7 +73,7 @@ def documents_alone() -> Iterator[None]:
         _DOCUMENTS.reset(token)
 
 
-def nothing_more_to(stream: TextIO) -> None:
+def silence(stream: TextIO) -> None:
     """Discard buffered and future output of a standard stream."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

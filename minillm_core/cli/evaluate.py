@@ -43,7 +43,7 @@ OWN = {
 
 
 @dataclass(frozen=True)
-class Judged:
+class EvalSet:
     """The options that select the evaluation data and method."""
 
     data: list[str] | None = options.option(
@@ -101,7 +101,7 @@ class Judged:
 
 
 def evaluate(
-    out: options.Model, on: Judged, read: options.InferenceOptions, as_json: options.AsJson = False
+    out: options.Model, on: EvalSet, read: options.InferenceOptions, as_json: options.AsJson = False
 ) -> None:
     """Measure a model's loss and bits per byte on text, or judge it by chats or by public tasks.
 

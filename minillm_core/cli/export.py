@@ -22,7 +22,7 @@ EXAMPLES = options.examples(
 def export(
     out: options.Model,
     to: Annotated[Path, options.value("DIR", "Folder to write the model to: new or empty.")],
-    read: Annotated[options.InferenceOptions, options.Without("backend device")],
+    read: Annotated[options.InferenceOptions, options.LeaveOut("backend device")],
     dtype: Annotated[
         str, options.value("DTYPE", "Data type: float32, or bfloat16, half as large.")
     ] = "float32",

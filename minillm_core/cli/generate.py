@@ -56,7 +56,7 @@ def generate(
         run = read.open(out, shown)
         writer = run.writer()
     seed = drawing.chosen_seed()
-    generation = writer.go_on(
+    generation = writer.generate(
         prompt, sampling, tokens=max_tokens, seed=seed, cached=not no_cache, say=say
     )
     if not as_json:

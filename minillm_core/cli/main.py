@@ -21,7 +21,7 @@ from minillm_core.cli.commands import (
     group_command,
     help_without_command,
 )
-from minillm_core.cli.console import explain, nothing_more_to, say
+from minillm_core.cli.console import explain, say, silence
 from minillm_core.errors import Refusal
 from minillm_core.plugins.attribution import SIGNALS
 from minillm_core.plugins.watch import watching
@@ -133,10 +133,10 @@ def _run(argv: Sequence[str] | None) -> int:
     except BaseException as error:
         if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
             return _closed_pipe()  # typer turns a BrokenPipeError into an exit
-        from minillm_core.backends.ranks import said_by  # a help page does without it
+        from minillm_core.backends.ranks import rank_prefix  # a help page does without it
 
         text, code = explain(error, debug=debug)
-        say(said_by() + text)
+        say(rank_prefix() + text)
         if argv is None and code in _BY_SIGNAL:
             _ignore_signals()
         return code
@@ -243,5 +243,5 @@ def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
 
 def _closed_pipe() -> int:
     """Silence stdout after its reader closed the pipe (``minillm plan | head``); return the exit code."""
-    nothing_more_to(sys.stdout)
+    silence(sys.stdout)
     return 1

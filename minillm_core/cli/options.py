@@ -101,7 +101,7 @@ def examples(*lines: str) -> str:
 class RunOptions:
     """The options that describe a run; a parameter of this type stands for all of them.
 
-    ``Annotated[RunOptions, Without("prompts")]`` leaves some out; these keep their defaults.
+    ``Annotated[RunOptions, LeaveOut("prompts")]`` leaves some out; these keep their defaults.
     """
 
     assignments: Annotated[
@@ -304,16 +304,16 @@ class SamplingOptions:
 
 
 @dataclass(frozen=True)
-class Without:
+class LeaveOut:
     """The options that a command leaves out of a bundle, separated by spaces."""
 
     names: str
 
 
-PlanOptions = Annotated[RunOptions, Without("prompts")]
+PlanOptions = Annotated[RunOptions, LeaveOut("prompts")]
 """The run options of a command that plans and does not train."""
 
 StudyOptions = Annotated[
-    RunOptions, Without("plugins task init out resume branch steps prompts memory deterministic")
+    RunOptions, LeaveOut("plugins task init out resume branch steps prompts memory deterministic")
 ]
 """The run options of a command that trains to measure: it has its own options for plugins and steps."""

@@ -16,7 +16,7 @@ EXAMPLES = examples(
 
 
 @dataclass(frozen=True)
-class Shown:
+class PlanOutput:
     """The options that select the output of ``minillm plan``."""
 
     diff: tuple[str, str] | None = option(
@@ -32,7 +32,7 @@ class Shown:
     )
 
 
-def plan(run: PlanOptions, shown: Shown, as_json: AsJson = False) -> None:
+def plan(run: PlanOptions, shown: PlanOutput, as_json: AsJson = False) -> None:
     """Show what would be trained and what it costs: size, FLOPs, memory, time, disk.
 
     Needs no GPU, trains nothing and writes nothing.

@@ -17,7 +17,7 @@ from minillm_core.backends.bind import kernel_preflight
 from minillm_core.backends.ranks import forecaster
 from minillm_core.checkpoint.directories import export_checked
 from minillm_core.cli.console import emit, say
-from minillm_core.cli.plan import Shown
+from minillm_core.cli.plan import PlanOutput
 from minillm_core.config.folders import cache_folder
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
@@ -29,7 +29,7 @@ from minillm_core.plan.diff import difference, render_diff
 from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plan.plan import as_json as to_json
 from minillm_core.plan.render import amount, columns, plan_document, render_plan, sized
-from minillm_core.plugins.provided import MEASURED, provided, without
+from minillm_core.plugins.provided import MEASURED, missing_hint, provided
 from minillm_core.text import plain
 from minillm_core.train.initial import read_initial
 from minillm_core.train.memory import fit_memory
@@ -40,7 +40,7 @@ UNSAID = "default"
 """Origins of values that no source sets: docs/settings.md lists them."""
 
 
-def answer(asked: RunRequest, shown: Shown, *, as_json: bool) -> None:
+def answer(asked: RunRequest, shown: PlanOutput, *, as_json: bool) -> None:
     """Show a plan and its cost, also on several GPUs, or the differences between two plugin sets."""
     diff, gpus, card = shown.diff, shown.gpus, shown.card
     given = {"--gpus": gpus, "--card": card}
@@ -172,10 +172,10 @@ def _costs(
         data += f", {'' if exact else 'about '}{shown} epochs"
     time = "unknown here: minillm bench measures it, and so does a finished run"
     if expect is None:
-        time = without(MEASURED, "unknown: speeds are kept")
+        time = missing_hint(MEASURED, "unknown: speeds are kept")
     if speed is not None:
         per_second = f"{speed.tokens_per_second:,.0f} tokens/s, {speed.basis}"
-        time = f"about {spoken(seconds or 0)} of training at {per_second}"
+        time = f"about {rough_duration(seconds or 0)} of training at {per_second}"
     keep = config.checkpoint.keep + bool(getattr(config.checkpoint, "best", False))
     kept = 0 if config.checkpoint.every == 0 else keep
     one = plan.estimate().checkpoint_bytes
@@ -202,7 +202,7 @@ def _costs(
     return document, (("time", time), ("data", data), ("disk", disk))
 
 
-def spoken(seconds: float) -> str:
+def rough_duration(seconds: float) -> str:
     """Format a duration to two digits: 40 seconds, 3.2 minutes, 2.5 hours, 4 days."""
     for size, unit in ((86_400.0, "days"), (3_600.0, "hours"), (60.0, "minutes")):
         if (count := seconds / size) >= 1.5:

@@ -22,7 +22,7 @@ from minillm_core.plan.plan import as_json as to_json
 from minillm_core.plan.slots import slots_of
 from minillm_core.plugins.manager import LoadedPlugin, find_plugin, with_options
 from minillm_core.plugins.options import describe_option
-from minillm_core.plugins.provided import MEASURED, provided, without
+from minillm_core.plugins.provided import MEASURED, missing_hint, provided
 from minillm_core.text import plain, rounded
 
 
@@ -73,7 +73,7 @@ def info(
     if (cards := provided(MEASURED, "cards")) is not None:
         shown |= cards(origin.name, origin.file)
     else:
-        shown |= {"cards": [], "cards_refused": without(MEASURED, "measured worth is shown")}
+        shown |= {"cards": [], "cards_refused": missing_hint(MEASURED, "measured worth is shown")}
     if planned is None:
         return shown
     try:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from minillm_core.cli.options import AsJson, RunOptions, Without, examples, switch
+from minillm_core.cli.options import AsJson, LeaveOut, RunOptions, examples, switch
 
 EXAMPLES = examples(
     "minillm plugins why attn.qk --plugins qk_norm,paired_heads",
@@ -26,7 +26,7 @@ def why_command(
             "model.mlp[3], opt.rule\\[muon].",  # escaped: this is rich's markup
         ),
     ],
-    run: Annotated[RunOptions, Without("prompts branch memory")],
+    run: Annotated[RunOptions, LeaveOut("prompts branch memory")],
     everything: Annotated[
         bool, switch("--all", "Show every parameter's defaults as well, as --json does.")
     ] = False,

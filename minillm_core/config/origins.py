@@ -149,7 +149,7 @@ def _check_knots(dial: str, key: str, knots: Any, where: str) -> None:
         raise ConfigError(
             f"there is no setting {dial!r} to follow",
             where=where,
-            fix='[by."train.steps"], in quotes, for what follows train.steps',
+            fix='[by."train.steps"], in quotes, for settings that follow train.steps',
         )
     pairs = isinstance(knots, list) and all(isinstance(k, list) and len(k) == 2 for k in knots)
     if not pairs or len(knots) < 2 or not all(map(is_number, chain(*knots))):

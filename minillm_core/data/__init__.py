@@ -4,7 +4,7 @@
     with Loader(corpus.train, rows=8, accumulate=1, seq_len=256, seed=config.data.seed) as loader:
         for step in loader:                        # StepBatch, without end
             step.micro, step.supervised            # int32 (rows, T) arrays; labels >= 0 in all
-            step.cursor                            # JSON; Loader(..., cursor=) goes on from here
+            step.cursor                            # JSON; Loader(..., cursor=) resumes from here
     ValidationBatches(corpus.val, rows=8, seq_len=256, tokens=65_536, seed=config.data.seed)
 
     sources, formats, shards    files: discovery, decompression, parsing

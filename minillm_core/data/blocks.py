@@ -51,7 +51,7 @@ class Blocks:
         self._cache, self._tokenizer, self._about = cache, tokenizer, tokens
         self._opened, self._place = [first], cache.first.place
         self._lock = threading.Lock()
-        self._beside: _Beside | None = None
+        self._tokenising: _Tokenising | None = None
         self.vocab = first.vocab
         self.digest = digest(f"{first.digest} and blocks of {cache.block} tokens: {cache.key}")
         self._begin()
@@ -92,7 +92,7 @@ class Blocks:
     def _next(self) -> Documents:
         number = len(self._opened)
         while (entry := self._cache.opened(number)) is None:
-            if self._beside is None or self._beside.ended():
+            if self._tokenising is None or self._tokenising.ended():
                 self._begin()
             time.sleep(_SECONDS)
         self._place = entry.place
@@ -109,10 +109,10 @@ class Blocks:
                 break
             number += 1
         if place is not None:
-            self._beside = _Beside(self._cache, number, place, self._tokenizer)
+            self._tokenising = _Tokenising(self._cache, number, place, self._tokenizer)
 
 
-class _Beside:
+class _Tokenising:
     """A process that tokenises the blocks from ``number`` on."""
 
     def __init__(

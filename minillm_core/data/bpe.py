@@ -31,7 +31,7 @@ _SECONDS = 0.2  # between two checks of the process, and two calls of ``beat``
 _LENGTH = struct.Struct("<I")
 
 
-def learn(
+def train_bpe(
     texts: Iterable[str], vocab: int, beat: Callable[[], None], specials: Sequence[str] = ()
 ) -> str:
     """Train a BPE on some texts; return its tokenizer.json, the same one for the same texts.
@@ -53,7 +53,7 @@ def learn(
         if (count := count + len(text)) > _HERE:
             if not sys.executable:  # Python is embedded in another program
                 break
-            return _apart(chain(here, waiting), vocab, beat, specials)
+            return _train_in_process(chain(here, waiting), vocab, beat, specials)
     return _train(chain(here, waiting), vocab, specials)
 
 
@@ -72,7 +72,7 @@ def frames(data: bytes) -> Iterator[str]:
         yield data[place - length : place].decode("utf-8")
 
 
-def _apart(
+def _train_in_process(
     texts: Iterable[str], vocab: int, beat: Callable[[], None], specials: Sequence[str]
 ) -> str:
     file = tempfile.TemporaryFile

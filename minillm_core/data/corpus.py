@@ -149,9 +149,9 @@ def open_corpus(
         assert files.path_of is not None
         held = None if isinstance(config.val, str) else config.val
         parts = tuple(_parts(config, whole, files.path_of, held, seq_len))
-        train = _together("train", [one.train for one in parts], config.weights)
+        train = _join_parts("train", [one.train for one in parts], config.weights)
         if held is not None:
-            val = _together("held out", [one.val for one in parts if one.val], config.weights)
+            val = _join_parts("held out", [one.val for one in parts if one.val], config.weights)
             val = val.ordered(order(len(val), config.seed))
     library = f"the standard library of Python {sys.version_info.major}.{sys.version_info.minor}"
     if any(one.name == WEIGHTS for one in asked.fields) and (note := _long(train, seq_len)):
@@ -230,7 +230,7 @@ def _parts(
         yield Part(path, weight, mine, val)
 
 
-def _together(name: str, parts: Sequence[Documents], weights: Sequence[float]) -> Documents:
+def _join_parts(name: str, parts: Sequence[Documents], weights: Sequence[float]) -> Documents:
     """Join the parts of a mixture; its digest includes their weights."""
     spans = np.concatenate([one.spans for one in parts])
     total = sum(weights)

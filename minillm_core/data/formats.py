@@ -321,7 +321,7 @@ class Formats:
             raise DataError(
                 f"several distributions read {offers[0].name} files",
                 where=", ".join(named),
-                fix="uninstall the one that you did not mean",
+                fix="uninstall the distribution that you do not need",
             )
         found = offers[0].load()
         if not isinstance(found, Format):

@@ -81,7 +81,7 @@ class Entry:
     place: Bookmark | None
 
 
-class Writer:
+class CacheWriter:
     """A writer of documents to a temporary folder, which :meth:`commit` renames to its final name.
 
     A context manager: it removes the folder at its end unless it was committed.
@@ -111,7 +111,7 @@ class Writer:
         self._lengths: list[int] = []
         self._mapped: list[np.ndarray] = []
 
-    def __enter__(self) -> Writer:
+    def __enter__(self) -> CacheWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:

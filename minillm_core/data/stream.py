@@ -37,7 +37,7 @@ Batch = dict[str, np.ndarray]
 """ids, labels, documents, positions: int32 (rows, T), C-contiguous; and fields added by on_batch."""
 
 
-class Laid(NamedTuple):
+class OrderedBlock(NamedTuple):
     """A block of an epoch's documents, in the epoch's order.
 
     Attributes:
@@ -80,8 +80,8 @@ class Stream:
         self._fingerprint = cursor.fingerprint
         self._tokens: int | None = None  # of an epoch, once its last block is known
         self._firsts, self._before = [0], [0]  # tokens and documents before each block, and in all
-        self._laid: dict[tuple[int, int], Laid] = {}
-        self._last: Laid | None = None  # the block of the last read
+        self._laid: dict[tuple[int, int], OrderedBlock] = {}
+        self._last: OrderedBlock | None = None  # the block of the last read
         self._ends: list[int] = []  # of the next documents, in reverse order
         self._taken = -1  # the end of the document before them
         self.position = self._place(cursor)  # of the next token
@@ -89,7 +89,7 @@ class Stream:
     @property
     def cursor(self) -> Cursor:
         """Return the place of the next token; equal places have equal cursors."""
-        laid = self.laid(self.position)
+        laid = self.block_at(self.position)
         document, offset = laid.documents.locate(self.position - laid.first)
         return Cursor(self._fingerprint, laid.epoch, laid.before + document, offset)
 
@@ -117,7 +117,7 @@ class Stream:
         """Copy stretches of the stream, see :meth:`Documents.gather`."""
         position, end = int(first.min()), int(last.max())
         while position < end:
-            laid = self.laid(position)
+            laid = self.block_at(position)
             inside = np.flatnonzero((first < laid.end) & (last > laid.first))
             if len(inside):
                 here = np.maximum(first[inside], laid.first)
@@ -130,7 +130,7 @@ class Stream:
         """Return whether a document begins at each position: bool, of the positions' shape, (n,)."""
         found, left = np.zeros(positions.shape, bool), np.arange(len(positions))
         while len(left):
-            laid = self.laid(int(positions[left].min()))
+            laid = self.block_at(int(positions[left].min()))
             here = positions[left] < laid.end
             offsets, places = laid.documents.offsets, positions[left[here]] - laid.first
             found[left[here]] = offsets[np.searchsorted(offsets, places)] == places
@@ -141,7 +141,7 @@ class Stream:
         """Take the whole document that begins here."""
         first = self.position
         if not self._ends or self._taken != first:
-            laid = self.laid(first)
+            laid = self.block_at(first)
             after = laid.documents.locate(first - laid.first)[0] + 1
             self._ends = (laid.documents.offsets[after : after + AHEAD] + laid.first)[::-1].tolist()
         self.position = self._taken = self._ends.pop()
@@ -153,7 +153,7 @@ class Stream:
         if any(one.end <= at for one in self._laid.values()):
             self._laid = {key: one for key, one in self._laid.items() if one.end > at}
 
-    def laid(self, position: int) -> Laid:
+    def block_at(self, position: int) -> OrderedBlock:
         """Return the block that holds a position."""
         if self._last and self._last.first <= position < self._last.end:
             return self._last
@@ -166,7 +166,7 @@ class Stream:
             assert block is not None
             order = permutation(block.lengths, self._seed, epoch, self._by, number)
             first = epoch * (self._tokens or 0) + self._firsts[number]
-            self._laid[epoch, number] = Laid(
+            self._laid[epoch, number] = OrderedBlock(
                 *(epoch, number, first, first + block.tokens, self._before[number]),
                 block.ordered(order),
             )
@@ -190,7 +190,7 @@ class Stream:
             self._look_further()
         number = bisect_right(self._before, cursor.document) - 1
         if cursor.document < self._before[-1]:
-            laid = self.laid(cursor.epoch * (self._tokens or 0) + self._firsts[number])
+            laid = self.block_at(cursor.epoch * (self._tokens or 0) + self._firsts[number])
             document = cursor.document - laid.before
             if cursor.offset < laid.documents.lengths[document]:
                 return laid.first + int(laid.documents.offsets[document]) + cursor.offset
@@ -328,7 +328,7 @@ class WindowRows(PlainRows):
     def _place(self, window: int) -> int:
         """Return the index of the stream's window that is read at index ``window``."""
         size = self._size
-        laid = self._stream.laid(window * size)
+        laid = self._stream.block_at(window * size)
         first, end = -(-laid.first // size), laid.end // size
         if not first <= window < end:
             return window

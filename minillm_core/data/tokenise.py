@@ -54,7 +54,7 @@ _TEXT = 4  # approximate bytes of a token: a tokenizer of blocks is trained on t
 _SECONDS = 0.25  # between two reports during encoding
 
 
-class _Begins(NamedTuple):
+class _DocumentStart(NamedTuple):
     """The start of a document: the index of its path, and the place after it."""
 
     path: int
@@ -289,7 +289,7 @@ class TokenCache:
         if tokenizer:
             specials = tokenizer.reserve(self.asked.specials, self.vocab)
         reading, size = self._reading("tokenising"), self.block or _BLOCK
-        ahead = deque[tuple[_Begins | None, store.Values]]()  # parts being encoded
+        ahead = deque[tuple[_DocumentStart | None, store.Values]]()  # parts being encoded
         noted, after, paths = Counter[str](), place, Counter[int]()
 
         def parts() -> Iterator[Document]:
@@ -315,10 +315,10 @@ class TokenCache:
         fields, origin = self.asked.fields, plain(self.where)
         with self._writing(), ExitStack() as open_one:
 
-            def begin() -> store.Writer:
+            def begin() -> store.CacheWriter:
                 open_one.close()  # commits the block before
                 return open_one.enter_context(
-                    store.Writer(self.folder_of(key, number), self.vocab, origin, fields)
+                    store.CacheWriter(self.folder_of(key, number), self.vocab, origin, fields)
                 )
 
             writer = begin()
@@ -362,7 +362,7 @@ class TokenCache:
         tokenizer = Tokenizer.train(texts, self.vocab, lambda: beat(0), special)
         return tokenizer, (sample.drawn, sample.total)
 
-    def _map(self, writer: store.Writer, end_of_text: int) -> list[tuple[int, int]]:
+    def _map(self, writer: store.CacheWriter, end_of_text: int) -> list[tuple[int, int]]:
         """Add the documents of mapped shards, whose files stay in place; return their number for each path."""
         total = sum(ids.nbytes for ids, _ in self._shards)
         tick = ticker(self.progress if self._shards else None, "checking the files", total)
@@ -380,7 +380,7 @@ class TokenCache:
         specials: Mapping[str, int] | None,
         text: bool = True,
         place: store.Bookmark = store.BEGIN,
-    ) -> Iterator[tuple[_Begins | None, Document, store.Values]]:
+    ) -> Iterator[tuple[_DocumentStart | None, Document, store.Values]]:
         """Read the documents of all files that are not mapped, part by part.
 
         Args:
@@ -410,7 +410,7 @@ class TokenCache:
 
     def _documents(
         self, reading: Reading, specials: Mapping[str, int] | None, place: store.Bookmark
-    ) -> Iterator[tuple[str, _Begins | None, Iterable[tuple[Document, store.Values]]]]:
+    ) -> Iterator[tuple[str, _DocumentStart | None, Iterable[tuple[Document, store.Values]]]]:
         """Yield the file of each document, its start, and its parts."""
         source = self.asked.source
         for number, group in enumerate(self._groups()):
@@ -422,14 +422,14 @@ class TokenCache:
                 for document in source.call(group, reading):
                     if (count := count + 1) > passed:
                         found = _checked(document, self.asked, source, specials, self.vocab)
-                        yield self.where, _Begins(number, (number, count)), found
+                        yield self.where, _DocumentStart(number, (number, count)), found
                 continue
             (file,) = group
             assert file.format.read is not None
             for document in file.format.read(file.path, file.packing, reading):
                 count += not isinstance(document, Continued)
                 if count > passed:
-                    begins = _Begins(file.given, (number, count))
+                    begins = _DocumentStart(file.given, (number, count))
                     yield str(file.path), begins, [(document, {})]
 
     def _groups(self) -> list[tuple[Source, ...]]:

@@ -102,7 +102,7 @@ class Tokenizer:
                 fix=f"set model.vocab to {least} or more, better 4096",
             )
         try:
-            learned = bpe.learn(_trained_on(texts, beat), vocab, beat, reserved)
+            learned = bpe.train_bpe(_trained_on(texts, beat), vocab, beat, reserved)
         except OSError as error:
             reason = str(error) if isinstance(error, ChildProcessError) else error.strerror or error
             raise DataError(
@@ -172,7 +172,7 @@ class Tokenizer:
             )
         return tokenizer
 
-    def beginning(self, token: str, where: str) -> Tokenizer:
+    def with_start_token(self, token: str, where: str) -> Tokenizer:
         """Set another special token to begin texts than the end-of-text token.
 
         Raises:
@@ -242,7 +242,7 @@ class Tokenizer:
     @property
     def encoder(self) -> str:
         """The name of the encoding library, with the way to a faster one where that would apply."""
-        if self._quick is not None:
+        if self._fastokens is not None:
             return f"fastokens {installed_version('fastokens')}, with the ids of tokenizers"
         here = f"tokenizers {tokenizers.__version__}"
         if self._divides and installed_version("fastokens") is None:
@@ -250,15 +250,15 @@ class Tokenizer:
         return here
 
     def _encoded(self, texts: list[str]) -> Sequence[np.ndarray]:
-        if self._quick is None:
+        if self._fastokens is None:
             found = self._native.encode_batch_fast(texts, add_special_tokens=False)
             return [np.array(one.ids, np.int32) for one in found]
-        data, ends = self._quick.encode_batch_flat(texts, split_special_tokens=True)
+        data, ends = self._fastokens.encode_batch_flat(texts, split_special_tokens=True)
         ids = np.frombuffer(data, "<u4").astype(np.int32)
         return np.split(ids, np.frombuffer(ends, "<u8")[1:-1].astype(np.int64))
 
     @cached_property
-    def _quick(self) -> Any | None:
+    def _fastokens(self) -> Any | None:
         """The same tokenizer in fastokens; None: not installed, or of a kind that it may encode differently."""
         model = self._data["model"]
         if not self._divides or model["type"] != "BPE" or any(map(model.get, _UNUSUAL)):
@@ -289,7 +289,7 @@ class Tokenizer:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         return lambda index: decoder.decode(self._bytes.get(int(index), b""))
 
-    def known(self) -> np.ndarray:
+    def used_ids(self) -> np.ndarray:
         """Return the ids in use, ascending, int32 (n,)."""
         return np.array(sorted(self._bytes), np.int32)
 

@@ -72,14 +72,14 @@ class DocumentMask:
 
 
 @dataclass(frozen=True)
-class Seen:
+class Masks:
     """The masks of a plugin's own attention: the slots of its layer that its ``forward`` names."""
 
     window: Setting | None = None
     documents: DocumentMask | None = None
 
 
-UNMASKED = Seen()
+UNMASKED = Masks()
 """Plain causal attention: every key up to the query's own position, of every document."""
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.attention import TAPPED, UNMASKED, Attention, AttentionSpec, Seen
+from minillm_core.nn.attention import TAPPED, UNMASKED, Attention, AttentionSpec, Masks
 from minillm_core.nn.layers import RMSNorm, SwiGLU
 from minillm_core.nn.module import Module
 from minillm_core.nn.node import ModelShape, Node, Scope, inputs_of
@@ -54,7 +54,7 @@ class BlockSpec:
     site_out: SiteSpec | None = None
     taps: tuple[str, ...] = ()  # of this block's "in", "mid", "out", "attention.v" ..., sorted
     apart: tuple[SiteSpec, ...] = ()  # inputs of parts (see INPUTS) that replace the stream
-    seen: Seen = UNMASKED  # the masks of a plugin's own attention
+    seen: Masks = UNMASKED  # the masks of a plugin's own attention
 
     @property
     def core_attention(self) -> AttentionSpec | None:
@@ -183,5 +183,5 @@ def check_shared(norm: Any) -> None:
             f"{type(norm).__name__} of plugin '{norm.owner}' is the norm of several inputs, and "
             "looks back, keeps or emits arrays",
             where="model.norm",
-            fix="leave it out, or what gives q, k or v an input of its own",
+            fix="leave out the norm, or the plugin that gives q, k or v an input of its own",
         )

@@ -191,7 +191,7 @@ class DecoderSpec:
     loop: Loop | None = None  # None: each block runs once
 
     @property
-    def narrows(self) -> bool:
+    def gathers_early(self) -> bool:
         """Whether positions may be gathered before the last MLP: only the loss reads later arrays."""
         last, loss = self.blocks[-1], self.loss
         nodes = (last.mlp, last.mlp_norm, self.final_norm, loss.weights)
@@ -256,8 +256,8 @@ class Decoder(Module):
         self.weights = spec.loss.weights and spec.loss.weights.make(g)
         self.loss = spec.loss
         self.checkpointing, self.loop = checkpointing, spec.loop
-        self.narrow = spec.narrows and not checkpointing
-        if self.narrow:
+        self.gather_early = spec.gathers_early and not checkpointing
+        if self.gather_early:
             self.layers[-1].inputs += (GATHERED,)
         self.tap_aliases = {
             site: tuple(name for name, its in spec.taps if its == site) for _, site in spec.taps
@@ -308,7 +308,7 @@ class Decoder(Module):
         rows = ops.reshape(hidden, (-1, hidden.shape[-1]))
         ids, scale = stacked(ops, targets, B * T), target_weights(ops, weights, B * T)
         if (at := batch.get(GATHERED)) is not None:  # the loss is 0 at all others
-            rows = rows if self.narrow else ops.take_rows(rows, at)  # (S, C)
+            rows = rows if self.gather_early else ops.take_rows(rows, at)  # (S, C)
             ids = ops.take(ids, at, 1)  # (K, S)
             scale = ops.take(scale, at, 1) if len(getattr(scale, "shape", ())) == 2 else scale
         head, form = self.head_weight(), self.loss.form
@@ -418,8 +418,8 @@ class Decoder(Module):
         scope = self.scope(batch, values, scope_of)
         x = self.embedded(scope)
         self.compute_streams(self.streams, scope)
-        x, statistics = self.through(self.order(values), x, scope)
-        return self.ended(x, scope), scope, statistics | self.emitted(scope)
+        x, statistics = self.run_blocks(self.order(values), x, scope)
+        return self.before_head(x, scope), scope, statistics | self.emitted(scope)
 
     def scope(
         self,
@@ -447,7 +447,7 @@ class Decoder(Module):
         for name in names:
             scope.reads[name] = scope.apply(self.streams[name], {})
 
-    def through(
+    def run_blocks(
         self, order: Iterable[tuple[int, int]], x: Any, scope: Scope
     ) -> tuple[Any, dict[str, Any]]:
         """Run blocks, given as (layer, turn), on x (B, T, C); return x and the blocks' statistics."""
@@ -467,7 +467,7 @@ class Decoder(Module):
                     statistics[name] = self.ops.stop_gradient(value)
         return x, statistics
 
-    def ended(self, x: Any, scope: Scope) -> Any:
+    def before_head(self, x: Any, scope: Scope) -> Any:
         """Compute the head's input from the last block's x: the final site, then the last norm."""
         if self.site_final is not None:
             x = self.site_final(x, None, scope)

@@ -74,7 +74,7 @@ class CachedScope(Scope):
         super().__init__(reads)
         self.cache, self.turn = cache, turn
 
-    def place(self, module: Any) -> str:
+    def key(self, module: Any) -> str:
         """Return the cache key of a module's columns: its path, and the turn of a block that runs again."""
         return f"{module.path}@{self.turn}" if self.turn else module.path
 
@@ -94,7 +94,7 @@ class CachedScope(Scope):
         names, cache = self.reads | own, self.cache
         given = (names[name] for name in node.bound)
         result = self.split_emitted(
-            node, node(*cache.append(node.ops, self.place(node), given, node.lookback, cache.new))
+            node, node(*cache.append(node.ops, self.key(node), given, node.lookback, cache.new))
         )
         earlier = min(node.lookback, cache.columns)
         if isinstance(result, (tuple, list)):
@@ -103,7 +103,7 @@ class CachedScope(Scope):
 
     def kept(self, node: Any) -> dict[str, Any]:
         """Return the arrays that a node kept of the cached columns, by name; None if no column is cached."""
-        held = self.cache.kept.get(self.place(node), [None] * len(node.keeps))
+        held = self.cache.kept.get(self.key(node), [None] * len(node.keeps))
         return dict(zip(node.keeps, held, strict=True)) if node.keeps else {}
 
     def keep(self, node: Any) -> None:
@@ -122,8 +122,8 @@ class CachedScope(Scope):
                 fix = f"return what it keeps of the new columns alone, {columns} and so on"
                 raise unusable(node, did, fix)
         appended = [None if name in node.recurrent else value for name, value in new.items()]
-        self.cache.append(node.ops, self.place(node), appended, EVERYTHING, self.cache.new)
-        kept = self.cache.fresh[self.place(node)]
+        self.cache.append(node.ops, self.key(node), appended, EVERYTHING, self.cache.new)
+        kept = self.cache.fresh[self.key(node)]
         for index, name in enumerate(new):
             if name in node.recurrent:
                 kept[index] = new[name]
@@ -132,7 +132,7 @@ class CachedScope(Scope):
         """Append the documents of the new columns to those cached; a node with a lookback already has them."""
         if node.lookback:
             return documents
-        place, new = f"{self.place(node)}.documents", self.cache.new
+        place, new = f"{self.key(node)}.documents", self.cache.new
         return self.cache.append(node.ops, place, (documents,), EVERYTHING, new)[0]
 
     def positions(self, ops: Any) -> Any:
@@ -158,7 +158,7 @@ class CachedScope(Scope):
             raise unusable(attention.layout, did, fix, "enter")
         k, v, documents = self.cache.append(
             attention.ops,
-            self.place(attention),
+            self.key(attention),
             (call.k, call.v, call.documents),
             call.window - 1 if isinstance(call.window, int) and not keeps else EVERYTHING,
             columns,

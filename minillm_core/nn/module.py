@@ -116,12 +116,12 @@ class Framework:
 
     ops: Any
     scope_of: Any = None  # builds the scope under context parallelism, from the inputs by name
-    apart: Any = None  # "meta" device if parameters are sharded: they get memory later, in parts
+    param_device: Any = None  # "meta" if parameters are sharded: they get memory later, in parts
 
     def __init__(self, bases: Mapping[str | None, type], ops: Any = None) -> None:
         self._bases, self.ops = bases, ops
         self._native: dict[type, type] = {}
-        self.seen = Counter[str]()  # evidence: key -> how often it was recorded
+        self.evidence = Counter[str]()  # evidence: key -> how often it was recorded
 
     def native(self, cls: type[Module]) -> type:
         """Return ``cls`` as a subclass of itself and of the framework's class for it."""
@@ -142,7 +142,7 @@ class Framework:
 
     def witness(self, key: str) -> None:
         """Record, at trace time or in eager mode, that ``key`` takes part; costs a compiled step nothing."""
-        self.seen[key] += 1
+        self.evidence[key] += 1
 
     def versions(self, arrays: Iterable[Any]) -> tuple[int, ...]:
         """Return how often each array was written in place; empty if the framework does not count it."""

@@ -222,7 +222,7 @@ def dtype_name(array: Array) -> str:
     return str(array.dtype).rpartition(".")[2]
 
 
-def unlike(made: Any, old: Any) -> str | None:
+def mismatch(made: Any, old: Any) -> str | None:
     """Describe how ``made`` differs: the type if it is no array, else its shape; None: the shape of ``old``."""
     shape = getattr(made, "shape", None)
     if shape is None:

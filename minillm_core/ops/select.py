@@ -116,7 +116,7 @@ class Candidate:
             raise BackendError(
                 f"kernel '{self.name}' of {self.provider} for {self.op} cannot be imported: {error}",
                 where=self.reference,
-                fix=f"install what it needs, or --kernels {self.op}=<another>",
+                fix=f"install its requirements, or --kernels {self.op}=<another>",
             ) from error
 
 

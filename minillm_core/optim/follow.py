@@ -32,7 +32,7 @@ def tied(follows: Mapping[str, Follow], values: Mapping[str, float]) -> dict[str
     return {name: one.leader for name, one in follows.items() if values[one.value] > 0}
 
 
-def shared(
+def sum_tied(
     ops: Any, follows: Mapping[str, Follow], grads: Mapping[str, Any], values: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Any]]:
     """Replace the gradients of tied parameters by their sum.

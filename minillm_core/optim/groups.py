@@ -8,7 +8,7 @@ from typing import Any
 
 from minillm_core.nn.reference import Function
 from minillm_core.optim.follow import Follow
-from minillm_core.optim.narrow import Kept
+from minillm_core.optim.narrow import Storage
 from minillm_core.optim.stage import Rule
 
 
@@ -58,7 +58,7 @@ class Group:
         whole = self.members[0].shape
         return whole if self.blocks == 1 else (whole[0] // self.blocks, *whole[1:])
 
-    def kept(self) -> dict[str, dict[str, Kept]]:
+    def state_arrays(self) -> dict[str, dict[str, Storage]]:
         """Return the optimizer state: anchor -> entry -> shape (N, ...) and dtype; unstacked rules have no N.
 
         With members in blocks the shape is (N, blocks, ...).
@@ -68,7 +68,7 @@ class Group:
         found = {
             anchor: {
                 entry: one._replace(shape=(*n, *one.shape))
-                for entry, one in stage.kept(self.shape).items()
+                for entry, one in stage.state_arrays(self.shape).items()
             }
             for anchor, _, stage in self.rule.stages
         }
@@ -76,7 +76,7 @@ class Group:
 
     def state_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
         """Return the shapes of :meth:`kept`: anchor -> entry -> shape."""
-        held = self.kept().items()
+        held = self.state_arrays().items()
         return {anchor: {entry: one.shape for entry, one in its.items()} for anchor, its in held}
 
     def data(self) -> dict[str, Any]:

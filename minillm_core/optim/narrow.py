@@ -33,14 +33,14 @@ BFLOAT16, INT8 = "like:bfloat16", "like:int8"
 NARROW = (BFLOAT16, INT8)
 
 
-class Kept(NamedTuple):
+class Storage(NamedTuple):
     """The shape and dtype of an array of optimizer state of one parameter, as stored between updates."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
 
     @property
-    def asked(self) -> tuple[Any, ...]:
+    def zeros_arguments(self) -> tuple[Any, ...]:
         """The arguments of ``zeros`` that create the array."""
         return (self.shape,) if self.dtype == "float32" else tuple(self)
 
@@ -50,11 +50,11 @@ class Kept(NamedTuple):
         return prod(self.shape) * {"float32": 4, "bfloat16": 2, "int8": 1}[self.dtype]
 
 
-def kept(entry: str, kind: str, shape: tuple[int, ...]) -> dict[str, Kept]:
+def stored(entry: str, kind: str, shape: tuple[int, ...]) -> dict[str, Storage]:
     """Return the arrays stored for an entry of a narrow kind, by name."""
     if kind == BFLOAT16:
-        return {entry: Kept(shape, "bfloat16")}
-    return {entry: Kept(shape, "int8"), f"{entry}{SCALE}": Kept((-(-prod(shape) // BLOCK),))}
+        return {entry: Storage(shape, "bfloat16")}
+    return {entry: Storage(shape, "int8"), f"{entry}{SCALE}": Storage((-(-prod(shape) // BLOCK),))}
 
 
 def packed(ops: Any, entry: str, kind: str, array: Any, axes: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from minillm_core.nn.reference import json_arguments, reference_of, resolve
-from minillm_core.optim.narrow import NARROW, Kept, kept, packed, unpacked
+from minillm_core.optim.narrow import NARROW, Storage, packed, stored, unpacked
 from minillm_core.optim.schedules import Schedule
 
 BEHIND = ("lookahead", "average")
@@ -53,15 +53,15 @@ class Stage:
     supplied: tuple[str, ...] = ()
     every: int = 1  # the stage runs once in so many updates
 
-    def kept(self, shape: tuple[int, ...]) -> dict[str, Kept]:
+    def state_arrays(self, shape: tuple[int, ...]) -> dict[str, Storage]:
         """Return the shape and dtype of the state stored for a parameter of ``shape``, by entry.
 
         A scalar has as many axes as the parameter, all of size 1.
         """
-        found: dict[str, Kept] = {}
+        found: dict[str, Storage] = {}
         for entry, kind in self.state:
-            narrow = kind in NARROW
-            found |= kept(entry, kind, shape) if narrow else {entry: Kept(self._shape(kind, shape))}
+            plain = {entry: Storage(self._shape(kind, shape))}
+            found |= stored(entry, kind, shape) if kind in NARROW else plain
         return found
 
     def packed(self, ops: Any, state: Mapping[str, Any], axes: int) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class Draft:
     schedules: dict[str, Schedule] = field(default_factory=dict)
     inherited: tuple[str, ...] = ()  # arguments to take from the replaced stage
 
-    def instead_of(self, other: Draft | None) -> Draft:
+    def inherit_from(self, other: Draft | None) -> Draft:
         """Return the draft with its inherited arguments filled in from the stage that it replaces.
 
         Raises:
@@ -222,7 +222,7 @@ class Rule:
         """Whether same-shaped parameters are stacked and updated together."""
         return any(s.needs == "matrix" for _, _, s in self.stages)
 
-    def takes(self, *arguments: str) -> bool:
+    def accepts(self, *arguments: str) -> bool:
         """Return whether the stages take all of these constants."""
         return set(arguments) <= {name for _, _, s in self.stages for name, _ in s.arguments}
 

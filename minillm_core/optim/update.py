@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from minillm_core.errors import PluginCodeError
-from minillm_core.ops.arrays import dtype_name, unlike
+from minillm_core.ops.arrays import dtype_name, mismatch
 from minillm_core.optim.groups import Group
 from minillm_core.optim.stage import BEHIND, Stage
 from minillm_core.text import few
@@ -51,11 +51,11 @@ def initial_state(groups: Mapping[str, Group], zeros: Callable[..., Any]) -> Sta
     """Create the initial optimizer state, all zeros, by ``zeros(shape)`` or ``zeros(shape, dtype)``."""
     return {
         key: {
-            anchor: {entry: zeros(*one.asked) for entry, one in entries.items()}
-            for anchor, entries in group.kept().items()
+            anchor: {entry: zeros(*one.zeros_arguments) for entry, one in entries.items()}
+            for anchor, entries in group.state_arrays().items()
         }
         for key, group in groups.items()
-        if group.kept()
+        if group.state_arrays()
     }
 
 
@@ -127,11 +127,11 @@ def update(
     for key, group in groups.items():
         names = [member.name for member in group.members]
         gradients = [ops.astype(grads[name], "float32") for name in names]
-        u = in_blocks(ops, group, joined(ops, group, gradients)) * factor
-        p = in_blocks(ops, group, joined(ops, group, [params[name] for name in names]))
+        u = split_into_blocks(ops, group, joined(ops, group, gradients)) * factor
+        p = split_into_blocks(ops, group, joined(ops, group, [params[name] for name in names]))
         given = {**values, "updates": updates, **multipliers(ops, group, values)}
         if by_layer:
-            given["layer_grad_norm"] = each(ops, group, [norms[layer_of(name)] for name in names])
+            given["layer_grad_norm"] = stack_each(ops, group, [norms[layer_of(n)] for n in names])
         old, axes = state.get(key, {}), int(group.rule.stacked)
         new: dict[str, dict[str, Any]] = {}
         for anchor, owner, stage in group.rule.stages:
@@ -142,7 +142,7 @@ def update(
                 for _ in names:  # a resumed run may be checked for evidence before it is due
                     witness(f"stage:{where}")
                 continue
-            flat = {entry: flattened(ops, group, one) for entry, one in old.get(anchor, {}).items()}
+            flat = {entry: flatten(ops, group, one) for entry, one in old.get(anchor, {}).items()}
             held = stage.unpacked(ops, flat, axes)
             before = versions((p, *held.values()))
             made = stage.apply(ops, u, u if anchor in BEHIND else p, held, given)
@@ -154,7 +154,7 @@ def update(
             _check_state(entries, held, stage, owner, where)
             if entries:
                 kept = stage.packed(ops, entries, axes)
-                new[anchor] = {entry: by_block(ops, group, one) for entry, one in kept.items()}
+                new[anchor] = {entry: unflatten(ops, group, one) for entry, one in kept.items()}
             for _ in names:
                 witness(f"stage:{where}")
         if new:
@@ -181,18 +181,18 @@ def apart(ops: Any, group: Group, stack: Any) -> list[Any]:
     return [ops.reshape(row, group.members[0].shape) for row in rows]
 
 
-def in_blocks(ops: Any, group: Group, stack: Any) -> Any:
+def split_into_blocks(ops: Any, group: Group, stack: Any) -> Any:
     """Split each member (R, C) of a stack into its blocks: (N * blocks, R / blocks, C)."""
     return ops.reshape(stack, (-1, *group.shape)) if group.blocks > 1 else stack
 
 
-def flattened(ops: Any, group: Group, kept: Any) -> Any:
+def flatten(ops: Any, group: Group, kept: Any) -> Any:
     """Reshape the stored state of members in blocks, (N, blocks, ...), to a stack (N * blocks, ...)."""
     return ops.reshape(kept, (-1, *kept.shape[2:])) if group.blocks > 1 else kept
 
 
-def by_block(ops: Any, group: Group, stack: Any) -> Any:
-    """Invert :func:`flattened`."""
+def unflatten(ops: Any, group: Group, stack: Any) -> Any:
+    """Invert :func:`flatten`."""
     shape = (-1, group.blocks, *stack.shape[1:])
     return ops.reshape(stack, shape) if group.blocks > 1 else stack
 
@@ -206,14 +206,14 @@ def multipliers(ops: Any, group: Group, values: Mapping[str, Any]) -> dict[str, 
             given[field] = multiplier(factors[0], values)
         elif any(isinstance(factor, str) for factor in factors):
             scalars = [ops.scalar(multiplier(factor, values)) for factor in factors]
-            given[field] = each(ops, group, scalars)
+            given[field] = stack_each(ops, group, scalars)
         else:
             numbers = [factor for factor in factors for _ in range(group.blocks)]
             given[field] = ops.constant(numbers, (len(numbers),) + (1,) * len(group.shape))
     return given
 
 
-def each(ops: Any, group: Group, scalars: list[Any]) -> Any:
+def stack_each(ops: Any, group: Group, scalars: list[Any]) -> Any:
     """Stack one 0-d array per member to (N, 1, ...), repeated for its blocks; unstacked rules get it as it is."""
     if not group.rule.stacked:
         return scalars[0]
@@ -230,7 +230,7 @@ def _check(made: Any, u: Any, stage: Stage, owner: str, where: str) -> None:
     """Check that a stage returned (update, state): an array shaped like its input, and a dict."""
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
         raise _did(stage, owner, "returned no (update, state) from", "return update, state", where)
-    if got := unlike(made[0], u):
+    if got := mismatch(made[0], u):
         fix = f"an update has the shape that it came with, here {tuple(u.shape)}"
         raise _did(stage, owner, f"returned an update of {got} from", fix, where)
 
@@ -251,7 +251,7 @@ def _check_state(
             fix = f'declare state={{"{more[0]}": ...}}, or return the state as it came'
         raise _did(stage, owner, did, fix, where)
     for name, old in held.items():
-        if got := unlike(made[name], old):
+        if got := mismatch(made[name], old):
             fix = f"state keeps the shape that it is declared with, here {tuple(old.shape)}"
         elif made[name].dtype != old.dtype:
             got, kept = dtype_name(made[name]), dtype_name(old)

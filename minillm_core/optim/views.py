@@ -8,7 +8,7 @@ from typing import Any
 from minillm_core.ops.arrays import dtype_name
 from minillm_core.optim.groups import Group, Member
 from minillm_core.optim.stage import Stage
-from minillm_core.optim.update import State, by_block, by_parameter, flattened
+from minillm_core.optim.update import State, by_parameter, flatten, unflatten
 
 VIEW = "view:"
 """Prefix of a parameter's name in a witness: the parameter's view was computed."""
@@ -41,9 +41,9 @@ def views_of(
     ops = framework.ops
 
     def widened(group: Group, stage: Stage, kept: Mapping[str, Any]) -> dict[str, Any]:
-        flat = {entry: flattened(ops, group, one) for entry, one in kept.items()}
+        flat = {entry: flatten(ops, group, one) for entry, one in kept.items()}
         wide = stage.unpacked(ops, flat, int(group.rule.stacked))
-        return {entry: by_block(ops, group, one) for entry, one in wide.items()}
+        return {entry: unflatten(ops, group, one) for entry, one in wide.items()}
 
     wide: State = {
         key: {
@@ -92,7 +92,7 @@ def _seen(ops: Any, member: Member, param: Any, held: Mapping[str, Any]) -> Any:
     return ops.concat([view.call(ops, *one) for one in zip(parts, own, strict=True)], 0)
 
 
-def evaluated(arrays: Mapping[str, Any]) -> dict[str, Any]:
+def with_views(arrays: Mapping[str, Any]) -> dict[str, Any]:
     """Return a checkpoint's arrays with each view in the place of its parameter, ``model.<parameter>``."""
     names = [name for name in arrays if name.startswith(VIEWED)]
     found = {name: array for name, array in arrays.items() if name not in names}

@@ -15,7 +15,7 @@ from typing import Any
 from minillm_core.config.load import Loaded
 from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
-from minillm_core.nn.attention import Seen
+from minillm_core.nn.attention import Masks
 from minillm_core.nn.block import INPUTS, BlockSpec, Omitted
 from minillm_core.nn.decoder import DecoderSpec, Loop, decoder, layer_geometry
 from minillm_core.nn.init import Init, Same
@@ -42,7 +42,7 @@ from minillm_core.plugins.builders.data import Shaping
 from minillm_core.plugins.builders.loss import Reference
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin, Manager, load
-from minillm_core.plugins.slots import AFTER, EMBED, LOSS, PLACES, Slot, Terms, slots_in, way_out
+from minillm_core.plugins.slots import AFTER, EMBED, LOSS, PLACES, Slot, Terms, clash_fix, slots_in
 from minillm_core.plugins.sourcing import Sourcing
 from minillm_core.text import did_you_mean, nearest
 
@@ -83,7 +83,7 @@ def build_plan(
     state.fill(manager, "build_data", builders.DataBuilder, data)
     spec = _model(config, manager, state)
     fields, arrangement, shaping = data.fields.resolve(), data.arrangement(), data.shaping()
-    sourcing = _coded(data.sourcing(), manager)
+    sourcing = _with_digest(data.sourcing(), manager)
     _check_data(data, manager, config)
     if shaping is not None:
         _check_shapes(shaping, arrangement.get("packer"), spec)
@@ -94,14 +94,14 @@ def build_plan(
     _check_loop(model, spec.loop)
     parameters = _parameters_of(model, {*BATCH, *(name for name, _, _ in fields)})
     inits = state.model.init.resolve({name: info.role for name, info in parameters.items()})
-    parameters |= _started(parameters, inits)
+    parameters |= _with_claimed_inits(parameters, inits)
     train, heads = config.train, (config.model.heads, config.model.kv_heads)
     state.optimizer = builders.OptimizerSlots(parameters, values, train, heads)
     state.fill(manager, "optimizer_factory", builders.OptimizerBuilder, state.optimizer)
     groups, curve = state.optimizer.resolve(), state.optimizer.schedule.resolve()
     outranked = state.optimizer.outranked
-    same = dict(_led(groups, model, inits))
-    parameters, inits = parameters | _started(parameters, same), inits | same
+    same = dict(_leader_inits(groups, model, inits))
+    parameters, inits = parameters | _with_claimed_inits(parameters, same), inits | same
     trained = {m.name: parameters[m.name] for group in groups for m in group.members}
     check_reads(spec, table, {*BATCH, *values.held, *(name for name, _, _ in fields)})
     state.fill(manager, "kernel_provider", builders.KernelBuilder, kernels)
@@ -187,7 +187,7 @@ def _block(slots: builders.AttentionSlots, model: builders.ModelSlots) -> BlockS
         site_out=model.site(f"{at}.out"),
         taps=_taps(at, attention, model),
         apart=apart,
-        seen=Seen(**{name: getattr(slots, name).resolve() for name in masks_of(attention)}),
+        seen=Masks(**{name: getattr(slots, name).resolve() for name in masks_of(attention)}),
     )
 
 
@@ -196,7 +196,7 @@ def _no_input(site: SiteSpec, by: Node | Omitted, layer: int) -> PlanError:
     (who, *_) = (*(owner for _, owner, _ in site.terms), *(one.owner for one in site.computed))
     part = "mlp" if site.name.endswith(".mlp") else "attention"
     return PlanError(
-        f"plugin '{who}' gives {site.name} an input of its own, and '{by.owner}' {_done_to(by)} "
+        f"plugin '{who}' gives {site.name} an input of its own, and '{by.owner}' {_verb_of(by)} "
         f"that {part}",
         where=f"model.{part}[{layer}]",
         fix=f"give them different layers, or leave out '{who}' or '{by.owner}'",
@@ -211,7 +211,7 @@ def _taps(at: str, attention: Any, model: builders.ModelSlots) -> tuple[str, ...
         site = f"{at}.{inner[0]}"
         owner = next(who for _, who, its in model.tap_names.resolve() if its == site)
         raise PlanError(
-            f"plugin '{owner}' taps {site}, and '{attention.owner}' {_done_to(attention)} that "
+            f"plugin '{owner}' taps {site}, and '{attention.owner}' {_verb_of(attention)} that "
             "attention",
             where=f"model.attention[{at.removeprefix('layers.')}]",
             fix=f"tap another layer, or leave out '{owner}' or '{attention.owner}'",
@@ -239,11 +239,11 @@ def _check_replaced(state: SlotState, manager: Manager) -> None:
         _check_unnamed(by, others, slots, manager)
         if alone := [other for other in others if other not in elsewhere]:
             where = [one.where for one in gone if alone[0] in one.owners]
-            fix = way_out(by.owner, alone[0])
+            fix = clash_fix(by.owner, alone[0])
             if by.owner in state.layered and len(pairs) > 1:
                 fix += f"; or give '{by.owner}' fewer layers: {by.owner}.layers=[-1]"
             raise PlanError(
-                f"'{by.owner}' {_done_to(by)} the whole attention of layer {slots.layer}, and "
+                f"'{by.owner}' {_verb_of(by)} the whole attention of layer {slots.layer}, and "
                 f"'{alone[0]}' wants a slot of it, and has none elsewhere",
                 where=f"model.attention[{slots.layer}]",
                 fix=fix,
@@ -270,7 +270,7 @@ def _inside(
     return [*(one for one in slots_in(slots) if one not in kept), *inputs]
 
 
-def _done_to(by: Node | Omitted) -> str:
+def _verb_of(by: Node | Omitted) -> str:
     """Return a plugin's change of an attention in words."""
     return "leaves out" if isinstance(by, Omitted) else "replaces"
 
@@ -286,7 +286,7 @@ def _check_unnamed(
         if listed and plugin.name in others:
             raise PlanError(
                 f"{plugin.name}.{listed[0]} names layer {layer}, whose attention '{by.owner}' "
-                f"{_done_to(by)}",
+                f"{_verb_of(by)}",
                 where=f"model.attention[{layer}]",
                 fix=f"take {layer} from {plugin.name}.{listed[0]}, or leave out '{by.owner}'",
             ).concerning(plugins=(plugin.name, by.owner))
@@ -357,11 +357,11 @@ def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> N
             raise PlanError(
                 f"on_batch of plugin '{owner}' reads '{name}', which no plugin writes",
                 where="data.reads",
-                fix="what there is: " + ", ".join(sorted(fields | set(BATCH))),
+                fix="known fields: " + ", ".join(sorted(fields | set(BATCH))),
             ).concerning(plugins=(owner,))
 
 
-def _coded(sourcing: Sourcing, manager: Manager) -> Sourcing:
+def _with_digest(sourcing: Sourcing, manager: Manager) -> Sourcing:
     """Return the sourcing with the source's code: its distribution's version and its file's sha256."""
     if sourcing.source is None:
         return sourcing
@@ -445,7 +445,7 @@ def check_reads(spec: DecoderSpec, table: SlotTable, known: set[str]) -> None:
         known |= here | {name for name, site in spec.taps if site in here}
     _check_streams(spec.final.computed if spec.final else (), known)
     _check_held(table, AFTER, known)
-    _check_held(table, LOSS, known | _referred(table, known))
+    _check_held(table, LOSS, known | _reference_fields(table, known))
 
 
 def _check_streams(streams: Iterable[Node], known: set[str]) -> None:
@@ -461,7 +461,7 @@ def _check_streams(streams: Iterable[Node], known: set[str]) -> None:
         known.add(node.name)
 
 
-def _referred(table: SlotTable, known: set[str]) -> set[str]:
+def _reference_fields(table: SlotTable, known: set[str]) -> set[str]:
     """Return the fields of reference models, which only the loss can read."""
     held = {one.value.name: one for _, one in table.held(LOSS) if isinstance(one.value, Reference)}
     for name in held.keys() & known:
@@ -485,7 +485,7 @@ def _check_held(table: SlotTable, order: float, known: set[str]) -> None:
                 raise PlanError(
                     f"plugin '{holder.owner}' reads '{name}', which nothing provides there",
                     where=report.slot,
-                    fix="what can be read there: " + ", ".join(sorted(known)),
+                    fix="values that can be read there: " + ", ".join(sorted(known)),
                 ).concerning(plugins=(holder.owner,))
 
 
@@ -516,7 +516,7 @@ def _parameters_of(model: Any, fields: Collection[str]) -> dict[str, builders.Pa
             raise PlanError(
                 f"'{name}' is looked up by '{field}', which is no batch field",
                 where=name,
-                fix="what there is: " + ", ".join(sorted(fields)),
+                fix="known fields: " + ", ".join(sorted(fields)),
             )
     owners = owners_of(model)
     return {
@@ -535,7 +535,7 @@ def _parameters_of(model: Any, fields: Collection[str]) -> dict[str, builders.Pa
     }
 
 
-def _started(
+def _with_claimed_inits(
     parameters: Mapping[str, builders.ParamInfo], inits: Mapping[str, tuple[str, Init]]
 ) -> dict[str, builders.ParamInfo]:
     """Return the parameters whose initial values plugins claim, with those values.
@@ -560,7 +560,7 @@ def _started(
     }
 
 
-def _led(
+def _leader_inits(
     groups: Iterable[Group], model: Any, inits: Mapping[str, tuple[str, Init]]
 ) -> Iterator[tuple[str, tuple[str, Init]]]:
     """Yield parameter -> (owner, initialiser) of the leader for each parameter that follows one.
@@ -579,7 +579,7 @@ def _led(
                 f"plugin '{owner}' gives initial values to '{member.name}', which is "
                 f"'{follow.leader}' at first, by '{follow.owner}'",
                 where=f"model.init[{member.name}]",
-                fix=way_out(owner, follow.owner),
+                fix=clash_fix(owner, follow.owner),
             ).concerning(member.name, plugins=(owner, follow.owner))
         yield member.name, (follow.owner, Same(follow.leader, drawn[follow.leader]))
 

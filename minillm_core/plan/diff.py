@@ -12,7 +12,7 @@ from rich.text import Text
 
 from minillm_core.plan.plan import Plan
 from minillm_core.plan.render import amount, columns, sized
-from minillm_core.plan.slots import fold, ranges, taken
+from minillm_core.plan.slots import filled_slots, fold, ranges
 from minillm_core.text import plain, rounded
 
 ABSENT = "(none)"
@@ -33,7 +33,7 @@ def difference(first: Plan, second: Plan) -> dict[str, Any]:
     """
     plans = (first, second)
     costs = [plan.estimate() for plan in plans]
-    slots = [taken(plan) for plan in plans]
+    slots = [filled_slots(plan) for plan in plans]
     parts = [{p.name: (p.parameters, p.flops) for p in cost.parts} for cost in costs]
     rules = [{r.name: (r.arrays, r.parameters) for r in cost.rules} for cost in costs]
     held = [{n: s.data() for n, (_, s) in plan.schedules.items()} for plan in plans]

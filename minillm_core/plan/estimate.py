@@ -187,7 +187,7 @@ def _gathered(plan: Plan) -> dict[str, float]:
     if plan.spec.loss.gather is None:
         return {}
     plain = sum(block.mlp is None for block in plan.spec.blocks)
-    narrow = plan.spec.narrows and not plan.config.train.checkpointing
+    narrow = plan.spec.gathers_early and not plan.config.train.checkpointing
     return {"head": 1.0} | ({"mlp": 1 / plain} if narrow else {})
 
 
@@ -285,7 +285,7 @@ def _rules(plan: Plan) -> Iterator[RuleCost]:
     for name in sorted({group.rule.name for group in plan.groups}):
         groups = [group for group in plan.groups if group.rule.name == name]
         members = [member.name for group in groups for member in group.members]
-        states = [entries for group in groups for entries in group.kept().values()]
+        states = [entries for group in groups for entries in group.state_arrays().values()]
         state = sum(one.nbytes for entries in states for one in entries.values())
         size = sum(plan.parameters[member].size for member in members)
         yield RuleCost(name, len(members), size, state)
@@ -309,11 +309,11 @@ def _memory(
         **{f"optimizer state ({rule.name})": rule.state_bytes for rule in rules},
         "activations": round(tokens * plan.spec.loss.kept) * itemsize * _activations(plan, model),
         "logits": tokens * itemsize * plan.spec.geometry.vocab if dense_logits else 0,
-        **{f"reference '{one.name}'": _held(plan, one, itemsize) for one in plan.references},
+        **{f"reference '{one.name}'": _model_bytes(plan, one, itemsize) for one in plan.references},
     }
 
 
-def _held(plan: Plan, one: Reference, itemsize: int) -> int:
+def _model_bytes(plan: Plan, one: Reference, itemsize: int) -> int:
     """Return the bytes of a reference model: its weights, and its output for a micro-batch, float32."""
     train, each = plan.config.train, plan.spec.geometry.vocab if one.gives == "logits" else 1
     return one.model.plan.num_parameters * itemsize + 4 * train.rows * train.seq_len * each

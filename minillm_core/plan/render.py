@@ -16,7 +16,7 @@ from minillm_core.nn.decoding import EVERYTHING
 from minillm_core.nn.module import named_modules
 from minillm_core.plan.estimate import Estimate
 from minillm_core.plan.plan import OWN, Plan, as_json
-from minillm_core.plan.slots import CORE, located, taken
+from minillm_core.plan.slots import CORE, filled_slots, located
 from minillm_core.plugins.builders.optimizer import FROZEN
 from minillm_core.text import listed, plain, rounded
 
@@ -221,7 +221,7 @@ def _plugins(plan: Plan, console: Console) -> Table:
     wide = columns("plugin", "slot", "where", "what", names=3)
     narrow = columns("plugin, slot", "where", "what", names=2)
     last = None
-    for entry in taken(plan):
+    for entry in filled_slots(plan):
         begins, last = entry.owner != last, entry.owner
         name = f"{entry.owner} {versions.get(entry.owner) or ''}" if begins else ""
         add_row(wide, name, entry.slot, entry.where, rounded(entry.what))

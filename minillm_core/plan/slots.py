@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
-from minillm_core.nn.attention import DocumentMask, Seen
+from minillm_core.nn.attention import DocumentMask, Masks
 from minillm_core.nn.block import Omitted
 from minillm_core.nn.decoder import Gathering, Loop, RowChoice, Target, Term
 from minillm_core.nn.init import Init
@@ -28,7 +28,7 @@ from minillm_core.optim.schedules import Piecewise, Plateaus
 from minillm_core.optim.stage import ANCHORS, Draft, Stage
 from minillm_core.plugins import builders
 from minillm_core.plugins.builders.base import Builder, ValueTable
-from minillm_core.plugins.builders.optimizer import DEFAULT_RULE, FROZEN, Joined
+from minillm_core.plugins.builders.optimizer import DEFAULT_RULE, FROZEN, ChainedStage
 from minillm_core.plugins.hookspecs import HOOKS
 from minillm_core.plugins.slots import AFTER, Chain, Claim, Link, Slot, Terms, slots_in
 from minillm_core.plugins.sourcing import Field, Reserved, Sourcing
@@ -128,7 +128,7 @@ class Holder:
     @property
     def settled(self) -> bool:
         """Whether it needs no evidence: no code runs for it, so it holds once planned."""
-        return not isinstance(self.value, (Init, Draft, Joined, Learned)) and (
+        return not isinstance(self.value, (Init, Draft, ChainedStage, Learned)) and (
             self.node is None and not getattr(self.value, "emitted", None) and not self.evidence
         )
 
@@ -350,7 +350,7 @@ def _attention_reports(
 
 def masks_of(attention: Any) -> set[str]:
     """Return the slots of a layer that a plugin's whole attention reads: window, documents."""
-    return {*vars(Seen())}.intersection(attention.reads if isinstance(attention, Node) else ())
+    return {*vars(Masks())}.intersection(attention.reads if isinstance(attention, Node) else ())
 
 
 def _replaced(report: SlotReport, layer: int, owner: str) -> SlotReport:
@@ -496,7 +496,7 @@ RULE = "opt.rule["
 
 
 @dataclass(frozen=True)
-class Taken:
+class FilledSlot:
     """A slot that a plugin fills, in one or several layers; safe to print."""
 
     owner: str
@@ -509,7 +509,7 @@ class Taken:
         return f"{self.slot}{place}: {self.what}"
 
 
-def taken(plan: Plan) -> tuple[Taken, ...]:
+def filled_slots(plan: Plan) -> tuple[FilledSlot, ...]:
     """Return every slot of the plan that a plugin fills, by plugin."""
     single = [p for p in plan.placements if not p.slot.startswith(RULE)]
     entries = [*((p.slot, (p.owner, p.what)) for p in single), *_rules(plan)]
@@ -517,7 +517,7 @@ def taken(plan: Plan) -> tuple[Taken, ...]:
     found = []
     for pattern, (owner, what), layers in fold(entries):
         slot = pattern.replace("layers.*.", "").replace("[*]", "")
-        found.append(Taken(plain(owner), plain(slot), located(layers), plain(what)))
+        found.append(FilledSlot(plain(owner), plain(slot), located(layers), plain(what)))
     return tuple(found)
 
 
@@ -535,7 +535,7 @@ def _rules(plan: Plan) -> Iterator[tuple[str, tuple[str, str]]]:
 
 def slots_of(plan: Plan, plugin: str) -> tuple[str, ...]:
     """Return the slots that one plugin fills, as ``minillm plugins info`` shows them."""
-    return tuple(str(entry) for entry in taken(plan) if entry.owner == plugin)
+    return tuple(str(entry) for entry in filled_slots(plan) if entry.owner == plugin)
 
 
 def fold(entries: Iterable[tuple[str, T]]) -> list[tuple[str, T, tuple[int, ...]]]:
@@ -605,7 +605,7 @@ def words(value: Any) -> str:
             return _last(value.reference)
         case Draft():
             return _last(value.stage.reference)
-        case Joined():
+        case ChainedStage():
             return words(value.draft)
         case _:
             return str(value)

@@ -113,7 +113,7 @@ def names_of(report: SlotReport) -> Iterator[str]:
             yield f"attn.{bare.removeprefix('attention.')}"
 
 
-def picks(text: str, report: SlotReport) -> bool:
+def matches(text: str, report: SlotReport) -> bool:
     """Return whether a name of the report is ``text``, or begins with it up to a ``.`` or ``[``.
 
     Args:

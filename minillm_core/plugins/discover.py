@@ -140,7 +140,7 @@ def offered(group: str, name: str, what: str) -> EntryPoint | None:
         raise PluginError(
             f"several distributions {what}",
             where=", ".join(sorted(one.value for one in found)),
-            fix="uninstall the one that you did not mean",
+            fix="uninstall the distribution that you do not need",
         )
     return found[0] if found else None
 

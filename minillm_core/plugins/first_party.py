@@ -171,7 +171,7 @@ def unusable(kind: str, name: str, offers: Sequence[Offer], requirement: str) ->
         return PluginError(
             f"{kind} '{name}' is offered by {' and '.join(one.offered_by for one in offers)}",
             where=", ".join(one.value for one in offers),
-            fix=f"uninstall the one that you did not mean: {' or '.join(others)}{known}",
+            fix=f"uninstall the distribution that you do not need: {' or '.join(others)}{known}",
         )
     if first.broken and not first.unparsable:  # Python's own error shows line and caret
         return PluginError(

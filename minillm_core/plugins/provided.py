@@ -48,6 +48,6 @@ def required(group: str, name: str, what: str) -> Any:
     return found
 
 
-def without(group: str, what: str) -> str:
+def missing_hint(group: str, what: str) -> str:
     """Return a sentence for a part that is not installed, with the pip line of its distribution."""
     return f"{what} by {PROVIDERS[group]}, which is not installed: {installing([PROVIDERS[group]])}"

@@ -37,7 +37,7 @@ def time_of(place: str) -> float:
     return int(layer) + PLACES[name] if name in PLACES and layer.isdigit() else AFTER
 
 
-def way_out(one: str, other: str, layered: Collection[str] = ()) -> str:
+def clash_fix(one: str, other: str, layered: Collection[str] = ()) -> str:
     """Return the fix for a conflict between two plugins, in words.
 
     Args:
@@ -55,7 +55,7 @@ def way_out(one: str, other: str, layered: Collection[str] = ()) -> str:
     return fix
 
 
-def filled_at() -> str:
+def call_site() -> str:
     """Return file and line of the call that fills a slot: the first frame beyond the builders."""
     frame = sys._getframe(1)
     while frame.f_globals.get("__name__", "").startswith("minillm_core.plugins.") and frame.f_back:
@@ -63,7 +63,7 @@ def filled_at() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def in_order(waiting: Mapping[str, Collection[str]]) -> tuple[list[str], list[str]]:
+def topological(waiting: Mapping[str, Collection[str]]) -> tuple[list[str], list[str]]:
     """Sort names topologically, ties by name.
 
     Args:
@@ -131,7 +131,7 @@ class Claim(Slot, Generic[T]):
                 fix="claim it once; which of the two holds would be a guess",
             ).concerning(self.where, plugins=(owner,))
         self.owners.add(owner)
-        self.held[owner], self.lines[owner] = value, line or filled_at()
+        self.held[owner], self.lines[owner] = value, line or call_site()
 
     def resolve(self, default: Any = None) -> Any:
         """Return the claimed value, or the default.
@@ -144,7 +144,7 @@ class Claim(Slot, Generic[T]):
             raise PlanError(
                 f"slot {self.where} is claimed by both '{first}' and '{second}'",
                 where=self.where,
-                fix=way_out(first, second, self.layered),
+                fix=clash_fix(first, second, self.layered),
                 line=f"{self.lines[first]} and {self.lines[second]}",
             ).concerning(self.where, plugins=self.held)
         return next(iter(self.held.values()), default)
@@ -219,7 +219,7 @@ class Chain(Slot):
                     raise PlanError(
                         f"'{node.owner}' cannot join {place}: '{owner}' closed it ({reason})",
                         where=self.where,
-                        fix=way_out(owner, node.owner, self.layered),
+                        fix=clash_fix(owner, node.owner, self.layered),
                     ).concerning(place, plugins=(owner, node.owner))
             if node.name in links:
                 raise PlanError(
@@ -309,7 +309,7 @@ class Terms(Slot, Generic[T]):
             raise PlanError(
                 f"{place} is {does} by both '{min(other, owner)}' and '{max(other, owner)}'",
                 where=self.where,
-                fix=way_out(other, owner, self.layered),
+                fix=clash_fix(other, owner, self.layered),
             ).concerning(place, plugins=(other, owner))
         self.owners.add(owner)
         self.held[key] = (owner, value)

@@ -74,7 +74,7 @@ SETTLE = 1.0
 
 
 @dataclass(frozen=True)
-class Last:
+class LastSave:
     """The last save, as far as the time of the next one depends on it."""
 
     share: float = 0.0  # share of the run that was done then
@@ -104,7 +104,7 @@ class Cadence:
             return sixth
         return self.evaluate > 0 and step % self.evaluate == 0
 
-    def saves(self, step: int, share: float, last: Last) -> bool:
+    def saves(self, step: int, share: float, last: LastSave) -> bool:
         """Return whether the run saves after ``step``, with ``share`` of it done; its end saves anyway."""
         if self.minutes and last.since + last.ahead >= 60.0 * self.minutes:
             return True

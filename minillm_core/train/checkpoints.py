@@ -16,11 +16,11 @@ from minillm_core.checkpoint import best, layout
 from minillm_core.checkpoint.commit import discard
 from minillm_core.checkpoint.manifest import verify
 from minillm_core.checkpoint.read import Checkpoint
-from minillm_core.checkpoint.writer import Result, Writer
+from minillm_core.checkpoint.writer import CheckpointWriter, Result
 from minillm_core.config.schema import Config
 from minillm_core.errors import MinillmError, NonFinite
 from minillm_core.train.budget import Position
-from minillm_core.train.errors import kept, unsaved
+from minillm_core.train.errors import newest_checkpoint, unsaved
 from minillm_core.train.events import Evaluated, Event, Guarded, Rewound, Saved, Unsaved
 from minillm_core.train.feed import Feed
 from minillm_core.train.resume import load
@@ -29,7 +29,7 @@ from minillm_core.train.resume import load
 class Best:
     """The checkpoint with the lowest held-out loss among those on the disk.
 
-    Its step is in ``OUT/checkpoints/best.json``, written after the checkpoint; ``Writer`` never removes it.
+    Its step is in ``OUT/checkpoints/best.json``, written after the checkpoint, which the writer never removes.
 
     Args:
         out: the run's folder.
@@ -38,26 +38,26 @@ class Best:
 
     def __init__(self, out: Path, before: Iterable[Evaluated] = ()) -> None:
         self._out = out
-        self._marked = self._best = best.marked(out)
+        self._marked = self._best = best.read(out)
         if self._marked is None:
             best.clear(out)  # a marker whose checkpoint is gone would name a later one of its step
         for one in before:
             if layout.folder(out, one.step).is_dir():
-                self.beaten_by(one)
+                self.update_if_better(one)
         self.mark()
 
-    def spared(self) -> set[int]:
+    def protected(self) -> set[int]:
         """Return the steps whose checkpoints must stay, also while the best one is still being written."""
         self.mark()
         return {one.step for one in (self._marked, self._best) if one is not None}
 
-    def beaten_by(self, evaluated: Evaluated) -> bool:
+    def update_if_better(self, evaluated: Evaluated) -> bool:
         """Set an evaluation's step as the best, if it is; step 0 has no checkpoint."""
         if math.isnan(evaluated.val_loss) or evaluated.step == 0:
             return False
         if self._best is not None and evaluated.val_loss >= self._best.loss:
             return False
-        self._best = best.Marked(evaluated.step, evaluated.val_loss)
+        self._best = best.Best(evaluated.step, evaluated.val_loss)
         return True
 
     def mark(self) -> None:
@@ -87,7 +87,7 @@ class CheckpointManager:
     check: Callable[[], None] = lambda: None  # raises where a save must not be written
     ranks: Ranks = ALONE  # the processes that train together
     trainer: Trainer | None = None  # its state is saved and restored
-    writer: Writer | None = None  # None: nothing is ever saved
+    writer: CheckpointWriter | None = None  # None: nothing is ever saved
     constants: Mapping[str, Any] = field(default_factory=dict)  # scalars of every checkpoint
     on_error: str = "stop"  # "continue": a checkpoint that cannot be written does not end the run
     best: Best | None = None  # None: only the newest checkpoints are kept
@@ -115,8 +115,8 @@ class CheckpointManager:
         if config.checkpoint.every != 0:
             self.on_error = config.checkpoint.on_error
             self.best = Best(out, before) if config.checkpoint.best else None
-            spare = self.best.spared if self.best else lambda: best.spared(out)
-            self.writer = Writer(out, keep=config.checkpoint.keep, spare=spare)
+            spare = self.best.protected if self.best else lambda: best.protected(out)
+            self.writer = CheckpointWriter(out, keep=config.checkpoint.keep, spare=spare)
 
     def close(self, *, now: bool = False) -> None:
         """Wait for the save under way; ``now``: cancel it."""
@@ -132,7 +132,7 @@ class CheckpointManager:
             self.check()
         learnt = position.step > len(position.guarded)
         due = due and bool(self.writer) and learnt and self.begun != position.step
-        if not (self.ranks.agreed(due) if self.ranks.shard else due) or not self.trainer:
+        if not (self.ranks.broadcast(due) if self.ranks.shard else due) or not self.trainer:
             return
         self.begun = position.step
         snapshot = self.trainer.snapshot()
@@ -146,7 +146,7 @@ class CheckpointManager:
 
     def evaluated(self, position: Position, evaluated: Evaluated) -> None:
         """Save the step of an evaluation with the lowest loss so far, where the best is kept."""
-        better = bool(self.best and self.best.beaten_by(evaluated))
+        better = bool(self.best and self.best.update_if_better(evaluated))
         self.save(position, due=better)
         if self.best and better:
             self.best.mark()
@@ -202,7 +202,7 @@ class CheckpointManager:
             return None
         there = layout.folders(self.out.absolute()) if self.out else ()  # of rank 0
         fits = ((n, str(at)) for n, at in there if n <= step - self.back and not verify(at))
-        if (found := self.ranks.agreed(next(fits, None))) is None:
+        if (found := self.ranks.broadcast(next(fits, None))) is None:
             return None
         saved, path = found
         position = load(Checkpoint(Path(path), saved), self.trainer)
@@ -285,7 +285,7 @@ class Guard:
         if result.skipped or not math.isfinite(result.loss):
             self._count(position, step, result)
             return None
-        return self._look(position, step, result.loss) if self.spike else None
+        return self._spike(position, step, result.loss) if self.spike else None
 
     def end(self, position: Position) -> None:
         """Check, after the last step, that at least half of a short run's steps were finite.
@@ -312,7 +312,7 @@ class Guard:
                 position,
             )
 
-    def _look(self, position: Position, step: int, loss: float) -> tuple[Position, Rewound] | None:
+    def _spike(self, position: Position, step: int, loss: float) -> tuple[Position, Rewound] | None:
         """Rewind the run where the loss has a spike."""
         if is_spike(loss, position.losses, self.spike):
             if position.rewinds >= REWINDS:
@@ -334,4 +334,4 @@ class Guard:
 
     def _failed(self, what: str, position: Position) -> NonFinite:
         self.checkpoints.settle(position)
-        return NonFinite(what, where=kept(position))
+        return NonFinite(what, where=newest_checkpoint(position))

@@ -32,7 +32,7 @@ def start(job: Job, *, verbose: bool = False) -> Iterator[str]:
     yield f"data: {job.corpus.description}"
     yield f"model: {size}{plugins}; {_budget(job)}"
     yield from _mixture(job)
-    yield from _unlearnt(job)
+    yield from _supervised_share(job)
     yield from (f"warning: {warning}" for warning in job.warnings)
     yield from (f"note: {note}" for note in (*plan.notes, *job.notes))
     if verbose:
@@ -75,7 +75,7 @@ LOOKED_AT = 1000
 """First documents of the data, whose loss weights give the share of supervised tokens."""
 
 
-def _unlearnt(job: Job) -> Iterator[str]:
+def _supervised_share(job: Job) -> Iterator[str]:
     """Yield the share of supervised tokens, where the loss is computed at the other tokens as well."""
     loss, block = job.plan.spec.loss, job.corpus.train.block(0)
     weighed = any(one.name == WEIGHTS for one in job.plan.sourcing.fields)
@@ -160,7 +160,7 @@ def next_steps(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     if kept and made.evaluated is not None and made.evaluated.stop:
         lines.append(command(["train", "--branch", str(out), "--out", f"{out}-on"], plugins))
     elif kept:
-        more = ["train", "--resume", "--out", str(out), *_more(job.config.train, made.steps)]
+        more = ["train", "--resume", "--out", str(out), *_doubled(job.config.train, made.steps)]
         lines.append(command(more, plugins))
     if kept and plan.sourcing.prompt is not None:
         lines.insert(0, command(["chat", str(out)], plugins))
@@ -176,7 +176,7 @@ def next_steps(job: Job, out: Path, made: Outcome) -> Iterator[str]:
         yield f"  (export: {exportable(plan)})"
 
 
-def _more(train: TrainConfig, steps: int) -> list[str]:
+def _doubled(train: TrainConfig, steps: int) -> list[str]:
     """Return the options that double the run's budget."""
     if train.steps is not None and train.minutes is None:
         return ["--steps", str(2 * steps)]

@@ -62,13 +62,13 @@ def document(
         "data": {"fingerprint": job.corpus.fingerprint, "description": job.corpus.description},
         "tokenizer": {"sha256": tokenizer} if tokenizer else None,
         "references": described(job.plan),
-        "resumed": _lives(earlier, position),
+        "resumed": _resumes(earlier, position),
         "initial": _inherited("initial", job.initial, earlier),
         BRANCHED_FROM: _inherited(BRANCHED_FROM, job.branch, earlier),
     }
 
 
-def taking_part(job: Job, evidence: Evidence) -> list[dict[str, Any]]:
+def plugin_records(job: Job, evidence: Evidence) -> list[dict[str, Any]]:
     """List the plugins, with the evidence that they took part."""
     shown = evidence.records()
     return [one.data() | {"evidence": shown.get(one.name)} for one in job.plugins]
@@ -83,7 +83,7 @@ def _inherited(
     return earlier.record.get(key) if earlier else None
 
 
-def _lives(earlier: RunFolder | None, position: Position) -> list[dict[str, Any]]:
+def _resumes(earlier: RunFolder | None, position: Position) -> list[dict[str, Any]]:
     """List each resume of the run: its step, and the record of the process before it."""
     if earlier is None:
         return []

@@ -28,7 +28,7 @@ def exit_code(error: BaseException) -> int:
     return 130 if isinstance(error, KeyboardInterrupt) else 1
 
 
-def kept(position: Position) -> str:
+def newest_checkpoint(position: Position) -> str:
     """Name the newest checkpoint, for a message."""
     last = position.saved
     return "no checkpoint was written" if last is None else f"the last good one: step {last}"
@@ -93,7 +93,7 @@ def unsaved(reason: str, position: Position) -> MinillmError:
     return MinillmError(
         "the run is over, and its last checkpoint could not be written: "
         + reason.partition("\n")[0],
-        where=f"step {position.step}; {kept(position)}",
+        where=f"step {position.step}; {newest_checkpoint(position)}",
         fix="make room, then --resume",
     )
 
@@ -198,7 +198,7 @@ def suspects(job: Job) -> tuple[list[str], str]:
     found: dict[str, dict[str, None]] = {}
     spoilt = {
         name.removeprefix("model.")
-        for name, array in job.trainer.own().items()
+        for name, array in job.trainer.local_arrays().items()
         if name.startswith("model.") and not np.isfinite(array).all()
     }
     for owner, function in _stages(job, spoilt) if spoilt else _parts(job):

@@ -26,7 +26,7 @@ from minillm_core.backends.base import Trainer
 from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.errors import NoEvidence
 from minillm_core.train.events import Event, Stepped
-from minillm_core.train.hooks import Raised
+from minillm_core.train.hooks import ObserverErrors
 
 if TYPE_CHECKING:
     from minillm_core.train.job import Job
@@ -55,7 +55,7 @@ class Evidence:
     _: KW_ONLY
     seen: Counter[str]
     say: Callable[[str], None]
-    raised: Mapping[str, Raised] = field(default_factory=dict)
+    raised: Mapping[str, ObserverErrors] = field(default_factory=dict)
     ranks: Ranks = ALONE
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Evidence:
         keys = {key for keys in self.expected.values() for key in keys}
         self._initial: dict[str, np.ndarray] = {}
         if names := [key.partition(":")[2] for key in keys if key.startswith("parameter:")]:
-            arrays = self.trainer.own()  # the only check that copies from the device
+            arrays = self.trainer.local_arrays()  # the only check that copies from the device
             held = {name: arrays.get(f"model.{name}") for name in names}
             self._initial = {name: np.array(one) for name, one in held.items() if one is not None}
         self._records: dict[str, dict[str, Any]] | None = None
@@ -89,10 +89,10 @@ class Evidence:
         if self._steps < STEPS:
             return
         self.gather()
-        self._records = self._look()
-        for name, record in self._records.items() if self.ranks.leads else ():
+        self._records = self._trace_records()
+        for name, record in self._records.items() if self.ranks.is_main else ():
             if not record["shown"]:
-                raise self._nothing_of(name)
+                raise self._no_trace_error(name)
             # a plugin may offer kernels for many devices; one in use here is enough
             missing = [key for key in record.get("missing", ()) if not key.startswith("kernel:")]
             if missing:
@@ -102,8 +102,8 @@ class Evidence:
         """Gather the traces of the other ranks; once, and at the same step on all of them."""
         if self.ranks.size > 1 and not self._elsewhere and self.expected:
             keys = sorted({key for keys in self.expected.values() for key in keys})
-            here = Counter(self.trainer.witnesses()) + self._moved()
-            each = self.ranks.gathered([here[key] for key in keys])
+            here = Counter(self.trainer.witnesses()) + self._updated()
+            each = self.ranks.all_gather([here[key] for key in keys])
             sums = zip(keys, map(sum, zip(*each, strict=True)), strict=True)
             found = {key: int(count) for key, count in sums if not here[key]}
             self._elsewhere.update({"": 1} | found)
@@ -114,7 +114,7 @@ class Evidence:
         The result of the check after ten steps; a shorter run is checked now. ``switched_off`` holds the
         last error of an observer that raised too often.
         """
-        records = self._look() if self._records is None else self._records
+        records = self._trace_records() if self._records is None else self._records
         off = self._switched_off()
         return {
             name: record | ({"switched_off": off[name].last} if name in off else {})
@@ -130,17 +130,17 @@ class Evidence:
             )
         if self._records is not None:
             return
-        for name, record in self._look().items():
+        for name, record in self._trace_records().items():
             if not record["shown"] and name not in self._switched_off():
                 self.say(
                     f"warning: nothing shows yet that plugin '{name}' took part; "
                     f"it takes {STEPS} steps to be sure"
                 )
 
-    def _switched_off(self) -> dict[str, Raised]:
+    def _switched_off(self) -> dict[str, ObserverErrors]:
         return {name: raised for name, raised in sorted(self.raised.items()) if raised.off}
 
-    def _nothing_of(self, name: str) -> NoEvidence:
+    def _no_trace_error(self, name: str) -> NoEvidence:
         """Build the error for a plugin that left no trace, with the error that its observer raised, if any."""
         raised = self.raised.get(name)
         if raised is not None:
@@ -159,10 +159,10 @@ class Evidence:
             fix=f"leave out '{name}', or check its options: minillm plugins info {name}",
         )
 
-    def _look(self) -> dict[str, dict[str, Any]]:
+    def _trace_records(self) -> dict[str, dict[str, Any]]:
         if not self.expected:
             return {}
-        counts = Counter(self.trainer.witnesses()) + self.seen + self._moved() + self._elsewhere
+        counts = Counter(self.trainer.witnesses()) + self.seen + self._updated() + self._elsewhere
         counts.update(
             key for keys in self.expected.values() for key in keys if key.startswith("slot:")
         )
@@ -178,7 +178,7 @@ class Evidence:
             records[name] = record
         return records
 
-    def _moved(self) -> Counter[str]:
+    def _updated(self) -> Counter[str]:
         """Count the ``parameter:`` keys whose parameters a gradient reached.
 
         Optimizer state of the parameter's own shape proves it (a moment, a momentum); a change of the
@@ -186,7 +186,7 @@ class Evidence:
         """
         if not self._initial:
             return Counter()
-        arrays = self.trainer.own()
+        arrays = self.trainer.local_arrays()
         names = {key.removeprefix("model.") for key in arrays if key.startswith("model.")}
         moments: dict[str, list[bool]] = {name: [] for name in self._initial}
         for key, array in arrays.items():

@@ -18,7 +18,7 @@ _GRACE = 2.0
 """Seconds that the end of a run waits for an ``on_batch`` which does not return."""
 
 
-class Place:
+class StepProgress:
     """The step whose batch is being made, in the dataloader's thread, ahead of training.
 
     Args:
@@ -82,7 +82,7 @@ class Feed(Iterator[StepBatch]):
 
     def _open(self, cursor: Mapping[str, Any] | None, step: int) -> Loader:
         job, config, begun = self._job, self._job.config, cursor or {}
-        streams, place = Streams(config.seed, begun.get("random")), Place(job.plan, step)
+        streams, place = Streams(config.seed, begun.get("random")), StepProgress(job.plan, step)
         on_batch = job.hook(streams=streams, progress=place.progress)
         return Loader(
             job.corpus.train,
@@ -95,8 +95,8 @@ class Feed(Iterator[StepBatch]):
             cursor=cursor,
             parts=[(one.weight, one.train) for one in job.corpus.parts],
             memory=(lambda: {"random": streams.data()}) if on_batch else dict,
-            ranks=job.ranks.data[0],
-            rank=job.ranks.data[1],
+            ranks=job.ranks.data_parallel[0],
+            rank=job.ranks.data_parallel[1],
             columns=lambda batch: job.ranks.columns(batch, job.plan),
             cancelled=self._cancelled,
         )

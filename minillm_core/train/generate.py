@@ -117,7 +117,7 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class Writer:
+class TextGenerator:
     """A model with its tokenizer, ready to continue texts."""
 
     model: Model
@@ -126,7 +126,7 @@ class Writer:
     on_batch: OnBatch | None = None
     plugins: tuple[LoadedPlugin, ...] = ()  # errors of their nodes are raised under their names
 
-    def go_on(
+    def generate(
         self,
         prompt: str | Sequence[int],
         sampling: Sampling,
@@ -155,7 +155,7 @@ class Writer:
         """
         if tokens < 1:
             raise Refusal(f"{tokens} new tokens", where="max_tokens", fix="1 or more, like 256")
-        known, random = self.vocabulary.known(), np.random.default_rng(seed)
+        known, random = self.vocabulary.used_ids(), np.random.default_rng(seed)
 
         def choose(logits: np.ndarray) -> int:
             return int(known[sampling.draw(logits[known], random)])
@@ -280,7 +280,7 @@ _WORDS, _LONGEST = 8, 60  # most words and characters of a prompt
 
 
 def sample(
-    writer: Writer,
+    writer: TextGenerator,
     prompt: str | Sequence[int] = "",
     *,
     ends: Iterable[int] = (),
@@ -308,7 +308,7 @@ def sample(
         The text after the prompt, without terminal control sequences and without half a character
         at its end.
     """
-    ids = iter(writer.go_on(prompt, Sampling(temperature), tokens=tokens, ends=ends, seed=seed))
+    ids = iter(writer.generate(prompt, Sampling(temperature), tokens=tokens, ends=ends, seed=seed))
     until = clock() + seconds
 
     def in_time() -> Iterator[int]:

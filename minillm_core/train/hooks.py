@@ -91,9 +91,9 @@ def plan_hook(
             try:
                 _fields(checked(batch, vocab), declared.get(one.name, ()))
             except DataError as error:
-                raise _broken(one, hook, "broke the batch in", error.what, error.fix) from error
+                raise _error(one, hook, "broke the batch in", error.what, error.fix) from error
             if batch["ids"].shape != shape:
-                raise _broken(
+                raise _error(
                     one,
                     hook,
                     "changed the rows or columns in",
@@ -109,7 +109,7 @@ def plan_hook(
     return on_batch
 
 
-def _broken(one: LoadedPlugin, hook: str, did: str, where: str, fix: str | None) -> PluginCodeError:
+def _error(one: LoadedPlugin, hook: str, did: str, where: str, fix: str | None) -> PluginCodeError:
     offered_by = one.origin.offered_by
     return PluginCodeError(one.name, hook, did=did, offered_by=offered_by, where=where, fix=fix)
 
@@ -129,7 +129,7 @@ def _fields(batch: Batch, fields: Sequence[Field]) -> None:
         if array is None or array.dtype != one.dtype or array.shape != shape:
             got = "nothing" if array is None else f"{array.dtype} {array.shape}"
             what = f"on_batch gave {got} as '{one.name}', not {one.dtype} {shape}"
-            raise DataError(what, fix="write what build_data declares")
+            raise DataError(what, fix="write the field that build_data declares")
     for name, array in batch.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             place = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
@@ -145,7 +145,7 @@ class Verdict:
     stop: str = ""  # why the run ends here, as a completed one; empty: it continues
 
 
-def judged(
+def with_verdicts(
     plugins: Iterable[LoadedPlugin],
     evaluated: Evaluated,
     history: Sequence[Evaluated],
@@ -176,7 +176,7 @@ def judged(
         verdict = Verdict() if found is None else found
         if wrong := _no_verdict(verdict):
             fix = "return Verdict(figures={name: number}, stop=reason), or None"
-            raise _broken(one, hook, "returned no verdict from", wrong, fix)
+            raise _error(one, hook, "returned no verdict from", wrong, fix)
         figures |= {f"{one.name}.{name}": float(n) for name, n in verdict.figures.items()}
         stops += [f"{one.name}: {plain(verdict.stop, 160)}"] if verdict.stop else []
     return replace(evaluated, verdicts=figures, stop="; ".join(stops))
@@ -232,7 +232,7 @@ Observer = Callable[[Event], None]
 
 
 @dataclass(frozen=True)
-class Raised:
+class ObserverErrors:
     """The errors of an observer that raised."""
 
     times: int
@@ -257,7 +257,7 @@ class Observers:
     say: Callable[[str], None]  # prints a line about an error
     seen: Counter[str]  # ``event:<plugin>`` -> events that it took; the evidence reads it
     # plugin -> the errors of its ``on_event``; the evidence reads it
-    raised: dict[str, Raised] = field(default_factory=dict)
+    raised: dict[str, ObserverErrors] = field(default_factory=dict)
 
     def __call__(self, event: Event) -> None:
         """Pass an event to every observer.
@@ -273,18 +273,18 @@ class Observers:
             try:
                 observer(copy.deepcopy(event))
             except Exception as error:  # contained: SystemExit and its like become the cause
-                self._strike(name, event, error)
+                self._record_error(name, event, error)
             else:
                 self.seen[f"event:{name}"] += 1
 
-    def _strike(self, name: str, event: Event, error: Exception) -> None:
+    def _record_error(self, name: str, event: Event, error: Exception) -> None:
         before = self.raised.get(name)
         count = before.times + 1 if before else 1
         said, cause = f"plugin '{name}' raised in on_event for '{event.event}'", error
         if isinstance(error, PluginCodeError):
             said, cause = error.what, error.__cause__
         last = plain(f"{type(cause).__name__}: {cause}", 160) + _place(error)
-        self.raised[name] = Raised(count, last)
+        self.raised[name] = ObserverErrors(count, last)
         self.say(f"warning: {said} ({count} of {STRIKES}): {last}")
         if self.raised[name].off:
             self.say(f"warning: plugin '{name}' gets no more events; the run continues")

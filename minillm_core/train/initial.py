@@ -31,7 +31,7 @@ from minillm_core.config.schema import Config
 from minillm_core.data import Corpus, Tokenizer
 from minillm_core.errors import ConfigError, DataError, Refusal
 from minillm_core.optim.follow import tied
-from minillm_core.optim.views import VIEWED, evaluated
+from minillm_core.optim.views import VIEWED, with_views
 from minillm_core.plan import Plan, build_plan
 from minillm_core.text import few
 from minillm_core.train.budget import Budget, Position
@@ -107,8 +107,8 @@ class Initial:
 
     def load(self, trainer: Trainer) -> Iterator[str]:
         """Load the weights into the trainer; yields lines to print."""
-        arrays, lines = followed(trainer.plan, 0.0, self.fitted.arrays)
-        trainer.load(trainer.like() | arrays)
+        arrays, lines = copy_leaders(trainer.plan, 0.0, self.fitted.arrays)
+        trainer.load(trainer.placeholders() | arrays)
         yield f"the weights are those of {self.directory.published or self.directory.path}"
         yield from lines
         yield from self.directory.notes
@@ -122,7 +122,7 @@ class Initial:
         return found if name is None else found | {"published": name}
 
 
-def followed(
+def copy_leaders(
     plan: Plan, progress: float, arrays: Mapping[str, np.ndarray]
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Copy weights and state of leaders to the parameters that still follow them.
@@ -187,7 +187,7 @@ def open_directory(
         path, end_of_text = Path(config.data.tokenizer), config.data.end_of_text
         tokenizer = Tokenizer.load(path, config.model.vocab, end_of_text)
         if directory.begins is not None:
-            tokenizer = tokenizer.beginning(directory.begins, str(directory.path))
+            tokenizer = tokenizer.with_start_token(directory.begins, str(directory.path))
     fitted = directory.fit(plan)
 
     def arrays() -> dict[str, np.ndarray]:
@@ -241,7 +241,7 @@ class Branch(RunFolder):
             **taken,
         }
 
-    def below(self, *, other_text: bool) -> Layer:
+    def base_layer(self, *, other_text: bool) -> Layer:
         """Return the old run's settings, as the lowest layer of the new run's.
 
         Args:
@@ -270,7 +270,7 @@ class Branch(RunFolder):
         self._check_tokenizer(corpus, config)
         held = self.checkpoint.deferred()  # raw weights, and the evaluated ones in their place
         if self.weights_only:
-            read = evaluated(held)
+            read = with_views(held)
             weights = {n: array for n, array in read.items() if n.startswith(("model.", "state."))}
             seen = [name for name in held if name.startswith(VIEWED)]
             how = (f"{len(seen)} weights are those that it evaluates (opt.view)",) if seen else ()
@@ -294,8 +294,8 @@ class Branch(RunFolder):
         self, trainer: Trainer, old: Mapping[str, np.ndarray], progress: float
     ) -> Iterator[str]:
         """Load the arrays that match by name and shape into the trainer; yields notes on the others."""
-        new, own = trainer.like(), old
-        old, lines = followed(trainer.plan, progress, own)
+        new, own = trainer.placeholders(), old
+        old, lines = copy_leaders(trainer.plan, progress, own)
         fits = {
             name: array
             for name, array in old.items()

@@ -21,7 +21,7 @@ from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.sourcing import PLAIN, Sourcing
 from minillm_core.train.budget import Position
-from minillm_core.train.hooks import Raised, plan_hook
+from minillm_core.train.hooks import ObserverErrors, plan_hook
 from minillm_core.train.initial import Branch, Initial
 from minillm_core.train.progress import Display
 
@@ -42,7 +42,7 @@ class Job:
     branched: tuple[str, ...] = ()  # lines: state taken from it, and state that starts anew
     seen: Counter[str] = field(default_factory=Counter)  # batches and events seen by plugins
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
-    raised: dict[str, Raised] = field(default_factory=dict)  # errors of plugins' observers
+    raised: dict[str, ObserverErrors] = field(default_factory=dict)  # errors of plugins' observers
     ranks: Ranks = ALONE  # the processes that train together
 
     @property

@@ -24,7 +24,7 @@ from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.data import Cancelled, StepBatch
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.plugins.watch import running
-from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, Last, Position
+from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, LastSave, Position
 from minillm_core.train.checkpoints import CheckpointManager, Guard
 from minillm_core.train.errors import exit_code, stopped
 from minillm_core.train.events import Ended, Evaluated, Event, Stepped, Throughput
@@ -168,7 +168,7 @@ class Loop:
         """Synchronise the ranks: the clock of the first, and the signal of any."""
         if self.ranks.size > 1:
             save = self._is_to_be_saved(self.position.step + 1)
-            found = self.ranks.gathered([self._elapsed_here, self.stop.requested, save])
+            found = self.ranks.all_gather([self._elapsed_here, self.stop.requested, save])
             self._shared = found[0][0], any(one[1] for one in found), bool(found[0][2])
 
     @property
@@ -228,7 +228,7 @@ class Loop:
     def _is_to_be_saved(self, step: int) -> bool:
         now = self.clock()
         took, self._looked = now - self._looked, now
-        last = Last(self._saved_share, now - self._saved_at, took + self.checkpoints.seconds)
+        last = LastSave(self._saved_share, now - self._saved_at, took + self.checkpoints.seconds)
         return self.cadence.saves(step, self.budget.progress(step, self.elapsed), last)
 
     def _is_over(self) -> bool:
@@ -247,7 +247,7 @@ class Loop:
         with self.shown.phase(f"saving step {self.position.step:,}"):
             self._pause(save=True)
             self.checkpoints.report(self.position, wait=True)
-        self.position.saved = self.ranks.agreed(self.position.saved)  # rank 0 alone writes
+        self.position.saved = self.ranks.broadcast(self.position.saved)  # rank 0 alone writes
         raise stopped(self.stop, self.position)
 
     def _step(self, batch: StepBatch, skipped: int) -> bool:

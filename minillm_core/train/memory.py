@@ -48,7 +48,7 @@ def fit_memory(prepared: Prepared) -> Prepared:
     plan = build_plan(loaded.config, prepared.plugins)
     if plan.shaping is not None:
         what = f"the sizes of batches change in this run, by {plan.shaping.choose.owner}"
-        raise Refusal(what, where=where, fix="leave --memory out, or what changes them")
+        raise Refusal(what, where=where, fix="leave out --memory, or the plugin that changes them")
     total = train.rows * train.accumulate
     splits = [rows for rows in range(1, total + 1) if total % rows == 0]
 

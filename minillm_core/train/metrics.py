@@ -66,7 +66,7 @@ def read_events(out: Path) -> Iterator[Mapping[str, Any] | None]:
         return
 
 
-def cut(path: Path, step: int) -> list[dict[str, Any]]:
+def truncate(path: Path, step: int) -> list[dict[str, Any]]:
     """Remove events of later steps, the end, and a truncated last line from the file.
 
     Readers see the old file or the new one. It may be large, and is not held in memory.
@@ -160,7 +160,7 @@ class Metrics:
         elif isinstance(event, Rewound):
             self._held = None
             self._file.close()
-            cut(self._path, event.to)
+            truncate(self._path, event.to)
             self._file = self._open()
         self._file.write(line(event))
 

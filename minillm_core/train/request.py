@@ -114,7 +114,7 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
         from minillm_core.train.initial import Branch
 
         branch = Branch.of(request.branch or str(init), notes.append, weights_only=of_run)
-        below = branch.below(other_text=any(request.given(key) is not None for key in _TEXT))
+        below = branch.base_layer(other_text=any(request.given(key) is not None for key in _TEXT))
     elif request.resume:
         from minillm_core.train.run_folder import RunFolder
 
@@ -272,12 +272,12 @@ def train(
                 prepared = replace(prepared, loaded=fit_vocabulary(prepared.loaded))
             if session.bind(fit_memory(prepared)):
                 session.run()
-            ranks.agreed()  # rank 0 has written everything: where one process ends, its launcher ends all
+            ranks.broadcast()  # rank 0 has written everything: where one process ends, its launcher ends all
         except KeyboardInterrupt:
             folder = session.out if session.job else out  # nothing is written to a folder before
             raise interrupted(folder, stop, plugins, shown.broken_off) from None
         except Stopped as error:
-            ranks.agreed()
+            ranks.broadcast()
             error.fix = resume_line(session.out or place, plugins)
             raise
     return 0

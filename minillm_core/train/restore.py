@@ -25,7 +25,7 @@ from minillm_core.config.selection import Spec
 from minillm_core.data import Tokenizer
 from minillm_core.errors import BackendError, PlanError, PluginError, Refusal
 from minillm_core.ops.select import Candidate, Choice, Request, choose_all
-from minillm_core.optim.views import VIEWED, evaluated
+from minillm_core.optim.views import VIEWED, with_views
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.diff import differences, in_words
 from minillm_core.plugins import manager
@@ -138,7 +138,7 @@ def open_run(
 
     def arrays() -> dict[str, np.ndarray]:
         """Read from the checkpoint its state, and its parameters or the weights evaluated in their place."""
-        return evaluated(read("model.") | read("state.") | read(VIEWED))
+        return with_views(read("model.") | read("state.") | read(VIEWED))
 
     return SavedModel(plan, tokenizer, checkpoint.path, checkpoint.step, arrays)
 
@@ -161,7 +161,7 @@ def _planned(folder: RunFolder, specs: Mapping[str, Spec], say: Callable[[str], 
         if absent:  # an installed plugin may depend on a missing one
             manager.load(specs, config.plugins)  # raises, with what to install
         raise
-    if absent and not alike(record.get("plan"), plan):
+    if absent and not is_compatible(record.get("plan"), plan):
         manager.load(specs, config.plugins)
     for name in sorted(absent):
         say(
@@ -195,7 +195,7 @@ def _check_same_model(folder: RunFolder, plan: Plan, say: Callable[[str], None])
     }
     others = [f"{name} {old}, here {new}" for name, (old, new) in versions.items()]
     others += [f"other code of {few(sorted(edited))}"] if edited else []
-    if alike(record["plan"], plan):
+    if is_compatible(record["plan"], plan):
         by = "; ".join(others) or "a changed run.json"
         say(
             f"note: trained with {plain(by)}: what differs is its training, and the model is read "
@@ -232,16 +232,16 @@ UNREAD = ("kernel[", "on_evaluated", "on_event", "opt.", "model.init[")
 """Prefixes of the slots that do not affect a trained model's loss and text."""
 
 
-def needed(plan: Plan, name: str) -> bool:
+def shapes_model(plan: Plan, name: str) -> bool:
     """Return whether a plugin shapes the model, data or loss that a checkpoint of the plan needs."""
     return any(p.owner == name and not p.slot.startswith(UNREAD) for p in plan.placements)
 
 
-def alike(recorded: Any, plan: Plan) -> bool:
+def is_compatible(recorded: Any, plan: Plan) -> bool:
     """Return whether a plan can read the checkpoints of another: the same model, loss and batches.
 
     Args:
-        recorded: the other's :meth:`Plan.data`, from run.json; anything else is not alike.
+        recorded: the other's :meth:`Plan.data`, from run.json; anything else is not compatible.
         plan: the plan.
     """
     try:
@@ -271,7 +271,7 @@ def inference_plan(plan: Plan, detected: Detected, say: Callable[[str], None]) -
         try:
             manager.check_support((one,), detected.backend, detected.device)
         except PluginError as error:
-            if needed(plan, one.name):
+            if shapes_model(plan, one.name):
                 raise
             unserved[one.name] = error.what
     here = _without(plan, unserved)
@@ -290,7 +290,7 @@ def inference_plan(plan: Plan, detected: Detected, say: Callable[[str], None]) -
         ops = [c.op for owner, c in plan.candidates if owner == name]
         instead = ", ".join(f"{serving[op].kernel} serves {op}" for op in ops)
         say(f"{why}; the run is read without it" + (f": {instead}" if instead else ""))
-    idle = _idle(here, {request.op: request for request in requests}, serving)
+    idle = _unsupported_kernels(here, {request.op: request for request in requests}, serving)
     for name, kernels in idle.items():
         say(f"plugin '{name}': " + "; ".join(kernels.values()))
     kept = [(o, c) for o, c in here.candidates if (c.op, c.name) not in idle.get(o, ())]
@@ -308,7 +308,7 @@ def _without(plan: Plan, names: Iterable[str]) -> Plan:
     )
 
 
-def _idle(
+def _unsupported_kernels(
     plan: Plan, requests: Mapping[str, Request], serving: Mapping[str, Choice]
 ) -> dict[str, dict[tuple[str, str], str]]:
     """Map plugins to their unsupported kernels that would end a run, each with the reason."""

@@ -66,7 +66,7 @@ def check_plan(earlier: RunFolder, plan: Plan) -> tuple[list[str], list[str]]:
         for name, place in sorted(edited.items())
     ]
     if other or before.seed != plan.config.seed:
-        raise _other_run(earlier, unlike(before, plan.config), other, warnings)
+        raise _other_run(earlier, changed_settings(before, plan.config), other, warnings)
     free.pop("train.steps", None)
     notes = [f"resumed with another {line}" for line in in_words(free)]
     return warnings, [*notes, *_steps(earlier, before.train.steps, plan)]
@@ -93,7 +93,7 @@ def _other_run(
     )
 
 
-def another_place(earlier: RunFolder, binding: Binding) -> Iterator[str]:
+def environment_changes(earlier: RunFolder, binding: Binding) -> Iterator[str]:
     """Yield notes where the device, or a library's version, differs from that of the process before.
 
     Versions of the core and of plugins are part of the plan, and are compared with it.
@@ -263,7 +263,7 @@ _UNPLANNED = {"data.paths", "data.tokenizer"} | {
 """Settings that no plan depends on."""
 
 
-def unlike(before: Config, now: Config) -> list[tuple[str, str]]:
+def changed_settings(before: Config, now: Config) -> list[tuple[str, str]]:
     """List the settings that differ between a run and the current ones.
 
     Returns:

@@ -30,12 +30,12 @@ from minillm_core.config.selection import select
 from minillm_core.data import OnBatch, Tokenizer, ValidationBatches, bytes_per_token, open_documents
 from minillm_core.data.corpus import reserved
 from minillm_core.errors import Refusal
-from minillm_core.optim.views import evaluated
+from minillm_core.optim.views import with_views
 from minillm_core.plan import Plan
 from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.train.events import Evaluated, Event
 from minillm_core.train.feed import Feed
-from minillm_core.train.generate import Sampling, Stream, Writer
+from minillm_core.train.generate import Sampling, Stream, TextGenerator
 from minillm_core.train.hooks import plan_hook
 from minillm_core.train.initial import open_directory
 from minillm_core.train.job import Job, with_settings
@@ -495,7 +495,7 @@ class Run:
             Refusal: the run has no tokenizer, or an argument is out of range.
         """
         writer, sampling = self.writer(), Sampling(temperature, top_k, top_p)
-        drawn = writer.go_on(
+        drawn = writer.generate(
             prompt,
             sampling,
             tokens=max_tokens,
@@ -537,10 +537,10 @@ class Run:
         """
         writer, sampling = self.writer(), Sampling(temperature, top_k, top_p)
         say = self._session.shown.say
-        drawn = writer.go_on(prompt, sampling, tokens=max_tokens, ends=ends, seed=seed, say=say)
+        drawn = writer.generate(prompt, sampling, tokens=max_tokens, ends=ends, seed=seed, say=say)
         return Stream(drawn, writer.text(drawn))
 
-    def writer(self) -> Writer:
+    def writer(self) -> TextGenerator:
         """Return the writer that continues texts token by token.
 
         An opened run is read in float32: bfloat16 rounds the logits of one new column differently from
@@ -557,7 +557,7 @@ class Run:
                 fix="train on text, or with data.tokenizer=tokenizer.json",
             )
         plan, model, hook = self.plan, self._reader(exact=True), self._inference_hook()
-        return Writer(model, tokenizer, plan.config.train.seq_len, hook, plan.active)
+        return TextGenerator(model, tokenizer, plan.config.train.seq_len, hook, plan.active)
 
     def logits(self, ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Compute the logits of the next token after each prefix.
@@ -648,7 +648,7 @@ class Run:
         to = Path(to)
         refuse_taken(to)
         plan, kept = export_checked(self.plan), self.checkpoint
-        arrays = evaluated(self._job.trainer.arrays()) if self._job else self._saved.arrays()
+        arrays = with_views(self._job.trainer.arrays()) if self._job else self._saved.arrays()
         arrays = {
             name: one for name, one in arrays.items() if name.startswith(("model.", "state."))
         }

@@ -22,7 +22,7 @@ from minillm_core.backends.ranks import ALONE, Ranks, divides
 from minillm_core.checkpoint import best, layout
 from minillm_core.checkpoint import commit as saving
 from minillm_core.checkpoint.directories import export_checked
-from minillm_core.checkpoint.lock import Held, lock
+from minillm_core.checkpoint.lock import RunLock, lock
 from minillm_core.checkpoint.read import Checkpoint
 from minillm_core.config.origins import TOML
 from minillm_core.config.schema import Config
@@ -42,12 +42,12 @@ from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
 from minillm_core.train.frozen import check_references
-from minillm_core.train.generate import Writer, prompts, questions_of, sample
-from minillm_core.train.hooks import judged, observers_of
+from minillm_core.train.generate import TextGenerator, prompts, questions_of, sample
+from minillm_core.train.hooks import observers_of, with_verdicts
 from minillm_core.train.initial import Initial
 from minillm_core.train.job import Job, read_corpus
 from minillm_core.train.loop import Loop, Meter
-from minillm_core.train.metrics import METRICS, Metrics, cut
+from minillm_core.train.metrics import METRICS, Metrics, truncate
 from minillm_core.train.predict import Predictor
 from minillm_core.train.progress import Course, Display
 from minillm_core.train.request import Prepared
@@ -118,7 +118,7 @@ class Session:
         shown, out, started = self.shown, self.out, datetime.now(UTC)
         earlier = RunFolder.find(out) if self.resume and out is not None else None
         self.earlier = earlier
-        if self.ranks.leads and (out is not None or self.runs is not None):
+        if self.ranks.is_main and (out is not None or self.runs is not None):
             given = None if self.runs else out
             record.choose_out(
                 config.preset, given, runs=self.runs or record.RUNS, resume=self.resume
@@ -145,15 +145,15 @@ class Session:
             backend = (self.create or create_backend)(detected, plan)
         with self._building(plugins, "reading the data", "while documents are read"):
             reports = {"say": notes.append, "detail": details.append}
-            if not self.ranks.leads:  # rank 0 has filled the cache by then
-                self.ranks.agreed()
+            if not self.ranks.is_main:  # rank 0 has filled the cache by then
+                self.ranks.broadcast()
             corpus = (
                 self.shared.corpus
                 if self.shared
                 else read_corpus(config, self.cache, shown, asked=plan.sourcing, **reports)
             )
-            if self.ranks.leads:
-                self.ranks.agreed()
+            if self.ranks.is_main:
+                self.ranks.broadcast()
         chosen = None
         if plan.sourcing.epochs is not None:  # fine-tuning may choose the number of epochs
             what = "choosing how long a trained model is tuned"
@@ -178,13 +178,13 @@ class Session:
         if earlier:
             if observers := [one.name for one in plugins if "on_event" in one.plugin.hooks]:
                 notes.append(f"started again with the run, to observe it: {', '.join(observers)}")
-            notes += resume.another_place(earlier, trainer.binding)
+            notes += resume.environment_changes(earlier, trainer.binding)
         about = notes, details, warnings, initial, branch
         if self.ranks.size > 1:
-            stages, each = self.ranks.pipeline, self.ranks.size // self.ranks.held_out[0]
+            stages, each = self.ranks.pipeline, self.ranks.size // self.ranks.evaluation_part[0]
             does = f"{'updates its share alone, ' * bool(shard)}mesh.shard={shard or 'off'}"
             notes.append(
-                f"{self.ranks.size} processes by {self.ranks.how}: each takes its part of every step's "
+                f"{self.ranks.size} processes by {self.ranks.transport}: each takes its part of every step's "
                 f"rows{f', {each} share each' * (each > 1)}"
                 f"{f', and its layers in {stages} pipeline stages' * (stages > 1)} ({does})"
             )
@@ -262,15 +262,15 @@ class Session:
     def _run(self, job: Job) -> Generator[events.Event]:
         """Train in the folder, under its lock; or in memory."""
         announced, given = self.out, None if self.runs else self.out
-        if announced is None or not self.ranks.leads:
+        if announced is None or not self.ranks.is_main:
             self._describe(job)
             position, before = job.begins, ()
-            if announced is not None and (saved := self.ranks.agreed()):  # rank 0 has found it
+            if announced is not None and (saved := self.ranks.broadcast()):  # rank 0 has found it
                 position = resume.load(Checkpoint(Path(saved[0]), saved[1]), job.trainer)
             if position.saved is None:
                 self._load_initial(job)
             if announced is not None:
-                before, at_once = self.ranks.agreed()
+                before, at_once = self.ranks.broadcast()
                 if at_once and self.ranks.shard:
                     job.trainer.snapshot()
             evidence = Evidence.of(job, self._warn)
@@ -287,7 +287,7 @@ class Session:
             if not self.resume:  # a run may have begun and ended since the check
                 record.refuse_taken(self.out)
             self._describe(job)
-            yield from self._recorded(job, held)
+            yield from self._train_in_folder(job, held)
 
     def _describe(self, job: Job) -> None:
         for line in (*describe.start(job, verbose=self.verbose), *job.branched):
@@ -302,7 +302,7 @@ class Session:
         for line in job.initial.load(job.trainer) if job.initial else ():
             self.shown.say(line)
 
-    def _recorded(self, job: Job, held: Held) -> Iterator[events.Event]:
+    def _train_in_folder(self, job: Job, held: RunLock) -> Iterator[events.Event]:
         """Train in a folder, and keep its run.json up to date."""
         earlier, out, say = self.earlier, held.out, self.shown.say
         saving.sweep(out)
@@ -313,18 +313,18 @@ class Session:
             if self.resume:
                 position, checkpoint = Position(), resume.newest(out, earlier, say)
             # all ranks load at once: with a sharded optimizer they synchronise here
-            self.ranks.agreed(checkpoint and [str(checkpoint.path.absolute()), checkpoint.step])
+            self.ranks.broadcast(checkpoint and [str(checkpoint.path.absolute()), checkpoint.step])
             if checkpoint is not None:
                 position = resume.load(checkpoint, job.trainer)
                 say(f"resumed after step {position.step:,} from {checkpoint.path.name}")
         if position.saved is not None:  # a kill may have prevented this after the last commit
-            saving.retain(out, job.config.checkpoint.keep, spare=best.spared(out))
+            saving.retain(out, job.config.checkpoint.keep, spare=best.protected(out))
         else:
             self._load_initial(job)
-        before = cut(out / METRICS, position.step if job.branch is None else -1)
+        before = truncate(out / METRICS, position.step if job.branch is None else -1)
         # before run.json, so that a branch that was killed always has a checkpoint to resume
         at_once = job.branch is not None and job.config.checkpoint.every != 0
-        self.ranks.agreed([before, at_once])
+        self.ranks.broadcast([before, at_once])
         tokenizer = keep_tokenizer(out, job.corpus.tokenizer, earlier, say)
         constants = {
             "tokenizer": tokenizer,
@@ -359,22 +359,22 @@ class Session:
                     say(f"warning: {another.what}")
                 # after a failure of the device this may fail too
                 with suppress(Exception):
-                    run_json.update(plugins=document.taking_part(job, evidence))
+                    run_json.update(plugins=document.plugin_records(job, evidence))
             if ending is error or isinstance(error, GeneratorExit):
                 raise
             raise ending from None
-        plugins = document.taking_part(job, evidence)
+        plugins = document.plugin_records(job, evidence)
         made = self.outcome
         assert made is not None
         run_json.update(exit=0, plugins=plugins, **document.ended(job, made.evaluated))
         evidence.warn()
         if made.speed is not None:
-            self._remember(job, made.speed.real, made.steps - first)
+            self._record_speed(job, made.speed.real, made.steps - first)
         for line in (*describe.end(job, out, made), *describe.next_steps(job, out, made)):
             say(line)
         self.stop.patient = False
 
-    def _remember(self, job: Job, speed: float, steps: int) -> None:
+    def _record_speed(self, job: Job, speed: float, steps: int) -> None:
         """Record the speed of a finished run, if a distribution offers to."""
         try:
             if (remember := provided(MEASURED, "remember")) is not None:
@@ -386,7 +386,7 @@ class Session:
     def _train(
         self,
         job: Job,
-        held: Held | None,
+        held: RunLock | None,
         position: Position,
         before: Sequence[Mapping[str, Any]],
         evidence: Evidence,
@@ -412,7 +412,7 @@ class Session:
             peak_flops=self.ranks.size * (trainer.binding.peak_flops or 0.0) or None,
         )
         trend = Trend(shown.say)
-        trend.recall(before, self.evaluations)
+        trend.resume(before, self.evaluations)
         evaluating, saving = Stopwatch(shown.clock), Stopwatch(shown.clock)
         with ExitStack() as stack:
             observers, checks = [shown, trend, self._emitted.append], []
@@ -424,7 +424,7 @@ class Session:
             stack.enter_context(watching(shown.say))
             feed = Feed(job, position.cursor or None, lambda: loop.ending, step=position.step)
             stack.enter_context(feed)
-            whose = job if self.ranks.leads else replace(job, plan=replace(job.plan, active=()))
+            whose = job if self.ranks.is_main else replace(job, plan=replace(job.plan, active=()))
             emit = observers_of(whose, observers, say=self._warn)
 
             def check() -> None:
@@ -461,10 +461,10 @@ class Session:
                     last = budget.spent(step, loop.elapsed)
                     found = (whole if last else part)(step)
                     if found is not None:
-                        with trainer.lent():
-                            if self.ranks.leads:
-                                found = judged(job.plugins, found, self.evaluations, model)
-                        verdicts, why = self.ranks.agreed([found.verdicts, found.stop])
+                        with trainer.inference_context():
+                            if self.ranks.is_main:
+                                found = with_verdicts(job.plugins, found, self.evaluations, model)
+                        verdicts, why = self.ranks.broadcast([found.verdicts, found.stop])
                         found = replace(found, verdicts=verdicts, stop=why)
                         if found.stop and not last and on_the_way < 1:  # with all windows
                             last, given = True, {"verdicts": found.verdicts, "stop": found.stop}
@@ -478,8 +478,8 @@ class Session:
             def write_samples(step: int, is_last: bool) -> Iterator[events.Event]:
                 wanted, given = config.eval.samples, len(config.eval.prompts)
                 at_the_end = max(2, given) if is_last and held and wanted != 0 else 0
-                with evaluating, trainer.lent():
-                    if self.ranks.leads:
+                with evaluating, trainer.inference_context():
+                    if self.ranks.is_main:
                         yield from samples(step, max(wanted or 0, at_the_end))
 
             every, minutes = config.checkpoint.every, config.checkpoint.minutes
@@ -563,7 +563,7 @@ class Session:
 def _attributed(job: Job, step: Callable[[], int]) -> Iterator[None]:
     """Attribute errors to plugins, and add advice to errors of memory."""
     try:
-        with attribute_errors(job.plugins, "in a step"), job.ranks.meeting():
+        with attribute_errors(job.plugins, "in a step"), job.ranks.collective_errors():
             yield
     except NonFinite as error:
         names, found = errors.suspects(job)
@@ -632,7 +632,7 @@ class Samples:
         if tokenizer is None or not self.prompts:
             return
         hook, asked = job.hook(), self._asked
-        writer = Writer(job.trainer, tokenizer, job.config.train.seq_len, hook)
+        writer = TextGenerator(job.trainer, tokenizer, job.config.train.seq_len, hook)
         for number in range(count):
             if self._stop.requested:  # the user wants the terminal back
                 return

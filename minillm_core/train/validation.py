@@ -55,7 +55,7 @@ class Validation:
                 return None
             size = total["bytes"] - before["bytes"]
             if self.ranks.size > 1:
-                each = self.ranks.gathered([lost, predictions, size])
+                each = self.ranks.all_gather([lost, predictions, size])
                 lost, *counts = map(sum, zip(*each, strict=True))
                 predictions, size = map(int, counts)
             if predictions:
@@ -144,7 +144,7 @@ def validation(
     }
     predictions = sum(one.predictions for one in whole.values())
     ranks = job.ranks
-    batches = {name: _Part(each, ranks, job.plan) for name, each in whole.items()}
+    batches = {name: _RankBatches(each, ranks, job.plan) for name, each in whole.items()}
     return Validation(
         job.trainer,
         batches,
@@ -159,7 +159,7 @@ def validation(
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RankBatches:
     """A rank's batches of a list, with its columns of them; each is made when it is indexed."""
 
     whole: Sequence[Batch]
@@ -167,7 +167,7 @@ class _Part:
     plan: Plan
 
     def __iter__(self) -> Iterator[Batch]:
-        parts, own = self.ranks.held_out
+        parts, own = self.ranks.evaluation_part
         every = (self.whole[at] for at in range(own, len(self.whole), parts))
         return (self.ranks.columns(one, self.plan) for one in every)
 
@@ -208,7 +208,7 @@ class Trend:
     _training: float = math.nan  # their mean up to the best evaluation
     _worse: int = 0  # evaluations since the best one
 
-    def recall(self, events: Iterable[Mapping[str, Any]], evaluations: Iterable[Evaluated]) -> None:
+    def resume(self, events: Iterable[Mapping[str, Any]], evaluations: Iterable[Evaluated]) -> None:
         """Add the records of earlier processes of the run, without a warning."""
         say, self.say = self.say, lambda line: None
         found = {one.step: one for one in evaluations}

@@ -59,7 +59,7 @@ def sampled(request: pytest.FixtureRequest) -> int | None:
 
 def test_the_page_is_what_planning_says(sampled: int | None) -> None:
     made = page(sampled)
-    assert made.made() == made.text(), "python -m tools.compose_page --write"
+    assert made.generated() == made.text(), "python -m tools.compose_page --write"
 
 
 def test_every_refusal_names_both_and_the_way_out(sampled: int | None) -> None:

@@ -15,7 +15,9 @@ SENTENCE = "It was a dark and stormy night; the rain fell in torrents, number {}
 
 
 def test_the_notebook_is_the_page() -> None:
-    assert notebook.NOTEBOOK.read_text("utf-8") == notebook.made(notebook.PAGE.read_text("utf-8"))
+    assert notebook.NOTEBOOK.read_text("utf-8") == notebook.notebook_of(
+        notebook.PAGE.read_text("utf-8")
+    )
 
 
 @pytest.mark.slow

@@ -179,7 +179,7 @@ def test_a_reference_model_is_given_ids_and_no_places(lab: Any, backend: str) ->
     run, ((batch,),) = lab.trainer(plan, backend), steps_of(lab, plan, 1)
     given: list[set[str]] = []
     run.references["teacher"] = lambda host: (given.append({*host}), 0)[1]
-    micro, _ = run.seen_rows([batch])
+    micro, _ = run.record_rows([batch])
     read = run.fields(micro[0], {})
     assert lookup(BIGRAMS) in read
     assert given == [{*batch}]
@@ -203,7 +203,7 @@ def test_each_size_is_compiled_once_and_shown(lab: Any, aot: Any) -> None:
     run.phase = lambda what: (shown.append(what), nullcontext())[1]
     batches = steps_of(lab, plan, 3)
     lab.losses(run, plan, [*batches, *batches])
-    sizes = [len(run.seen_rows(one)[1][BIGRAMS]) for one in batches]
+    sizes = [len(run.record_rows(one)[1][BIGRAMS]) for one in batches]
     words = [f"compiling for {size} rows of {BIGRAMS}" for size in dict.fromkeys(sizes)]
     assert shown == [one for one in words for _ in range(2)]  # rows taken and updated; the model
     assert run.compile_seconds > 0
@@ -221,7 +221,7 @@ def test_rows_are_those_of_all_micro_batches_filled_up(lab: Any, data: Any, micr
     count, buckets = plan.parameters[BIGRAMS].shape[0], plan.by_rows[BIGRAMS].buckets
     ids = st.lists(st.integers(0, count - 1), min_size=8, max_size=8)
     batches = [{field: np.array(data.draw(ids), np.int32).reshape(2, 4)} for _ in range(micro)]
-    made, rows = SeenRows({}, plan).seen(batches)
+    made, rows = SeenRows({}, plan).rows_read(batches)
     held, wanted = rows[BIGRAMS], {int(i) for one in batches for i in one[field].flat}
     assert held.dtype == np.int32
     assert np.all(np.diff(held) > 0)

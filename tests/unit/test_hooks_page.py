@@ -37,7 +37,7 @@ OFFERED = [(hook, slot) for hook in BUILDERS for slot in slots(hook)]
 
 
 def test_the_page_is_what_the_source_says() -> None:
-    assert PAGE.made() == PAGE.text(), "python -m tools.hooks_page --write"
+    assert PAGE.generated() == PAGE.text(), "python -m tools.hooks_page --write"
 
 
 def test_every_hook_has_a_chapter_and_every_link_a_heading() -> None:

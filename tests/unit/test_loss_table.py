@@ -24,7 +24,7 @@ def job(seconds: float | None, *, preset: str = "speedrun", steps: int = 10, **m
 
 
 def test_the_readme_shows_the_results() -> None:
-    assert PAGE.made() == PAGE.text(), "python -m benchmarks.loss_table --write"
+    assert PAGE.generated() == PAGE.text(), "python -m benchmarks.loss_table --write"
 
 
 def test_a_row_compares_the_settings_that_are_there_first() -> None:

@@ -10,7 +10,7 @@ from tools.plugin_pages import PAGES
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.path.parent.name)
 def test_the_page_is_what_the_source_says(page: Page) -> None:
-    assert page.made() == page.text(), "python -m tools.plugin_pages --write"
+    assert page.generated() == page.text(), "python -m tools.plugin_pages --write"
 
 
 def test_every_table_is_marked() -> None:

@@ -21,7 +21,7 @@ from benchmarks.reliability_page import (
 
 
 def test_the_page_shows_the_results() -> None:
-    assert PAGE.made() == PAGE.text(), "python -m benchmarks.reliability_page --write"
+    assert PAGE.generated() == PAGE.text(), "python -m benchmarks.reliability_page --write"
 
 
 def test_every_row_of_every_result_is_there() -> None:

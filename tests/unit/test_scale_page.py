@@ -9,7 +9,7 @@ from tools.scale_page import H200, PAGE, POINTS, SIZES, Point
 
 
 def test_the_page_is_what_the_model_says() -> None:
-    assert PAGE.made() == PAGE.text(), "python -m tools.scale_page --write"
+    assert PAGE.generated() == PAGE.text(), "python -m tools.scale_page --write"
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point.what}, {point.more[0]} cards")

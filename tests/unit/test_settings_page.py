@@ -13,11 +13,11 @@ from tools.settings_page import PAGE
 
 
 def test_the_page_is_what_the_source_says() -> None:
-    assert PAGE.made() == PAGE.text(), "python -m tools.settings_page --write"
+    assert PAGE.generated() == PAGE.text(), "python -m tools.settings_page --write"
 
 
 def test_every_setting_has_a_meaning_and_a_row() -> None:
-    settings = PAGE.made().partition("## Settings that follow another one")[0]
+    settings = PAGE.generated().partition("## Settings that follow another one")[0]
     rows = dict(re.findall(r"^\| `([\w.]+)` \| (.+) \|$", settings, re.MULTILINE))
     inside = {f"{name}.{key}" for name, model in SECTIONS.items() for key in model.model_fields}
     assert set(rows) == {*TOP, *inside}
@@ -27,7 +27,9 @@ def test_every_setting_has_a_meaning_and_a_row() -> None:
 
 
 def test_settings_that_follow_another_one_are_settings_with_a_meaning() -> None:
-    rows = PAGE.made().partition("## Settings that follow another one")[2].partition("\n## ")[0]
+    rows = (
+        PAGE.generated().partition("## Settings that follow another one")[2].partition("\n## ")[0]
+    )
     followed = re.findall(
         r"^\| `(\w+)` \| `([\w.]+)` \| `([\w.]+)` \| `(\[.+\])` \|$", rows, re.MULTILINE
     )
@@ -41,7 +43,7 @@ def test_settings_that_follow_another_one_are_settings_with_a_meaning() -> None:
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_shows_its_plugins_with_their_options(name: str) -> None:
-    shown = PAGE.made().partition(f"plugins of `{name}`")[2].partition("plugins of `")[0]
+    shown = PAGE.generated().partition(f"plugins of `{name}`")[2].partition("plugins of `")[0]
     for plugin, options in plugins_of(name).items():
         (row,) = re.findall(rf"^\| `{plugin}` \| (.+)\|$", shown, re.MULTILINE)
         assert "minillm-" in row

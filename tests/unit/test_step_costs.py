@@ -162,7 +162,7 @@ def test_an_unfinished_or_repeated_measurement_is_refused(result: dict[str, Any]
 
 
 def test_the_page_shows_the_results() -> None:
-    assert PAGE.made() == PAGE.text(), "python -m benchmarks.costs_page --write"
+    assert PAGE.generated() == PAGE.text(), "python -m benchmarks.costs_page --write"
 
 
 def test_a_dear_technique_without_a_reason_is_refused(figures: dict[str, Any]) -> None:

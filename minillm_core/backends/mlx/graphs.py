@@ -11,10 +11,10 @@ from typing import Any
 
 import mlx.core as mx
 
-from minillm_core.backends.mlx.model import Arrays, MLXModel, place
+from minillm_core.backends.mlx.model import Arrays, MLXModel, assign
 from minillm_core.backends.mlx.tables import MLXTables
 from minillm_core.backends.steps import TERM, next_loss_scale
-from minillm_core.optim.follow import FOLLOW, shared
+from minillm_core.optim.follow import FOLLOW, sum_tied
 from minillm_core.optim.groups import Group
 from minillm_core.optim.update import clip_factor, global_norm, update
 
@@ -29,8 +29,8 @@ class Graphs:
     """The graphs by kind, each traced once for every combination of staged values and sizes.
 
     ``whole(masters, state, batch, given) -> masters, state, figures``, with the stages that are due
-    ``first(copies, state, batch, given) -> sums``: gradients, figures, statistics
-    ``adds(copies, state, batch, given, sums) -> sums``: the same, accumulated
+    ``grads(copies, state, batch, given) -> sums``: gradients, figures, statistics
+    ``accumulate(copies, state, batch, given, sums) -> sums``: the same, added to ``sums``
     ``update(masters, state, sums, given, mean) -> masters, state, figures``, like whole; mean is 1 / batches
 
     Args:
@@ -47,7 +47,7 @@ class Graphs:
         self.made: dict[Any, Callable[..., Any]] = {}
         self.traces = 0
 
-    def part(self, kind: str, staged: Staged, *due: Set[int]) -> Callable[..., Any]:
+    def graph(self, kind: str, staged: Staged, *due: Set[int]) -> Callable[..., Any]:
         """Return a graph with these staged values baked in; for an update also the stages that are due."""
         key = (kind, *staged.values(), *due)
         if key not in self.made:
@@ -75,25 +75,25 @@ class Graphs:
         given: Arrays,
     ) -> Stepped:
         # Casting here, not at the end of the update, was 3 % faster on an H100.
-        sums = self._first(staged, self.copies(masters, state, given), state, batch, given)
+        sums = self._grads(staged, self.cast(masters, state, given), state, batch, given)
         return self._update(staged, due, masters, state, sums, given, mx.array(1.0))
 
-    def copies(self, masters: Arrays, state: State, given: Arrays) -> Arrays:
+    def cast(self, masters: Arrays, state: State, given: Arrays) -> Arrays:
         """Return the parameters of a step in the compute dtype; of tables, the rows that the step holds."""
-        taken = self.tables.taken(masters, state["rows"], state["updates"], given)
-        return self.weights.copies(masters | taken)
+        taken = self.tables.gather_rows(masters, state["rows"], state["updates"], given)
+        return self.weights.cast(masters | taken)
 
-    def _first(
+    def _grads(
         self, staged: Staged, copies: Arrays, state: State, batch: Arrays, given: Arrays
     ) -> Sums:
         """Compute the gradients, figures and statistics of one micro-batch."""
         normaliser, values = given["normaliser"], {**given, **staged}
         if state["scaler"]:
             values["normaliser"] = normaliser * state["scaler"]["scale"]
-        place(self.statistics.holders, state["states"])
+        assign(self.statistics.holders, state["states"])
 
         def objective(trained: Arrays) -> Any:
-            place(self.weights.holders, copies | trained)
+            assign(self.weights.holders, copies | trained)
             loss = self.model(batch, values)
             return loss.objective, loss.sums, loss.terms, loss.statistics
 
@@ -107,18 +107,18 @@ class Graphs:
         grads = {key: grad.astype(mx.float32) for key, grad in grads.items()}
         return {"grads": grads, "figures": figures, "statistics": statistics}
 
-    def _adds(
+    def _accumulate(
         self, staged: Staged, copies: Arrays, state: State, batch: Arrays, given: Arrays, sums: Sums
     ) -> Sums:
         """Compute the same and add it to the sums of earlier micro-batches (gradient accumulation)."""
-        fresh = self._first(staged, copies, state, batch, given)
+        fresh = self._grads(staged, copies, state, batch, given)
         added = {
             kind: {name: sums[kind][name] + value for name, value in fresh[kind].items()}
             for kind in ("grads", "figures")
         }
         # in the key order of _first: MLX traces again for a dict in another order
         return added | {
-            "statistics": self.statistics.merged(sums["statistics"], fresh["statistics"])
+            "statistics": self.statistics.accumulate(sums["statistics"], fresh["statistics"])
         }
 
     def _update(
@@ -132,7 +132,7 @@ class Graphs:
         mean: Any,
     ) -> Stepped:
         ops, follows = self.framework.ops, self.plan.follows
-        grads, counted = shared(ops, follows, sums["grads"], given)
+        grads, counted = sum_tied(ops, follows, sums["grads"], given)
         for name in follows:
             self.framework.witness(f"{FOLLOW}{name}")
         norm = global_norm(ops, counted)
@@ -158,7 +158,7 @@ class Graphs:
         new_tables, new_rows = self.tables.step(
             masters, state["rows"], grads, factor, state["updates"], given, self.framework.witness
         )
-        place(self.statistics.holders, state["states"])
+        assign(self.statistics.holders, state["states"])
         fresh = self.statistics.next_states(sums["statistics"], lambda total: total * mean)
         new_state = {
             "optimizer": new_optimizer,

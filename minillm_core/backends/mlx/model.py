@@ -141,18 +141,18 @@ class Weights:
         self.trained = tuple(name for name in self.holders if name not in frozen)
         self.originals: dict[str, np.ndarray] = {}
 
-    def taken(self) -> Arrays:
+    def initial_masters(self) -> Arrays:
         """Return the masters, the arrays that the modules were filled with; this object keeps no reference."""
-        return self.narrowed({n: module[attr] for n, (module, attr) in self.holders.items()})
+        return self.cast_frozen({n: module[attr] for n, (module, attr) in self.holders.items()})
 
-    def narrowed(self, masters: Arrays) -> Arrays:
+    def cast_frozen(self, masters: Arrays) -> Arrays:
         """Cast frozen parameters to the compute dtype; the float32 originals are kept on the host."""
         if self.dtype == mx.float32:
             return masters
         self.originals = {name: np.array(masters[name]) for name in self.frozen}
         return masters | {name: masters[name].astype(self.dtype) for name in self.frozen}
 
-    def copies(self, masters: Mapping[str, mx.array]) -> Arrays:
+    def cast(self, masters: Mapping[str, mx.array]) -> Arrays:
         """Cast the masters to the compute dtype, by parameter; in float32 return the masters themselves."""
         return {name: masters[name].astype(self.dtype) for name in self.holders}
 
@@ -164,49 +164,49 @@ class MLXModel(NativeModel):
         super().__init__(plan, binding, model, framework)
         mx.eval(model.parameters())
         self.weights = Weights(model, getattr(mx, binding.dtype), plan.frozen)
-        self.masters = self.weights.taken()
+        self.masters = self.weights.initial_masters()
         self.state: dict[str, Any] = {"states": self.statistics.states()}
 
     @contextmanager
     def inferring(self) -> Iterator[None]:
         """Return a context for inference: real arrays in the modules, in which tracing leaves placeholders."""
-        place(self.weights.holders, self.weights.copies(self.masters))
-        place(self.statistics.holders, self.state["states"])
+        assign(self.weights.holders, self.weights.cast(self.masters))
+        assign(self.statistics.holders, self.state["states"])
         with evaluating(self.model):
             yield
 
     def frozen(self, method: str) -> Callable[[Batch], mx.array]:
         """Freeze the weights, drop their float32 masters; return the method, compiled if the binding compiles."""
-        place(self.weights.holders, self.weights.copies(self.masters))
-        place(self.statistics.holders, self.state["states"])
+        assign(self.weights.holders, self.weights.cast(self.masters))
+        assign(self.statistics.holders, self.state["states"])
         self.model.eval()
         self.masters = {}
         given, run = self.final_values(), getattr(self.model, method)
         run = mx.compile(run) if self.binding.compile else run
-        return lambda host: run(self.moved(host), given)
+        return lambda host: run(self.to_device(host), given)
 
-    def queued(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
+    def enqueue(self, results: tuple[Any, ...]) -> tuple[Any, ...]:
         """Wait for a batch's results: otherwise all batches together would be one graph."""
         mx.eval(results)
         return results
 
-    def moved(self, host: Batch) -> Arrays:
+    def to_device(self, host: Batch) -> Arrays:
         """Convert the fields that the model reads to MLX arrays."""
         return {name: mx.array(host[name]) for name in (*self.plan.fields, *PARTS) if name in host}
 
-    def numbers(self, numbers: Mapping[str, float]) -> Arrays:
+    def scalars_to_device(self, numbers: Mapping[str, float]) -> Arrays:
         """Convert each number to 0-d float32."""
         return {name: mx.array(number) for name, number in numbers.items()}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Load the model's arrays."""
-        self.masters = self.weights.narrowed(loaded("model", arrays, self.masters))
+        self.masters = self.weights.cast_frozen(loaded("model", arrays, self.masters))
         states = loaded("state", arrays, self.state["states"])
         self.state = {**self.state, "states": states}
         mx.eval(self.masters, self.state)
 
 
-def place(holders: Mapping[str, tuple[Any, str]], arrays: Mapping[str, mx.array]) -> None:
+def assign(holders: Mapping[str, tuple[Any, str]], arrays: Mapping[str, mx.array]) -> None:
     """Set the modules' arrays, by the names of their declarations."""
     for name, (module, attribute) in holders.items():
         module[attribute] = arrays[name]

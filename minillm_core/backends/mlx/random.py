@@ -46,7 +46,7 @@ def load(saved: Mapping[str, np.ndarray]) -> None:
 
 
 @contextmanager
-def kept() -> Iterator[None]:
+def preserved() -> Iterator[None]:
     """Restore the key on exit, so that numbers drawn inside do not affect training."""
     before = key()
     try:

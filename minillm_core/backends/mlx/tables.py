@@ -21,17 +21,17 @@ class MLXTables(Tables):
     Masters are name -> float32; ``updates`` is 0-d float32: the number of updates so far.
     """
 
-    def at_first(self) -> dict[str, Arrays]:
+    def initial_state(self) -> dict[str, Arrays]:
         """Return the initial state."""
         return {}
 
-    def taken(
+    def gather_rows(
         self, masters: Arrays, state: State, updates: mx.array, given: Mapping[str, Any] | None
     ) -> Arrays:
         """Return rows of the tables, float32, up to date: those of a step, or all if ``given`` is None."""
         return {}
 
-    def viewed(
+    def view_inputs(
         self, masters: Arrays, state: State, updates: mx.array
     ) -> Iterable[tuple[Member, mx.array, Arrays]]:
         """Yield tables that have a view, up to date, one by one: see :func:`minillm_core.optim.views.views_of`."""

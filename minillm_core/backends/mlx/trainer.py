@@ -15,7 +15,7 @@ from minillm_core.backends.base import Batch, Binding, Snapshot, StepResult, Tra
 from minillm_core.backends.memory import memory_or_error
 from minillm_core.backends.mlx import random
 from minillm_core.backends.mlx.graphs import Figures, Graphs
-from minillm_core.backends.mlx.model import Arrays, MLXFramework, MLXModel, checked, loaded, place
+from minillm_core.backends.mlx.model import Arrays, MLXFramework, MLXModel, assign, checked, loaded
 from minillm_core.backends.mlx.tables import MLXTables
 from minillm_core.backends.steps import loss_scale, step_result, warmed
 from minillm_core.backends.tables import rows_of, tables_of
@@ -85,11 +85,11 @@ class MLXTrainer(MLXModel, Trainer):
             self._settle(self.unread[0])
         staged, given = self.values_at(values, 1.0 / supervised)
         self.whole = None
-        micro, rows = self.seen_rows(micro)
+        micro, rows = self.record_rows(micro)
         given |= {rows_of(name): mx.array(index) for name, index in rows.items()}
         batches = [self.fields(host, staged) for host in micro]
         if self.binding.compile and (self.staged or self.sizes) and not self.graphs.made:
-            with random.kept():
+            with random.preserved():
                 self._warm_up(micro, given)
         due = due_at(self.cycles, self.steps)
         queued = Queued(batches, given, staged, due, self.masters, self.state, random.key())
@@ -105,7 +105,7 @@ class MLXTrainer(MLXModel, Trainer):
         batches, given, staged, due = queued.batches, queued.given, queued.staged, queued.due
         timer = self.step_timer
         if len(batches) == 1 and timer is None and self.ranks.size == 1:
-            whole = self.graphs.part("whole", staged, due)
+            whole = self.graphs.graph("whole", staged, due)
             stepped = whole(self.masters, self.state, batches[0], given)
         else:
             stepped = self._accumulated(batches, given, staged, due, cancelled)
@@ -147,7 +147,7 @@ class MLXTrainer(MLXModel, Trainer):
         for staged, accumulate, sized in warmed(self.plan, self.phase, micro[0]):
             batch = self.fields(sized, staged, trained=False)
             if (accumulate or len(micro)) == 1 and self.ranks.size == 1:
-                whole = self.graphs.part("whole", staged, due)
+                whole = self.graphs.graph("whole", staged, due)
                 mx.eval(whole(self.masters, self.state, batch, given))
             else:
                 mx.eval(self._accumulated([batch, batch], given, staged, due))
@@ -161,24 +161,24 @@ class MLXTrainer(MLXModel, Trainer):
         cancelled: Callable[[], bool] = lambda: False,
     ) -> tuple[Arrays, dict[str, Any], Figures] | None:
         # cast once per step, for all micro-batches
-        copies = self.graphs.copies(self.masters, self.state, given)
-        adds, sums = self.graphs.part("adds", staged), None
+        copies = self.graphs.cast(self.masters, self.state, given)
+        accumulate, sums = self.graphs.graph("accumulate", staged), None
         for batch in batches:
             if self.step_timer is not None:
                 self.step_timer("gradients")
             if sums is None:
-                sums = self.graphs.part("first", staged)(copies, self.state, batch, given)
+                sums = self.graphs.graph("grads", staged)(copies, self.state, batch, given)
             elif cancelled():
                 return None
             else:
-                sums = adds(copies, self.state, batch, given, sums)
+                sums = accumulate(copies, self.state, batch, given, sums)
             mx.async_eval(sums)  # a graph that spans micro-batches would hold all activations
         if self.step_timer is not None:
             self.step_timer("optimizer")
         if self.ranks.size > 1 and sums is not None:
-            self.statistics.over(self.ranks, sums["grads"], sums["figures"], sums["statistics"])
+            self.statistics.reduce(self.ranks, sums["grads"], sums["figures"], sums["statistics"])
         mean = mx.array(1.0 / (len(batches) * self.ranks.size))
-        return self.graphs.part("update", {}, due)(self.masters, self.state, sums, given, mean)
+        return self.graphs.graph("update", {}, due)(self.masters, self.state, sums, given, mean)
 
     def read(self, handle: Queued) -> StepResult:
         """Wait for a step and all earlier ones; return its metrics."""
@@ -191,22 +191,22 @@ class MLXTrainer(MLXModel, Trainer):
     def inferring(self) -> Iterator[None]:
         """Return a context for inference: queued steps settled, views in place, random key restored on exit."""
         self._settle_all()
-        with random.kept(), super().inferring():
+        with random.preserved(), super().inferring():
             if self.whole is None or self.whole[0] is not self.masters:
                 state, updates = self.state["rows"], self.state["updates"]
-                read = self.tables.taken(self.masters, state, updates, None)
+                read = self.tables.gather_rows(self.masters, state, updates, None)
                 read |= self.views()
                 copies = {name: array.astype(self.weights.dtype) for name, array in read.items()}
                 mx.eval(copies)
                 self.whole = self.masters, copies
             copies = self.whole[1]
-            place({name: self.weights.holders[name] for name in copies}, copies)
+            assign({name: self.weights.holders[name] for name in copies}, copies)
             yield
 
     def views(self) -> Iterator[tuple[str, mx.array]]:
         """Compute the views, float32, one by one."""
         masters, state = self.masters, self.state
-        tables = self.tables.viewed(masters, state["rows"], state["updates"])
+        tables = self.tables.view_inputs(masters, state["rows"], state["updates"])
         return views_of(self.framework, self.groups, masters, state["optimizer"], tables)
 
     def snapshot(self) -> Snapshot:
@@ -220,24 +220,24 @@ class MLXTrainer(MLXModel, Trainer):
         copied = tree_map(lambda array: _bits(mx.where(True, array, array)), held)
         masters, state, key, views = copied
         mx.async_eval(masters, state, key, views)
-        tables = self.tables.taken(masters, state["rows"], state["updates"], None)
+        tables = self.tables.gather_rows(masters, state["rows"], state["updates"], None)
         mx.eval(tables)
         rows = self.tables.named(masters, state["rows"])
         whole: dict[str, Any] = {**masters, **tables, **self.weights.originals}
         steps = {STEPS: np.array(self.steps)} if self.cycles else {}
 
-        def bring() -> dict[str, np.ndarray]:
+        def to_host() -> dict[str, np.ndarray]:
             named = _named(whole, state, self.groups) | {random.NAME: np.array(key)} | steps
             named |= {name: np.array(one) for name, one in (rows | views).items()}
             return self.tables.packed(named)
 
-        return Snapshot(bring)
+        return Snapshot(to_host)
 
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restore the arrays of :meth:`arrays`."""
         self._settle_all()
         arrays = self.tables.unpacked(arrays)
-        self.masters = self.weights.narrowed(loaded("model", arrays, self.masters))
+        self.masters = self.weights.cast_frozen(loaded("model", arrays, self.masters))
         rows = {
             name: {
                 entry: checked(self.tables.key(entry, name), arrays, tuple(one.shape))
@@ -264,7 +264,7 @@ class MLXTrainer(MLXModel, Trainer):
         """Return the parts of the initial state that do not depend on a seed."""
         return {
             "optimizer": initial_state(self.groups, self.framework.ops.zeros),
-            "rows": self.tables.at_first(),
+            "rows": self.tables.initial_state(),
             "scaler": loss_scale(self.framework.ops) if self.binding.dtype == "float16" else {},
             "updates": mx.array(0.0),
         }

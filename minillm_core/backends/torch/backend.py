@@ -62,7 +62,7 @@ class TorchBackend(NativeBackend):
             raise BackendError(
                 f"torch {torch.__version__} sees no CUDA device",
                 where=f"--device {binding.device}",
-                fix="--device cpu; minillm doctor says what it would need",
+                fix="--device cpu; minillm doctor shows what is missing",
             )
         name, peak, notes = platform.processor() or platform.machine(), None, binding.notes
         if self.device.type == "cuda":

@@ -20,7 +20,7 @@ from minillm_core.backends.native import NativeModel, evaluating
 from minillm_core.backends.torch.compiling import constant_result, own_code
 from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.backends.torch.share import Share
-from minillm_core.backends.torch.transfer import batch_to, foreach_copy_, numbers_to
+from minillm_core.backends.torch.transfer import batch_to_device, foreach_copy_, scalars_to_device
 from minillm_core.nn.block import PARTS
 from minillm_core.nn.module import Framework, declared, record
 from minillm_core.nn.param import Buffer, Param, State
@@ -35,7 +35,7 @@ class TorchModule(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         record(self, name, value)
         if isinstance(value, Param):
-            value = nn.Parameter(torch.empty(value.shape, device=self.framework.apart))
+            value = nn.Parameter(torch.empty(value.shape, device=self.framework.param_device))
         elif isinstance(value, (Buffer, State)):
             kept = isinstance(value, State)
             self.register_buffer(name, torch.empty(value.shape), persistent=kept)
@@ -88,7 +88,7 @@ class TorchFramework(Framework):
 
     def __init__(self, ops: TorchOps) -> None:
         super().__init__(BASES, ops)
-        seen = self.seen
+        seen = self.evidence
 
         # Runs while Dynamo traces, and leaves nothing in the compiled step.
         @constant_result
@@ -159,7 +159,7 @@ class Weights:
     def refresh(self, *, every: bool = False) -> None:
         """Copy the masters of trained parameters, or of all, into the parameters in the compute dtype."""
         if self.share is not None:
-            self.share.gather(self.masters)
+            self.share.all_gather(self.masters)
         elif self.narrow:
             names = [name for name in self.trained if name not in self.by_rows]
             copies = [self.trained[name].data for name in names]
@@ -203,7 +203,7 @@ class TorchModel(NativeModel):
             return getattr(model, method)(batch, given)
 
         run = self.compiled(compute)
-        return lambda host: run(self.moved(host))
+        return lambda host: run(self.to_device(host))
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compile a function of arrays as one graph, if the binding compiles."""
@@ -211,13 +211,13 @@ class TorchModel(NativeModel):
             return function
         return self.compiler(own_code(function), fullgraph=True, dynamic=False)
 
-    def moved(self, host: Batch) -> dict[str, Tensor]:
+    def to_device(self, host: Batch) -> dict[str, Tensor]:
         """Copy the fields that the model reads to its device."""
-        return batch_to(host, (*self.plan.fields, *PARTS), self.device)
+        return batch_to_device(host, (*self.plan.fields, *PARTS), self.device)
 
-    def numbers(self, numbers: Mapping[str, float]) -> dict[str, Tensor]:
+    def scalars_to_device(self, numbers: Mapping[str, float]) -> dict[str, Tensor]:
         """Copy each number to the device as 0-d float32, in one transfer."""
-        return numbers_to(numbers, self.device)
+        return scalars_to_device(numbers, self.device)
 
     def held(self) -> dict[str, Tensor]:
         """Return the tensors of ``model.<parameter>`` (masters) and ``state.<name>``."""

@@ -90,7 +90,7 @@ class Optimizer:
         self.groups = groups = every if self.share is None else {**self.share.groups}
         self.tables = tables
         self.updates = framework.ops.zeros(())
-        apart = framework.apart and self.share is None  # the state is created after sharding
+        apart = framework.param_device and self.share is None  # the state is created after sharding
         self.state: State = initial_state({} if apart else groups, framework.ops.zeros)
         split = {k: _split(g) for k, g in groups.items() if fused and is_plain_adamw(g)}
         self.fused = {key: first for key, (first, _) in split.items()}
@@ -214,7 +214,7 @@ class Optimizer:
         inverse = 1.0 / factor  # the kernel divides gradients by its scale
         for group in self.fused.values():
             for anchor, _, _ in group.rule.stages:
-                self.framework.seen[f"stage:adamw.{anchor}"] += 1
+                self.framework.evidence[f"stage:adamw.{anchor}"] += 1
         for (adam, decay, write, lr_mul, wd_mul), keys in self.alike.items():
             names = [self.groups[key].members[0].name for key in keys]
             state = [self.state[key]["precondition"] for key in keys]
@@ -241,24 +241,24 @@ class Optimizer:
 
     def views(self) -> Iterator[tuple[str, Tensor]]:
         """Compute the views, float32, one by one."""
-        tables = self.tables.viewed(self.updates)
+        tables = self.tables.view_inputs(self.updates)
         return views_of(self.framework, self.groups, self.weights.masters, self.state, tables)
 
     @torch.no_grad()
-    def place(self) -> None:
+    def place_views(self) -> None:
         """Replace parameters by their views, and by whole tables, for evaluation until the next step."""
-        self.tables.place(self.updates)
+        self.tables.place_whole(self.updates)
         if self.placed is None:
             self.placed, views = {}, self.views()
             if self.share is not None:
                 own = {f"{VIEWED}{name}": view for name, view in views}
-                views = self.share.spread(own, VIEWED)
+                views = self.share.gather_kind(own, VIEWED)
             for name, view in views:
                 parameter = self.weights.parameters[name]
                 self.placed[name] = parameter.data
                 parameter.data = view.to(parameter.dtype)
 
-    def leave(self) -> None:
+    def restore_parameters(self) -> None:
         """Restore the trained parameters, and free the memory of views."""
         for name, trained in (self.placed or {}).items():
             self.weights.parameters[name].data = trained

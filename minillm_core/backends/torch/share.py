@@ -16,9 +16,9 @@ from minillm_core.optim.groups import Group
 class Share(Protocol):
     """This rank's share of the parameters and optimizer state.
 
-    All ranks call the same methods in the same order; only ``whole`` and ``lent`` wait. Names of arrays
-    are those of a checkpoint: ``model.<parameter>``, ``optimizer.<stage>.<entry>.<parameter>``,
-    ``view.<parameter>``.
+    All ranks call the same methods in the same order; only ``gather`` and ``inference_context`` wait.
+    Names of arrays are those of a checkpoint: ``model.<parameter>``,
+    ``optimizer.<stage>.<entry>.<parameter>``, ``view.<parameter>``.
     """
 
     groups: Mapping[str, Group]  # the parameter groups of this rank's share, by the plan's keys
@@ -37,11 +37,11 @@ class Share(Protocol):
     def warm(self, objective: Tensor) -> None:
         """Run the backward pass to compile it, and drop its gradients."""
 
-    def scattered(self) -> dict[str, Tensor]:
+    def reduce_scatter(self) -> dict[str, Tensor]:
         """Reduce-scatter the gradients; return this rank's parts, by parameter."""
         ...
 
-    def gather(self, masters: Mapping[str, Tensor]) -> None:
+    def all_gather(self, masters: Mapping[str, Tensor]) -> None:
         """All-gather the masters of all ranks into the parameters, in the compute dtype."""
 
     def part(self, name: str, whole: Any) -> Any:
@@ -52,24 +52,24 @@ class Share(Protocol):
         """
         ...
 
-    def like(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return the arrays with their whole shapes, of which only this rank's parts can be read."""
+    def placeholders(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Return arrays of the whole shapes, of which only this rank's parts can be read."""
         ...
 
-    def lent(self) -> AbstractContextManager[None]:
+    def inference_context(self) -> AbstractContextManager[None]:
         """Return a context in which any rank may compute without gradients; on exit wait for all ranks."""
         ...
 
-    def spread(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
+    def gather_kind(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yield on all ranks every rank's tensors of a kind (``view.``), by parameter; each rank's are whole."""
         ...
 
-    def saved(
+    def snapshot(
         self, tensors: Mapping[str, Tensor], take: Callable[[Mapping[str, Tensor]], Snapshot]
     ) -> Snapshot:
         """Take a snapshot of the arrays that this rank saves: its parts, and on rank 0 the unsharded ones."""
         ...
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         """Gather all arrays on rank 0, on the host, joined from their parts; empty on other ranks. Waits."""
         ...

@@ -27,7 +27,7 @@ class TorchTables(Tables):
     sizes: tuple[int, ...] = ()
     words: str = ""
 
-    def take(
+    def load_rows(
         self,
         rows: Tensors,
         updates: Tensor,
@@ -57,20 +57,20 @@ class TorchTables(Tables):
             found: 0-d float32, 1 to skip this update.
         """
 
-    def viewed(self, updates: Tensor) -> Iterable[tuple[Member, Tensor, Tensors]]:
+    def view_inputs(self, updates: Tensor) -> Iterable[tuple[Member, Tensor, Tensors]]:
         """Yield tables that have a view, up to date, one by one: see :func:`minillm_core.optim.views.views_of`."""
         return ()
 
-    def place(self, updates: Tensor) -> None:
+    def place_whole(self, updates: Tensor) -> None:
         """Set the parameters to whole tables, for evaluation and sampling until the next step."""
 
-    def leave(self) -> None:
-        """Free the memory of whole tables; the next :meth:`place` computes them again, from the new masters."""
+    def free_whole(self) -> None:
+        """Free the memory of whole tables; the next :meth:`place_whole` computes them again, from the new masters."""
 
     def arrays(self, updates: Tensor) -> dict[str, Tensor]:
         """Return the arrays of the tables for a snapshot, as :meth:`packed` takes them."""
         return {}
 
-    def saved(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the state on the device, by their names in a checkpoint."""
         return {}

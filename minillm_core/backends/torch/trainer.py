@@ -30,7 +30,7 @@ from minillm_core.backends.torch.model import TorchFramework, TorchModel
 from minillm_core.backends.torch.optimizer import Optimizer
 from minillm_core.backends.torch.share import Share
 from minillm_core.backends.torch.tables import TorchTables
-from minillm_core.backends.torch.transfer import Later, foreach_copy_, overwrite
+from minillm_core.backends.torch.transfer import PendingFigures, foreach_copy_, overwrite
 from minillm_core.nn.block import GATHERED
 from minillm_core.nn.decoder import Loss
 from minillm_core.nn.initial import initial_arrays
@@ -83,14 +83,14 @@ class TorchTrainer(TorchModel, Trainer):
         self.reduced: dict[str, Tensor] = {}  # the step's statistics
         self.graphs: dict[tuple[Any, ...], Any] = {}  # by staged values and changing sizes
         self.gradients: list[Tensor] | None = None
-        self.random, self.snapshots = Generators(self.device), transfer.Snapshots(self.device)
+        self.random, self.snapshots = Generators(self.device), transfer.Snapshotter(self.device)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
     def join(self, ranks: Ranks) -> None:
         """Train together with other processes, with context or tensor parallelism if ``ranks`` has it."""
         super().join(ranks)
-        self.framework.scope_of, self.part = ranks.scope, ranks.part(self)
+        self.framework.scope_of, self.part = ranks.scope_of, ranks.model_part(self)
 
     @memory_or_error()
     def step(
@@ -99,25 +99,25 @@ class TorchTrainer(TorchModel, Trainer):
         values: Mapping[str, float],
         supervised: int,
         cancelled: Callable[[], bool] = lambda: False,
-    ) -> Later | None:
+    ) -> PendingFigures | None:
         """Queue one optimizer step."""
-        self.optimizer.leave()
+        self.optimizer.restore_parameters()
         staged, given = self.values_at(values, 1.0 / supervised)
         inverse = given["normaliser"]
         if self.scaler:
             given["normaliser"] = inverse * self.scaler["scale"]
         drawn = self.random.states() if len(micro) > 1 else {}
-        micro, rows = self.seen_rows(micro)
+        micro, rows = self.record_rows(micro)
         compiling = self._compiling if self.binding.compile else None
-        moved = transfer.batch_to(rows, tuple(rows), self.device)
-        self.tables.take(moved, self.optimizer.updates, given, compiling)
+        moved = transfer.batch_to_device(rows, tuple(rows), self.device)
+        self.tables.load_rows(moved, self.optimizer.updates, given, compiling)
         own = self.ranks.pipeline == 1  # no pipeline parallelism
         if own and self.binding.compile and (self.staged or self.sizes) and not self.graphs:
-            with self.random.kept():
+            with self.random.preserved():
                 self._warm_up(micro[0], given)
         timer = self.step_timer or _untimed
         figures: dict[str, Tensor] = {}
-        compute = self._losses if own else partial(self.ranks.pipelined, self)
+        compute = self._losses if own else partial(self.ranks.pipeline_losses, self)
         losses = compute(micro, staged, given)
         for index in range(len(micro)):
             if index and cancelled():
@@ -132,7 +132,7 @@ class TorchTrainer(TorchModel, Trainer):
             for key, (value, labels) in loss.terms.items():
                 _add(figures, TERM + key, value * (labels * inverse))
             earlier = self.reduced if index else None
-            self.reduced = self.statistics.merged(earlier, loss.statistics)
+            self.reduced = self.statistics.accumulate(earlier, loss.statistics)
         timer("optimizer")
         later = self._update(figures, given, len(micro), tied(self.plan.follows, values))
         timer("")
@@ -156,7 +156,7 @@ class TorchTrainer(TorchModel, Trainer):
         """Display a compilation in the middle of a run, and add its time to ``compile_seconds``."""
         self.synchronize()  # queued work is training time
         began = time.perf_counter()
-        with self.phase(f"compiling for {what}"), self.random.kept():
+        with self.phase(f"compiling for {what}"), self.random.preserved():
             yield
             self.synchronize()
         self.compile_seconds += time.perf_counter() - began
@@ -167,7 +167,7 @@ class TorchTrainer(TorchModel, Trainer):
         given: dict[str, Tensor],
         micro_batches: int,
         one: Mapping[str, str],
-    ) -> Later:
+    ) -> PendingFigures:
         """Update the training state, unless a figure or the gradient norm is not finite.
 
         ``one`` maps tied parameters to their leaders; the sum of their gradients counts once in the norm.
@@ -177,12 +177,12 @@ class TorchTrainer(TorchModel, Trainer):
         if share is None:
             grads = dict(zip(self.weights.trained, self.gradients or (), strict=True))
             if self.ranks.size > 1:
-                self.statistics.over(self.ranks, grads, figures, self.reduced)
+                self.statistics.reduce(self.ranks, grads, figures, self.reduced)
                 self.gradients = [*grads.values()]  # frees the gradients before the all-reduce
         else:
-            grads = share.scattered()
+            grads = share.reduce_scatter()
             one = {name: leader for name, leader in one.items() if name in grads}
-        self.framework.seen.update(f"{FOLLOW}{name}" for name in self.plan.follows)
+        self.framework.evidence.update(f"{FOLLOW}{name}" for name in self.plan.follows)
         for name, leader in one.items():
             grads[leader].add_(grads[name])
         counted = {name: grad for name, grad in grads.items() if name not in one}
@@ -192,7 +192,7 @@ class TorchTrainer(TorchModel, Trainer):
             norm = self.optimizer.norm(counted)
         else:  # one all-reduce for figures, statistics and norms
             squares = self.optimizer.squares(grads, counted)
-            self.statistics.over(self.ranks, squares, figures, self.reduced)
+            self.statistics.reduce(self.ranks, squares, figures, self.reduced)
             norms = {layer: torch.sqrt(square) for layer, square in squares.items()}
             norm = norms.pop("")
         unscale = None
@@ -219,7 +219,7 @@ class TorchTrainer(TorchModel, Trainer):
             fresh = self.statistics.next_states(self.reduced, lambda total: total / batches)
             for name, new in fresh.items():
                 overwrite(self.states[name], new, skip)
-        return Later([*figures, "skipped"], torch.cat([packed, found.reshape(1)]))
+        return PendingFigures([*figures, "skipped"], torch.cat([packed, found.reshape(1)]))
 
     def _warm_up(self, host: Batch, given: dict[str, Tensor]) -> None:
         """Compile every variant of the step, forward and backward, and drop the results."""
@@ -286,28 +286,28 @@ class TorchTrainer(TorchModel, Trainer):
             else:
                 foreach_add_(self.gradients, fresh)
 
-    def read(self, handle: Later) -> StepResult:
+    def read(self, handle: PendingFigures) -> StepResult:
         """Wait for a step's metrics and return them."""
         return step_result(handle.read())
 
     @contextmanager
     def inferring(self) -> Iterator[None]:
         """Return a context for inference: no gradients, views in place, random generators restored on exit."""
-        self.optimizer.place()
-        with self.random.kept(), self.lent(), super().inferring():
+        self.optimizer.place_views()
+        with self.random.preserved(), self.inference_context(), super().inferring():
             yield
 
-    def lent(self) -> AbstractContextManager[None]:
+    def inference_context(self) -> AbstractContextManager[None]:
         """Return a context in which ranks can get sharded weights from each other."""
-        return super().lent() if self.share is None else self.share.lent()
+        return super().inference_context() if self.share is None else self.share.inference_context()
 
     def fill(self, held: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
         """Copy arrays into the tensors of the same names, with the trained parameters in place."""
-        self.optimizer.leave()
-        self.tables.leave()
+        self.optimizer.restore_parameters()
+        self.tables.free_whole()
         super().fill(held, arrays)
         if self.share is not None:
-            self.optimizer.place()
+            self.optimizer.place_views()
 
     def views(self) -> Iterator[tuple[str, Tensor]]:
         """Compute the views, float32, one by one."""
@@ -316,53 +316,53 @@ class TorchTrainer(TorchModel, Trainer):
     def snapshot(self) -> Snapshot:
         """Take a snapshot of everything to save."""
         if self.share is not None:
-            return self.share.saved(self._saved(), self.snapshots.take)
+            return self.share.snapshot(self._to_save(), self.snapshots.take)
         tables = self.tables.arrays(self.optimizer.updates)
-        taken = self.snapshots.take(self._saved() | tables)
-        return replace(taken, bring=lambda: self.tables.packed(taken.bring()))
+        taken = self.snapshots.take(self._to_save() | tables)
+        return replace(taken, to_host=lambda: self.tables.packed(taken.to_host()))
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return everything to save; with sharding only on rank 0. Waits."""
-        return super().arrays() if self.share is None else self.share.whole(self._saved())
+        return super().arrays() if self.share is None else self.share.gather(self._to_save())
 
-    def _saved(self) -> dict[str, Tensor]:
+    def _to_save(self) -> dict[str, Tensor]:
         drawn = {f"random.{name}": state for name, state in self.random.states().items()}
         with torch.no_grad():
             views = {f"{VIEWED}{name}": view for name, view in self.views()}
-        return self._everything() | views | drawn
+        return self._all_tensors() | views | drawn
 
-    def _everything(self) -> dict[str, Tensor]:
-        tensors = self.held() | self.tables.saved()
+    def _all_tensors(self) -> dict[str, Tensor]:
+        tensors = self.held() | self.tables.state_tensors()
         tensors |= {f"optimizer.{name}": t for name, t in self.optimizer.arrays().items()}
         return tensors | {f"scaler.{name}": tensor for name, tensor in self.scaler.items()}
 
     def resume(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Restore the arrays of :meth:`arrays`."""
-        self.fill(self._everything(), self.tables.unpacked(arrays))
+        self.fill(self._all_tensors(), self.tables.unpacked(arrays))
         self.random.load(arrays)
 
-    def like(self) -> dict[str, Any]:
+    def placeholders(self) -> dict[str, Any]:
         """Return the arrays to save, with whole shapes; of sharded ones only this rank's parts can be read."""
-        return self.arrays() if self.share is None else self.share.like(self._saved())
+        return self.arrays() if self.share is None else self.share.placeholders(self._to_save())
 
-    def own(self) -> dict[str, np.ndarray]:
+    def local_arrays(self) -> dict[str, np.ndarray]:
         """Return the parameters that this process updates, and its optimizer state."""
-        return self.arrays() if self.share is None else transfer.brought(self._everything())
+        return self.arrays() if self.share is None else transfer.copy_to_host(self._all_tensors())
 
     @torch.no_grad()
     def shard(self, what: str) -> None:
         """Shard the updates over the ranks."""
-        self.optimizer.leave()
-        old, groups = self._everything(), self.optimizer.groups
-        self.share = share = self.ranks.share(what, groups, self.weights, self.model)
+        self.optimizer.restore_parameters()
+        old, groups = self._all_tensors(), self.optimizer.groups
+        self.share = share = self.ranks.shard_updates(what, groups, self.weights, self.model)
         self.compiler, self.graphs = share.compiler(self.compiler), {}
         self.weights.share, self.weights.masters = share, share.masters(self.weights.masters)
         self.optimizer = self._optimizer()
-        for name, tensor in self._everything().items():
+        for name, tensor in self._all_tensors().items():
             if name in old and not old[name].is_meta:  # else it is drawn later, or 0
                 tensor.copy_(share.part(name, old[name]))
         del old
-        self.optimizer.place()  # now, on all ranks: later one rank may sample without the others
+        self.optimizer.place_views()  # now, on all ranks: later one rank may sample without the others
         if self.device.type == "cuda":  # free the parts of other ranks
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
@@ -371,7 +371,7 @@ class TorchTrainer(TorchModel, Trainer):
         """Reset to the initial values of a seed."""
         fresh = initial_arrays(self.model, self.plan.inits, seed)
         with torch.no_grad():
-            state = self.optimizer.arrays() | self.tables.saved()
+            state = self.optimizer.arrays() | self.tables.state_tensors()
             for tensor in state.values():
                 tensor.zero_()
             for name, start in (loss_scale(self.framework.ops) if self.scaler else {}).items():
@@ -460,7 +460,7 @@ class Generators:
         self.restore(states)
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def preserved(self) -> Iterator[None]:
         """Restore the generators on exit, so that numbers drawn inside do not affect training."""
         states = self.states()
         try:

@@ -22,14 +22,14 @@ from torch import _foreach_copy_ as foreach_copy_
 from minillm_core.backends.base import Snapshot
 
 
-def batch_to(
+def batch_to_device(
     batch: Mapping[str, np.ndarray], fields: Sequence[str], device: torch.device
 ) -> dict[str, Tensor]:
     """Copy the named fields of a NumPy batch to the device, through pinned memory on CUDA."""
     return {n: _to(torch.from_numpy(batch[n]), device) for n in fields if n in batch}
 
 
-def numbers_to(numbers: Mapping[str, float], device: torch.device) -> dict[str, Tensor]:
+def scalars_to_device(numbers: Mapping[str, float], device: torch.device) -> dict[str, Tensor]:
     """Copy each number to the device as 0-d float32, in one transfer."""
     packed = _to(torch.tensor(list(numbers.values()), dtype=torch.float32), device)
     return dict(zip(numbers, packed.unbind(0), strict=True))
@@ -41,7 +41,7 @@ def _to(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-class Later:
+class PendingFigures:
     """A pending copy of figures, float32 (names,), to the host."""
 
     def __init__(self, names: Sequence[str], packed: Tensor) -> None:
@@ -75,7 +75,7 @@ def overwrite(old: Tensor, new: Tensor, skip: Tensor) -> None:
 USABLE = 0.95  # usable fraction of the GPU's memory: the rest is lost to fragmentation
 
 
-class Snapshots:
+class Snapshotter:
     """The maker of a trainer's snapshots.
 
     Args:
@@ -89,12 +89,12 @@ class Snapshots:
     def take(self, tensors: Mapping[str, Tensor]) -> Snapshot:
         """Take a snapshot; on CUDA it waits only if clones would leave too little memory for the next steps."""
         if self.device.type != "cuda":
-            return Snapshot(brought(tensors).copy)
+            return Snapshot(copy_to_host(tensors).copy)
         size = sum(tensor.nbytes for tensor in tensors.values() if tensor.is_cuda)
         if self._has_room_for(size) and (clones := _clones(tensors)) is not None:
-            return Snapshot(self._bringer(clones))
+            return Snapshot(self._host_copier(clones))
         return Snapshot(
-            brought(tensors).copy,
+            copy_to_host(tensors).copy,
             f"training waited while {size / 2**30:.2f} GiB to be saved were copied from the GPU: "
             "it has no room for a second copy of them",
         )
@@ -106,12 +106,12 @@ class Snapshots:
         ours = free + torch.cuda.memory_reserved(self.device)
         return self._peak + size < USABLE * ours
 
-    def _bringer(self, clones: dict[str, Tensor]) -> Callable[[], dict[str, np.ndarray]]:
+    def _host_copier(self, clones: dict[str, Tensor]) -> Callable[[], dict[str, np.ndarray]]:
         """Return a function that copies clones to the host, and frees each as soon as it is copied."""
         stream, made = torch.cuda.Stream(self.device), torch.cuda.Event()
         made.record(torch.cuda.current_stream(self.device))
 
-        def bring() -> dict[str, np.ndarray]:
+        def to_host() -> dict[str, np.ndarray]:
             host = {}
             with torch.cuda.stream(stream):
                 stream.wait_event(made)
@@ -120,7 +120,7 @@ class Snapshots:
                     host[name] = clones.pop(name).cpu().numpy()
             return host
 
-        return bring
+        return to_host
 
 
 def _clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
@@ -133,6 +133,6 @@ def _clones(tensors: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     return dict(zip(tensors, clones, strict=True))
 
 
-def brought(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+def copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
     """Copy tensors to the host now."""
     return {name: tensor.to("cpu", copy=True).numpy() for name, tensor in tensors.items()}

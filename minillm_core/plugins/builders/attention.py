@@ -15,7 +15,7 @@ from minillm_core.nn.reference import Function
 from minillm_core.nn.rope import RopeSpec, Staged
 from minillm_core.optim.schedules import Schedule, Stages
 from minillm_core.plugins.builders.base import Anchor, Builder, Sealed, ValueTable
-from minillm_core.plugins.slots import Chain, Claim, Terms, time_of, way_out
+from minillm_core.plugins.slots import Chain, Claim, Terms, clash_fix, time_of
 
 
 class AttentionSlots:
@@ -103,7 +103,7 @@ class AttentionSlots:
             except PlanError as error:
                 problem = f"{error.what}, in the layout of '{layout.owner}'"
         if problem:
-            way = way_out(core.owner, layout.owner, self.layered)
+            way = clash_fix(core.owner, layout.owner, self.layered)
             raise PlanError(problem, where=self.core.where, fix=way).concerning(
                 self.core.where, plugins=(core.owner, layout.owner)
             )

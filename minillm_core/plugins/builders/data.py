@@ -11,7 +11,7 @@ from minillm_core.config.schema import Config, Shape
 from minillm_core.errors import PlanError
 from minillm_core.nn.reference import Function, reference_of
 from minillm_core.plugins.builders.base import Builder, ValueTable
-from minillm_core.plugins.slots import Claim, Terms, in_order
+from minillm_core.plugins.slots import Claim, Terms, topological
 from minillm_core.plugins.sourcing import WEIGHTS, Field, Packer, Reserved, Sourcing
 from minillm_core.text import plain
 
@@ -136,7 +136,7 @@ class DataSlots:
         }
         for plugin in set(waiting) - self.rewriters:
             waiting[plugin] |= self.rewriters
-        order, circle = in_order(waiting)
+        order, circle = topological(waiting)
         if circle:
             raise PlanError(
                 f"on_batch of {', '.join(circle)}: each reads what another writes",

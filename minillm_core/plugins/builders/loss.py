@@ -11,7 +11,7 @@ from minillm_core.nn.node import Node
 from minillm_core.ops.form import LossForm, SigmoidCap, TanhCap
 from minillm_core.optim.schedules import stages
 from minillm_core.plugins.builders.base import Builder, ValueTable
-from minillm_core.plugins.slots import LOSS, Claim, Terms, way_out
+from minillm_core.plugins.slots import LOSS, Claim, Terms, clash_fix
 
 TRAINING = ("smoothing", "z")
 """Parts of the form that the held-out loss leaves out: ``LossForm.evaluated``."""
@@ -88,7 +88,7 @@ class LossSlots:
                 f"'{gather.owner}' gathers supervised positions while a batch is made ready, and "
                 f"'{rows.node.owner}' chooses rows later, on the device",
                 where="loss.gather, loss.rows",
-                fix=way_out(gather.owner, rows.node.owner),
+                fix=clash_fix(gather.owner, rows.node.owner),
             ).concerning("loss.gather", plugins=(gather.owner, rows.node.owner))
         return LossSpec(form, owners, targets, terms, rows, weights, gather)
 

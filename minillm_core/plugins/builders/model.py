@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.attention import Seen
+from minillm_core.nn.attention import Masks
 from minillm_core.nn.block import INPUTS, Omitted
 from minillm_core.nn.decoder import Loop
 from minillm_core.nn.init import Init, Referenced
@@ -23,9 +23,9 @@ from minillm_core.plugins.slots import (
     Claim,
     Claims,
     Terms,
-    filled_at,
-    in_order,
+    call_site,
     time_of,
+    topological,
 )
 
 SITES: Mapping[str, tuple[str, ...]] = {
@@ -147,7 +147,7 @@ class ModelSlots:
         """
         streams = self.streams.resolve()
         nodes = {name: node for name, _, node in streams if self.computed.get(name) == site}
-        order, circle = in_order({name: node.external for name, node in nodes.items()})
+        order, circle = topological({name: node.external for name, node in nodes.items()})
         if circle:
             raise PlanError(
                 f"streams {', '.join(circle)} read each other in a circle",
@@ -368,7 +368,7 @@ class ModelBuilder(Builder):
 
             model.attention(-1, None)
         """
-        claim, own = self._slots.sublayer["attention", self._layer(layer)], ("x", *vars(Seen()))
+        claim, own = self._slots.sublayer["attention", self._layer(layer)], ("x", *vars(Masks()))
         self._place(claim, cls, arguments, own)
 
     def mlp(self, layer: int, cls: type | None, **arguments: Any) -> None:
@@ -468,7 +468,7 @@ class ModelBuilder(Builder):
     def init_role(self, role: str, init: Any, **arguments: Any) -> None:
         """Claim: as ``model.init``, for every parameter with a role (attention.o), of any plugin or the core."""
         value = self._init(f"model.init_role[{role}]", init, arguments)
-        self._slots.init.roles.append((self._owner, role, value, filled_at()))
+        self._slots.init.roles.append((self._owner, role, value, call_site()))
 
     def _init(self, where: str, init: Any, arguments: dict[str, Any]) -> Init:
         if isinstance(init, Init):

@@ -20,7 +20,7 @@ from minillm_core.optim.schedules import Cosine, Piecewise, Plateaus, Schedule, 
 from minillm_core.optim.stage import ANCHORS, GRADIENT, Draft, Rule, stage
 from minillm_core.optim.views import VIEW
 from minillm_core.plugins.builders.base import Builder, ValueTable, offered_twice
-from minillm_core.plugins.slots import Chain, Claim, Claims, way_out
+from minillm_core.plugins.slots import Chain, Claim, Claims, clash_fix
 from minillm_core.text import counted, did_you_mean, few, listed
 
 Where = Callable[[str, "ParamInfo"], bool]
@@ -62,7 +62,7 @@ class ParamInfo:
 
 
 @dataclass(frozen=True)
-class Joined:
+class ChainedStage:
     """A stage in the gradient chain of a rule."""
 
     owner: str
@@ -96,7 +96,7 @@ class OptimizerSlots:
         core = ("core", core_rule(train))
         self.rules: dict[str, tuple[str, dict[str, Draft]]] = {DEFAULT_RULE: core}
         self.extensions: Claims[tuple[str, str], Draft] = Claims("opt.extend({}, {})")
-        self.joined: list[tuple[str, Joined, tuple[str, ...], tuple[str, ...]]] = []
+        self.chained: list[tuple[str, ChainedStage, tuple[str, ...], tuple[str, ...]]] = []
         self.assigned: Claims[str, str] = Claims("opt.assign[{}]")
         self.over: dict[tuple[str, str], None] = {}  # parameter, plugin whose claim outranks others
         self.outranked: dict[str, set[str]] = {}  # plugin: those that outrank it
@@ -118,15 +118,15 @@ class OptimizerSlots:
         self.values.add("core", "train.lr", Scheduled(self.train.lr))
         for (rule, _), claim in sorted(self.extensions.items()):
             if rule not in (*self.rules, EVERY):
-                raise self.lacks(rule, min(claim.held), claim.where)
-        for rule, one, _, _ in self.joined:
+                raise self.unknown_rule(rule, min(claim.held), claim.where)
+        for rule, one, _, _ in self.chained:
             if rule not in (*self.rules, EVERY):
-                raise self.lacks(rule, one.owner, f"opt.rule[{rule}].{GRADIENT}")
+                raise self.unknown_rule(rule, one.owner, f"opt.rule[{rule}].{GRADIENT}")
         for claim in self.blocks.values():
             for owner, blocks in claim.held.items():
                 if blocks.rule not in self.rules:
-                    raise self.lacks(blocks.rule, owner, f"opt.split({blocks.rule})")
-        self.pass_over()
+                    raise self.unknown_rule(blocks.rule, owner, f"opt.split({blocks.rule})")
+        self.drop_outranked()
         rules = {name: self.rule(name) for name in sorted(self.rules)}
         assigned: dict[str, tuple[Rule, Member]] = {}
         for name, parameter in self.parameters.items():
@@ -135,7 +135,7 @@ class OptimizerSlots:
                 self.check_unset(name)
                 continue
             if rule not in rules:
-                raise self.lacks(rule, self.assigned[name].owner, f"opt.assign({rule})")
+                raise self.unknown_rule(rule, self.assigned[name].owner, f"opt.assign({rule})")
             factors = {}
             for field in ("lr_mul", "wd_mul"):
                 held = self.multipliers[name, field].resolve(getattr(parameter, field))
@@ -143,7 +143,7 @@ class OptimizerSlots:
             claim = self.multipliers[name, "betas"]
             betas = claim.resolve()
             overrides = () if betas is None else (("beta1", betas[0]), ("beta2", betas[1]))
-            if overrides and not rules[rule].takes("beta1", "beta2"):
+            if overrides and not rules[rule].accepts("beta1", "beta2"):
                 text = f"plugin '{claim.owner}' sets betas of '{name}', which follows the rule '{rule}'"
                 fix = f"leave out '{claim.owner}', or '{rules[rule].owner}' for this parameter (its scope)"
                 refusal = PlanError(f"{text}: it has none", where=claim.where, fix=fix)
@@ -152,7 +152,7 @@ class OptimizerSlots:
             more = {"overrides": overrides, "rows": rows, "view": self.views[name].resolve()}
             if (blocks := self.blocks[name].resolve()) is not None:
                 if blocks.rule != rule or not rules[rule].stacked:
-                    raise self.whole(name, rule)
+                    raise self.split_error(name, rule)
                 more["blocks"] = blocks.count
             member = Member(name, parameter.shape, **factors, **more)
             assigned[name] = (rules[rule], member)
@@ -162,19 +162,19 @@ class OptimizerSlots:
                 where=f"opt.assign[{FROZEN}]",
                 fix="leave a part of the model to be trained, or add a plugin that brings one (lora)",
             ).concerning(plugins=tuple(sorted(owners)))
-        self.lead(assigned)
+        self.tie(assigned)
         groups = groups_of(assigned)
         self.check_rows(groups)
         return groups
 
-    def lead(self, assigned: dict[str, tuple[Rule, Member]]) -> None:
+    def tie(self, assigned: dict[str, tuple[Rule, Member]]) -> None:
         """Tie parameters to their leaders: the same rule, and the leader's factors until they separate.
 
         Where factors differ both become schedules, so that both parameters are updated by the same kernels.
         """
         for name, claim in self.follows.items():
             follow = claim.resolve()
-            why = self.apart(name, follow, assigned)
+            why = self.why_untied(name, follow, assigned)
             if why is not None:
                 what = f"plugin '{claim.owner}' lets '{name}' follow '{follow.leader}': {why}"
                 fix = f"leave out '{claim.owner}', or what makes the two parameters differ"
@@ -192,7 +192,7 @@ class OptimizerSlots:
                 rule, member = assigned[one]
                 assigned[one] = (rule, replace(member, **more))
 
-    def apart(
+    def why_untied(
         self, name: str, follow: Follow, assigned: Mapping[str, tuple[Rule, Member]]
     ) -> str | None:
         """Return the reason why a parameter cannot follow another; None if it can."""
@@ -214,7 +214,7 @@ class OptimizerSlots:
                 return f"the {field} of one has a schedule that the other's has not"
         return None
 
-    def pass_over(self) -> None:
+    def drop_outranked(self) -> None:
         """Drop claims outranked by ``over=True`` and add a note; two claims with ``over`` stay a conflict."""
         passed: Counter[tuple[str, str, str, str]] = Counter()
         for name, owner in self.over:
@@ -259,21 +259,21 @@ class OptimizerSlots:
                 if why is not None:
                     raise _not_by_rows(self.tables[name], name, why, owners - {"core"})
 
-    def whole(self, name: str, rule: str) -> PlanError:
+    def split_error(self, name: str, rule: str) -> PlanError:
         """Return the error for a split parameter whose rule does not work on matrices."""
         claim = self.blocks[name]
         return PlanError(
             f"plugin '{claim.owner}' splits '{name}' into matrices, and it follows the rule '{rule}'",
             where=claim.where,
-            fix=f"leave out '{claim.owner}', or what keeps '{name}' from a rule that works on matrices",
+            fix=f"leave out '{claim.owner}', or the plugin that keeps '{name}' from a rule for matrices",
         ).concerning(name, claim.where, plugins=(claim.owner,))
 
-    def lacks(self, rule: str, owner: str, where: str) -> PlanError:
+    def unknown_rule(self, rule: str, owner: str, where: str) -> PlanError:
         """Return the error for a plugin that refers to an unknown rule."""
         return PlanError(
             f"plugin '{owner}' builds on the rule '{rule}', which no active plugin provides",
             where=where,
-            fix=f"name the one that provides it too (--plugins {rule},{owner}), or leave out '{owner}'",
+            fix=f"name the plugin that provides it too (--plugins {rule},{owner}), or leave out '{owner}'",
         ).concerning(plugins=(owner,))
 
     def rule(self, name: str) -> Rule:
@@ -284,7 +284,7 @@ class OptimizerSlots:
             claim = self.extension(name, anchor)
             if (extension := claim.resolve()) is not None:
                 try:
-                    drafted = extension.instead_of(held[anchor][1] if anchor in held else None)
+                    drafted = extension.inherit_from(held[anchor][1] if anchor in held else None)
                 except ValueError as error:
                     text = f"plugin '{claim.owner}', {claim.where}: {error}"
                     refusal = PlanError(text, where=claim.where)
@@ -303,7 +303,7 @@ class OptimizerSlots:
                 f"'{looks}' moves parameters behind the write of '{writes}', which keeps "
                 f"{listed(beside)} for where it left them"
             )
-            refusal = PlanError(what, where=where, fix=way_out(looks, writes))
+            refusal = PlanError(what, where=where, fix=clash_fix(looks, writes))
             raise refusal.concerning(where, plugins=(looks, writes))
         stages = []
         chain = {one.anchor: (one.owner, one.draft) for _, one in self.chain(name).resolve()}
@@ -318,7 +318,7 @@ class OptimizerSlots:
     def chain(self, rule: str) -> Chain:
         """Return the gradient chain of a rule: stages added by the rule's name or for every rule."""
         chain = Chain(f"opt.rule[{rule}]", (GRADIENT,), shapes=False)
-        for named, one, before, after in self.joined:
+        for named, one, before, after in self.chained:
             if named in (rule, EVERY):
                 chain.add(GRADIENT, one, before, after)
         return chain
@@ -464,7 +464,7 @@ class OptimizerBuilder(Builder):
             raise self._refusal("opt.gradient", text)
         full = self._owner if name is None else f"{self._owner}_{name}"
         before, after = ((v,) if isinstance(v, str) else tuple(v) for v in (before, after))
-        self._slots.joined.append((rule, Joined(self._owner, full, draft), before, after))
+        self._slots.chained.append((rule, ChainedStage(self._owner, full, draft), before, after))
 
     def assign(self, rule: str, where: Where, *, over: bool = False) -> int:
         """Claim per parameter: ``rule`` updates the parameters for which ``where(name, info)`` is true.

@@ -69,9 +69,9 @@ def test_a_stream_is_what_is_generated_and_ends_where_it_is_told(trained: Any) -
     assert tokenizer is not None
     ids = [tokenizer.end_of_text, *tokenizer.encode(["It"])[0].tolist()]
     assert "It" + "".join(run.stream(ids, temperature=0, max_tokens=12)) == whole
-    drawn = run.writer().go_on(ids, minillm_sampling(), tokens=12)
+    drawn = run.writer().generate(ids, minillm_sampling(), tokens=12)
     third = list(drawn)[2]
-    ended = run.writer().go_on(ids, minillm_sampling(), tokens=12, ends=[third])
+    ended = run.writer().generate(ids, minillm_sampling(), tokens=12, ends=[third])
     assert third not in list(ended)
     assert ended.ended
 

@@ -243,7 +243,7 @@ def test_a_directory_is_read_as_it_is(
     run = Run.open(folder, device="cpu")
     assert run.tokenizer is not None
     row = [run.tokenizer.end_of_text, *run.tokenizer.encode(["It was"])[0], *ids]
-    known = run.tokenizer.known()  # the other rows of the embedding are unused
+    known = run.tokenizer.used_ids()  # the other rows of the embedding are unused
     theirs = known[their_logits(Path(folder), np.array(row))[:, known].argmax(-1)]
     assert theirs[-len(ids) - 1 : -1].tolist() == ids
     assert main(["export", folder, "--to", str(tmp_path / "again")]) == 0
@@ -368,7 +368,7 @@ def test_a_text_begins_as_the_tokenizer_says_and_ends_as_it_says(
     found = run.evaluate(text, max_tokens=20)
     assert found.val_loss == pytest.approx(nats, abs=1e-5)
     assert found.val_loss != pytest.approx(before, abs=1e-4)
-    drawn = run.writer().go_on("It", Sampling(), tokens=3)
+    drawn = run.writer().generate("It", Sampling(), tokens=3)
     assert drawn.new[0] == tokenizer.start
     assert drawn.ends == {tokenizer.end_of_text}
     run.export(folder.parent / "again")

@@ -311,7 +311,7 @@ def _called_with(observer: Callable[[minillm.Event], None], event: minillm.Event
         raise Failed(
             f"{error.what}: {error.where}",
             cause="an event's field may be None, NaN, or absent in other events; an observer that "
-            "raises three times is told no more",
+            "raises three times receives no further events",
         ) from error
 
 

@@ -100,7 +100,7 @@ def options(subject: Subject) -> str:
     except MinillmError:
         return f"{counted(len(given), 'option')} through JSON and TOML; an unknown one is refused"
     raise Failed(
-        "an unknown option is taken without a word",
+        "an unknown option is accepted without an error",
         cause="model_config with extra= other than forbid",
     )
 

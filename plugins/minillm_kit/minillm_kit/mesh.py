@@ -200,7 +200,7 @@ def train(
         run.join(ranks)
     start, losses, total = run.arrays(), [], plan.config.train.steps or 1
     for index, micro in enumerate(steps, 1):
-        part = [ranks.columns(one, plan) for one in part_of(micro, *ranks.data)]
+        part = [ranks.columns(one, plan) for one in part_of(micro, *ranks.data_parallel)]
         result = run.read(run.step(part, plan.values(index / total), supervised(micro)))
         losses.append(result.loss)
     return losses, start, run.arrays() | {"logits": run.next_logits(first_row(steps[0][0]))}
@@ -247,8 +247,8 @@ def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
     held = sorted(name for name in arrays if not name.startswith("random."))
     for name in ["logits"] if shared else held:  # only rank 0 gathers the sharded updates
         digest.update(arrays[name].tobytes())
-    same = len({*ranks.gathered([int(digest.hexdigest()[:12], 16)])}) == 1
-    if not ranks.leads:
+    same = len({*ranks.all_gather([int(digest.hexdigest()[:12], 16)])}) == 1
+    if not ranks.is_main:
         return {}
     alone, start, expected = train(subject, plan, steps, ALONE)
     found = compared(start, expected, arrays)

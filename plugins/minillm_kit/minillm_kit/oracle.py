@@ -60,7 +60,7 @@ class NumPyFramework(Framework):
     def __init__(self, ops: NumPyOps | None = None) -> None:
         super().__init__({None: NumPyModule})
         self.ops = ops or NumPyOps()
-        self.seen: Counter[str] = Counter()
+        self.evidence: Counter[str] = Counter()
 
     def placing(self) -> AbstractContextManager[None]:
         """Return an empty context: NumPy has a single device."""
@@ -80,7 +80,7 @@ class NumPyFramework(Framework):
 
     def witness(self, key: str) -> None:
         """Count an event of evidence."""
-        self.seen[key] += 1
+        self.evidence[key] += 1
 
     def versions(self, arrays: Iterable[Any]) -> tuple[int, ...]:
         """Return a hash of each array's elements: a write in place is found, as by torch's counters."""

@@ -73,7 +73,7 @@ def ablate(request: Request, *, cards: Path) -> tuple[dict[str, Any], Path]:
         Stopped: a signal; finished runs are kept, and the same call resumes.
         MinillmError: any other failure, such as an exception in a plugin's code.
     """
-    ready = readied(request)
+    ready = prepare_ablation(request)
     with stop_on_signals(patient=True) as stop:
         ready.out.mkdir(parents=True, exist_ok=True)
         with lock(ready.out, request.say):
@@ -87,7 +87,7 @@ def ablate(request: Request, *, cards: Path) -> tuple[dict[str, Any], Path]:
             return result, ready.out
 
 
-def readied(
+def prepare_ablation(
     request: Request,
     *,
     turn: Callable[[], AbstractContextManager[None]] = nullcontext,

@@ -146,14 +146,14 @@ class Ablation:
             self._ahead(self.course)
             for variant in self.design.variants:
                 self.make(variant)
-            return self.climb()
+            return self.train_reference()
 
     def make(self, variant: Variant) -> None:
         """Train a variant's runs at equal tokens, one per seed; raises as :meth:`run`."""
         for seed in self.seeds:
             self._make(variant, RunSpec(variant.name, seed, self.steps))
 
-    def climb(self) -> dict[str, Any]:
+    def train_reference(self) -> dict[str, Any]:
         """Train the first variant for the wall-clock time of the others; raises as :meth:`run`."""
         self.find()
         name = self.reference.name

@@ -53,7 +53,7 @@ class Interval(Part):
             raise ValueError("the effect lies outside its interval")
         return self
 
-    def tells_from(self, value: float) -> bool:
+    def excludes(self, value: float) -> bool:
         """Return whether the interval excludes ``value`` (no effect: 0 of a difference, 1 of a ratio)."""
         return self.low > value or self.high < value
 
@@ -226,7 +226,7 @@ def other_options(card: Card, defaults: Mapping[str, Any]) -> list[str]:
 def _judged(found: Interval, form: Callable[[float], str], no_effect: float) -> str:
     """Format an effect with its interval, marking an interval that contains "no effect"."""
     shown = interval(form, found.effect, found.low, found.high)
-    return shown if found.tells_from(no_effect) else f"within noise: {shown}"
+    return shown if found.excludes(no_effect) else f"within noise: {shown}"
 
 
 DECIMALS = 5

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from minillm_core import MinillmError, Plan
-from minillm_lab.heats import Heats, Outcomes, Planner, trained_of
+from minillm_lab.paired_runs import Outcomes, PairedRuns, Planner, trained_of
 from minillm_lab.space import Move, Recipe, parts_of, without
 
 FRESH = 1000
@@ -39,7 +39,7 @@ class Confirmation:
 
     def __init__(
         self,
-        heats: Heats,
+        heats: PairedRuns,
         plan: Planner,
         base: Recipe,
         recipe: Recipe,

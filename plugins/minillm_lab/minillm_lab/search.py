@@ -33,7 +33,6 @@ from minillm_core.studies import (
     stop_on_signals,
     taken_away,
 )
-from minillm_lab.heats import Heats, Length, Watch, in_words, with_evaluation
 from minillm_lab.members import (
     RUNS,
     Members,
@@ -44,11 +43,12 @@ from minillm_lab.members import (
     stopped,
     write,
 )
+from minillm_lab.paired_runs import Length, PairedRuns, Watch, in_words, with_evaluation
 from minillm_lab.pool import Pool, check_devices
-from minillm_lab.race import Race
 from minillm_lab.search_page import PAGE, RESULT, markdown, search_page
 from minillm_lab.space import Recipe, Space, installed, parts_of, read_space, usual_space
 from minillm_lab.study import Study, bind, open_corpus
+from minillm_lab.successive_halving import SuccessiveHalving
 
 BEST, TEXT = "best.toml", "search.md"
 
@@ -279,7 +279,7 @@ class Job:
         self.turns = turns
         self.members = Members(out, study, "search", findings=(MinillmError,))
         self.earlier = read(out / RESULT) or {}
-        self.race: Race | None = None
+        self.race: SuccessiveHalving | None = None
         self.reached: dict[str, Any] = {}
 
     def run(self) -> dict[str, Any]:
@@ -303,7 +303,7 @@ class Job:
                 start = {"measured": self.measured, "finished": False, **self.about}
                 write(self.out / RESULT, start)
             length = self._reaching(base, speed, request.target)
-        self.race = Race(
+        self.race = SuccessiveHalving(
             *(self._heats(length, speed), self.plans, self.space, self.plans.base),
             budget=request.budget,
             note=self._note,
@@ -357,9 +357,9 @@ class Job:
         seconds = self.study.step_seconds(short, base.config.seed)
         return base.tokens_per_step / seconds
 
-    def _heats(self, length: Length, speed: float) -> Heats:
+    def _heats(self, length: Length, speed: float) -> PairedRuns:
         base = self.plans(self.plans.base)
-        return Heats(
+        return PairedRuns(
             *(self.members, base, length),
             seed=base.config.seed,
             speed=speed,

@@ -86,7 +86,7 @@ class Move:
         }
         return Recipe((recipe.plugins | self.adds) - self.drops, settings)
 
-    def crosses(self, other: Move) -> bool:
+    def overlaps(self, other: Move) -> bool:
         """Return whether both moves change the same place."""
         return bool(
             self.settings.keys() & other.settings.keys()
@@ -170,7 +170,7 @@ class Space:
         both = zip_longest(found, plugins)  # alternate, so that a small budget tries both kinds
         return [one for pair in both for one in pair if one is not None]
 
-    def ways_in(self, move: Move) -> list[Move]:
+    def additions(self, move: Move) -> list[Move]:
         """List the ways to add a plugin without effect at its defaults: one per declared option value."""
         if len(move.adds) != 1 or move.settings or not self.options:
             return []

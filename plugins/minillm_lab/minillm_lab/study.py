@@ -214,7 +214,7 @@ class Study:
         plan = _member(plan, seed, evaluations)
         figures = _Figures(watch, Budget.of(plan.config.train))
         try:
-            kept = _Kept(self._warm(plan))
+            kept = _ReusedTrainer(self._warm(plan))
             with self._run(plan, lambda detected, plan: kept) as run, self._turn(), without_gc():
                 for event in run.steps():
                     figures.take(event)
@@ -345,7 +345,7 @@ class Stepper:
         self._batches.__exit__(*exception)
 
 
-class _Kept(Backend):
+class _ReusedTrainer(Backend):
     """A backend that reuses a compiled trainer for a plan of the same graph."""
 
     def __init__(self, trainer: Trainer) -> None:

@@ -44,10 +44,10 @@ class Transfer(Interval):
         """Format the prediction and the slope, each with its interval."""
         tenfold = interval(signed, self.slope.effect, self.slope.low, self.slope.high)
         moves = "fades" if self.slope.effect > 0 else "grows"
-        verdict = f"{moves} with size" if self.slope.tells_from(0) else "no trend beyond noise"
+        verdict = f"{moves} with size" if self.slope.excludes(0) else "no trend beyond noise"
         shown = interval(signed, self.effect, self.low, self.high)
         return (
-            f"{shown if self.tells_from(0) else f'within noise: {shown}'} predicted for "
+            f"{shown if self.excludes(0) else f'within noise: {shown}'} predicted for "
             f"{amount(self.parameters)} parameters and {amount(self.tokens)} tokens, from {self.cards} cards of "
             f"{self.sizes} sizes; {verdict}: {tenfold} per tenfold size"
         )

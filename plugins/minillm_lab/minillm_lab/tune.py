@@ -181,7 +181,7 @@ def _refuse_fixed(plan: Plan) -> None:
             raise Refusal(
                 f"{what}, by {owner}: another division of a step is another run",
                 where="minillm tune",
-                fix=f"--plugins -{owner}, or leave what changes them out",
+                fix=f"--plugins -{owner}, or leave out the option that changes them",
             )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_lab.ablation import RunProgress, RunSpec
-from minillm_lab.cli.ablate import KNOWN, Left
+from minillm_lab.cli.ablate import KNOWN, RemainingTime
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Clock:
 
 
 def told(
-    left: Left,
+    left: RemainingTime,
     clock: Clock,
     course: Sequence[RunSpec],
     done: Sequence[RunSpec] = (),
@@ -61,7 +61,7 @@ def test_it_is_right_where_all_runs_are_alike(
     course = [RunSpec(f"v{v}", s, steps) for v in range(variants) for s in range(seeds)]
     course += [RunSpec("v0", s, further + steps) for s in range(seeds)]
     clock = Clock()
-    left = Left(clock)
+    left = RemainingTime(clock)
     said = [
         (clock.now, left.seconds, going)
         for going in told(left, clock, course, pace=pace, same=same, other=other)
@@ -75,7 +75,7 @@ def test_it_is_right_where_all_runs_are_alike(
 
 def test_nothing_is_said_before_two_steps_were_timed() -> None:
     clock = Clock()
-    left = Left(clock)
+    left = RemainingTime(clock)
     assert (left.seconds, left.known) == (None, False)
     course = [RunSpec(variant, seed, 20) for variant in ("baseline", "+a") for seed in (0, 1)]
     seen = []
@@ -90,7 +90,7 @@ def test_nothing_is_said_before_two_steps_were_timed() -> None:
 
 def test_what_was_there_already_is_counted_and_not_waited_for() -> None:
     clock = Clock()
-    left = Left(clock)
+    left = RemainingTime(clock)
     course = [RunSpec(variant, seed, 10) for variant in ("all", "-a") for seed in range(3)]
     done = [course[0], course[1], course[4]]
     going = [

@@ -100,8 +100,8 @@ def test_variants_may_be_made_apart(ablation: Any, rigged: Any) -> None:
     )  # as with two processes
     second.make(second.design.variants[1])
     first.make(first.reference)
-    assert first.climb()["plugins"]["rule"]["equal_seconds"]["between"] == [150, 150]
-    assert whole.run()["plugins"] == first.climb()["plugins"]
+    assert first.train_reference()["plugins"]["rule"]["equal_seconds"]["between"] == [150, 150]
+    assert whole.run()["plugins"] == first.train_reference()["plugins"]
     assert not whole.study.made
 
 

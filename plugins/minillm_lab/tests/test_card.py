@@ -77,8 +77,8 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, card:
 
 @given(card=cards())
 def test_an_interval_that_holds_zero_tells_nothing(card: Card) -> None:
-    assert card.tells_from(0) == (not card.low <= 0 <= card.high)
-    assert ("within noise" in " ".join(card_lines(card, {}))) == (not card.tells_from(0))
+    assert card.excludes(0) == (not card.low <= 0 <= card.high)
+    assert ("within noise" in " ".join(card_lines(card, {}))) == (not card.excludes(0))
 
 
 def test_each_figure_says_whether_it_can_be_told() -> None:

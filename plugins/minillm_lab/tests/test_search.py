@@ -13,13 +13,13 @@ from minillm_core import Interrupted, Plan, Refusal, build_plan
 from minillm_core.cli.main import main
 from minillm_core.inspection import find_plugin, installed_plugins, with_options
 from minillm_lab.confirm import FRESH
-from minillm_lab.heats import Heats, Length
 from minillm_lab.members import Members
-from minillm_lab.race import Race
+from minillm_lab.paired_runs import Length, PairedRuns
 from minillm_lab.search import seconds_of
 from minillm_lab.search_page import headline, markdown, search_page
 from minillm_lab.space import Recipe, Space, read_space, usual_space
 from minillm_lab.study import Trained
+from minillm_lab.successive_halving import SuccessiveHalving
 
 ABOUT = {"data": "text", "device": "a CPU", "dtype": "float32", "versions": {"minillm-core": "1"}}
 
@@ -40,11 +40,11 @@ def planned(asked: Any) -> Callable[[Recipe], Plan]:
 
 
 @pytest.fixture
-def race(tmp_path: Path, planned: Any) -> Callable[..., Race]:
-    def make(rig: Any, searched: Space, base: Recipe = Recipe(), **more: Any) -> Race:  # noqa: B008
+def race(tmp_path: Path, planned: Any) -> Callable[..., SuccessiveHalving]:
+    def make(rig: Any, searched: Space, base: Recipe = Recipe(), **more: Any) -> SuccessiveHalving:  # noqa: B008
         plan = planned(base)
         members = Members(tmp_path / more.get("folder", "out"), rig, "search")
-        heats = Heats(
+        heats = PairedRuns(
             *(members, plan, Length(tokens=100 * plan.tokens_per_step)),
             seed=0,
             speed=more.get("speed", 1e6),
@@ -53,12 +53,12 @@ def race(tmp_path: Path, planned: Any) -> Callable[..., Race]:
             watch=lambda current, progress: None,
             turns=more.get("turns", True),
         )
-        return Race(heats, planned, searched, base, budget=more.get("budget", 1000.0))
+        return SuccessiveHalving(heats, planned, searched, base, budget=more.get("budget", 1000.0))
 
     return make
 
 
-def verdicts(race: Race, number: int = 0) -> dict[str, str]:
+def verdicts(race: SuccessiveHalving, number: int = 0) -> dict[str, str]:
     return {one["name"]: one["verdict"] for one in race.rounds[number]["candidates"]}
 
 

@@ -51,7 +51,7 @@ def test_a_plane_is_continued_exactly() -> None:
     )  # the first of the largest size
     assert found.effect == pytest.approx(effect(found.parameters, 1), abs=1e-7)
     assert found.slope.effect == pytest.approx(0.04, abs=1e-7)
-    assert found.slope.tells_from(0)
+    assert found.slope.excludes(0)
     assert "fades with size: +0.0400 [" in found.words
 
 

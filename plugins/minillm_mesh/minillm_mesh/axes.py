@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from minillm_core import Plan, Refusal
-from minillm_mesh import by_columns, by_rows, by_steps, heads, stages
+from minillm_mesh import context_checks, stages, step_checks, tensor_spec, weight_checks
 
 
 def _steps(rows: int, accumulate: int) -> Callable[[Plan], None]:
     """Return a check for steps of ``rows`` rows and ``accumulate`` micro-batches."""
-    return lambda plan: by_steps.check(plan.with_train(rows=rows, accumulate=accumulate), 2)
+    return lambda plan: step_checks.check(plan.with_train(rows=rows, accumulate=accumulate), 2)
 
 
 AXES: Mapping[str, tuple[Callable[[Plan], None], ...]] = {
     "data": (_steps(4, 2),),  # by whole micro-batches
-    "weights": (_steps(4, 2), by_rows.check),
+    "weights": (_steps(4, 2), weight_checks.check),
     "rows": (_steps(4, 1),),
-    "context": (_steps(4, 2), lambda plan: by_columns.check(plan, 2)),
-    "tensor": (_steps(4, 2), lambda plan: heads.check(plan, 2)),
+    "context": (_steps(4, 2), lambda plan: context_checks.check(plan, 2)),
+    "tensor": (_steps(4, 2), lambda plan: tensor_spec.check(plan, 2)),
     "pipeline": (
         _steps(4, 2),
         lambda plan: stages.check(plan.with_train(rows=4, accumulate=2), 2, 1),

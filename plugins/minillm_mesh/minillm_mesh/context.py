@@ -32,7 +32,7 @@ from minillm_mesh.collectives import all_gather, reduce_scatter
 Batch = Mapping[str, np.ndarray]
 
 
-class _Gathered(Function):
+class _AllGather(Function):
     """All-gather: (N x n, ...) from every rank's (n, ...), in rank order; backward is a reduce-scatter."""
 
     @staticmethod
@@ -50,7 +50,7 @@ class _Gathered(Function):
         return own, None, None
 
 
-class _Exchanged(Function):
+class _AllToAll(Function):
     """All-to-all of (N, ...): part r is sent to rank r, part s received from rank s; backward reverses it."""
 
     @staticmethod
@@ -110,7 +110,7 @@ class Columns:
 
     def chunked(self, x: Tensor) -> list[Tensor]:
         """All-gather two chunks (2, ...) of every rank: 2 N arrays (...), in row order."""
-        return self.ordered(_Gathered.apply(x, self.group, self.size))
+        return self.ordered(_AllGather.apply(x, self.group, self.size))
 
     def row(self, x: Tensor) -> Tensor:
         """All-gather the columns (B, S / N, ...) of every rank: (B, S, ...), in row order."""
@@ -127,14 +127,14 @@ class Columns:
         parts = [one.unflatten(2, (self.size, -1)) for one in x]  # (B, S / N, N, H / N, D)
         pair = torch.stack(torch.cat(parts, 3).chunk(2, 1))  # (2, B, c, N, heads, D)
         sent = pair.permute(3, 0, 1, 2, 4, 5)  # to each rank: its heads of this one's chunks
-        whole = torch.cat(self.ordered(_Exchanged.apply(sent, self.group).flatten(0, 1)), 1)
+        whole = torch.cat(self.ordered(_AllToAll.apply(sent, self.group).flatten(0, 1)), 1)
         return list(whole.split([one.shape[3] for one in parts], 2))
 
     def to_columns(self, y: Tensor) -> Tensor:
         """Exchange all columns of this rank's heads (B, S, H / N, D) for its columns of all, (B, S / N, H, D)."""
         chunks = y.chunk(2 * self.size, 1)
         sent = torch.stack([chunks[at] for at in self.held]).unflatten(0, (self.size, 2))
-        got = _Exchanged.apply(sent, self.group)  # (N, 2, B, c, H / N, D)
+        got = _AllToAll.apply(sent, self.group)  # (N, 2, B, c, H / N, D)
         return got.permute(2, 1, 3, 0, 4, 5).flatten(3, 4).flatten(1, 2)
 
 

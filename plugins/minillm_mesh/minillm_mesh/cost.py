@@ -197,7 +197,7 @@ def seconds(kind: str, size: float, ranks: int, card: Card) -> float:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Collective:
     """A collective in every training step."""
 
     what: str  # "gradients"
@@ -223,7 +223,7 @@ class Work:
     flops: float  # forward and backward
     update_flops: float = 0.0
     update_bytes: float = 0.0  # read and written by the update
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[Collective, ...] = ()
     bubble: float = 0.0  # waiting for other pipeline stages, relative to computation
 
 

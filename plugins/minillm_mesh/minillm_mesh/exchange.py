@@ -23,7 +23,7 @@ KEYS, HEADS = "keys", "heads"
 
 
 @dataclass(frozen=True)
-class Choice:
+class Method:
     """The exchange method of a plan's attention."""
 
     way: str  # KEYS, HEADS
@@ -35,7 +35,7 @@ def numbers(way: str, heads: int, kv_heads: int, size: int) -> float:
     return 2 * kv_heads if way == KEYS else 2 * (heads + kv_heads) / size
 
 
-def chosen(plan: Plan, size: int) -> Choice:
+def chosen(plan: Plan, size: int) -> Method:
     """Choose between keys and heads, by ``mesh.context_exchange``.
 
     Args:
@@ -52,11 +52,11 @@ def chosen(plan: Plan, size: int) -> Choice:
         raise why
     keys, heads = (numbers(way, g.heads, g.kv_heads, size) for way in (KEYS, HEADS))
     if asked == HEADS or (asked == "auto" and heads < keys and why is None):
-        return Choice(HEADS)
+        return Method(HEADS)
     if asked == KEYS or heads >= keys:
-        return Choice(KEYS)
+        return Method(KEYS)
     assert why is not None
-    return Choice(
+    return Method(
         KEYS, f"mesh.context_exchange=keys, where heads would send {heads / keys:.2f} x: {why.what}"
     )
 
@@ -92,4 +92,4 @@ def _hindrance(plan: Plan, size: int) -> MinillmError | None:
     return None
 
 
-__all__ = ["HEADS", "KEYS", "Choice", "chosen", "numbers"]
+__all__ = ["HEADS", "KEYS", "Method", "chosen", "numbers"]

@@ -18,8 +18,8 @@ from rich.table import Table
 from minillm_core import ConfigError, Plan, Refusal
 from minillm_core.commands import amount, columns, counted, sized
 from minillm_core.inspection import Group, decoder, named_modules
-from minillm_mesh import by_rows, by_steps, heads
 from minillm_mesh import stages as pipeline
+from minillm_mesh import step_checks, tensor_spec, weight_checks
 from minillm_mesh.cost import (
     CARDS,
     DEFAULT,
@@ -28,16 +28,16 @@ from minillm_mesh.cost import (
     SPREAD,
     UTILISATION,
     Card,
-    Exchange,
+    Collective,
     Times,
     Work,
     card_of,
     times,
 )
 from minillm_mesh.exchange import HEADS, KEYS, chosen, numbers
-from minillm_mesh.heads import divided, summed
 from minillm_mesh.layout import BUCKET, ITERATIONS, Part, layout, rows_of, uncut
 from minillm_mesh.stages import GPIPE, Stage, bubble, stages, width
+from minillm_mesh.tensor_spec import divided, summed
 
 MASTER = 4  # bytes of a float32 element
 COMPUTE = {"float32": 4, "bfloat16": 2, "float16": 2}  # dtype -> bytes of an element
@@ -56,7 +56,7 @@ OTHER: Mapping[str, str] = {FULLY: SHARDED, SHARDED: REPLICATED, REPLICATED: SHA
 
 
 @dataclass(frozen=True)
-class Owned:
+class UpdateShare:
     """A rank's share of the updates: each field is the maximum over ranks."""
 
     matrices: int  # updated whole
@@ -66,13 +66,13 @@ class Owned:
     flops: float  # of matrix stages
 
 
-def owned(plan: Plan, ranks: int, *, weights: bool = False) -> Owned:
+def owned(plan: Plan, ranks: int, *, weights: bool = False) -> UpdateShare:
     """Compute the largest share of updates among ranks. ``weights``: these are sharded too."""
     groups = {member.name: group for group in plan.groups for member in group.members}
     shares = layout(plan.groups, ranks, weights=weights)
     states = [_states(share, groups) for share in shares]
     whole = [[part for part in share if groups[part.name].rule.stacked] for share in shares]
-    return Owned(
+    return UpdateShare(
         matrices=max(map(len, whole)),
         of_matrices=sum(map(len, whole)),
         parameters=max(sum(part.size for part in share) for share in shares),
@@ -86,7 +86,9 @@ def _states(parts: Iterable[Part], groups: Mapping[str, Group]) -> dict[str, int
     found: dict[str, float] = {}
     for part in parts:
         group = groups[part.name]
-        bytes_kept = sum(one.nbytes for its in group.kept().values() for one in its.values())
+        bytes_kept = sum(
+            one.nbytes for its in group.state_arrays().values() for one in its.values()
+        )
         numbers = len(group.members) * math.prod(group.members[0].shape)
         name = group.rule.name
         found[name] = found.get(name, 0.0) + bytes_kept * part.size / max(numbers, 1)
@@ -106,11 +108,11 @@ def _flops(group: Group) -> float:
 
 
 @dataclass(frozen=True)
-class Divided:
+class CardForecast:
     """A sharding of a run: the memory, computation and communication of a card."""
 
     updates: str  # FULLY, SHARDED, REPLICATED
-    owned: Owned
+    owned: UpdateShare
     memory: Mapping[str, int]  # part -> bytes
     work: Work
     times: Times
@@ -159,7 +161,7 @@ class Forecast:
     def refused(self) -> str | None:
         """The reason why so many cards cannot divide the plan's steps; None: they can."""
         try:
-            by_steps.check(self.plan, self.ranks)
+            step_checks.check(self.plan, self.ranks)
         except Refusal as refusal:
             return f"{refusal.what} ({refusal.where}): {refusal.fix}; figures are of equal parts"
         return None
@@ -196,7 +198,7 @@ class Forecast:
         if (asked := self.plan.config.mesh.shard) != "auto":
             return asked
         try:
-            by_rows.check(self.plan)
+            weight_checks.check(self.plan)
         except Refusal:
             return "updates"
         alone, both = (sum(self._memory(how).values()) for how in (SHARDED, FULLY))
@@ -210,13 +212,13 @@ class Forecast:
         return held["weights"] + held["master weights"] + state
 
     @cached_property
-    def layouts(self) -> dict[str, Divided]:
+    def layouts(self) -> dict[str, CardForecast]:
         """The sharding of the settings first, then its alternative."""
         first = SHARD[self.shard]
         return {name: self._layout(name) for name in (first, OTHER[first])}
 
     @property
-    def chosen(self) -> Divided:
+    def chosen(self) -> CardForecast:
         """The sharding of the settings."""
         return next(iter(self.layouts.values()))
 
@@ -227,7 +229,7 @@ class Forecast:
         return times(self._work(owned(self.plan, 1), flops, ()), 1, self.card)
 
     @property
-    def of_linear(self) -> float:
+    def scaling_efficiency(self) -> float:
         """Scaling efficiency: tokens per second over those of one card times the number of cards."""
         return self.alone.total / self.ranks / self.chosen.times.total
 
@@ -246,7 +248,7 @@ class Forecast:
             "flops": one.work.flops,
             **self._divided(),
             "tokens_per_second": self.plan.tokens_per_step / one.times.total,
-            "of_linear": self.of_linear,
+            "of_linear": self.scaling_efficiency,
             **one.data(self.ranks),
             "otherwise": other.data(self.ranks),
             "assumed": {name: {"value": v, "source": why} for name, v, why in self._assumed()},
@@ -280,7 +282,7 @@ class Forecast:
             assumed.add_row(name, value if isinstance(value, str) else f"{value:g}", why)
         yield assumed
 
-    def _facts(self, one: Divided, other: Divided) -> Iterator[tuple[str, str]]:
+    def _facts(self, one: CardForecast, other: CardForecast) -> Iterator[tuple[str, str]]:
         card, ranks = self.card, self.ranks
         hosts, mesh = math.ceil(ranks / card.host), self.plan.config.mesh
         yield f"{ranks:,} GPUs", f"{card.name}, {counted(hosts, 'host')} of {min(ranks, card.host)}"
@@ -320,7 +322,7 @@ class Forecast:
             f"about {1e3 * t.total:,.3g} ms: {1e3 * t.computing:,.3g} computing, {1e3 * t.update:.2g} "
             f"update, {1e3 * t.exposed:.2g} communication, {1e3 * t.slowed:.2g} slowed by it, "
             f"{1e3 * t.waiting:.2g} waiting for the slowest{bubble}; {amount(per_second)}tokens/s, "
-            f"{self.of_linear:.2f} of linear",
+            f"{self.scaling_efficiency:.2f} of linear",
         )
         yield "communication", f"{t.share:.1%} of the step's time"
         yield (
@@ -345,7 +347,7 @@ class Forecast:
             return f"{self.parts:,} data ranks"
         return f"{self.parts:,} data ranks of {self.tensor} cards, which share each layer"
 
-    def _updates(self, one: Divided) -> str:
+    def _updates(self, one: CardForecast) -> str:
         if one.updates == REPLICATED:
             return "each rank updates every parameter, and has all of the optimizer's state"
         mine, trained = one.owned, self.plan.num_parameters - self.plan.num_frozen
@@ -363,7 +365,7 @@ class Forecast:
             f"their state ({mine.parameters / max(trained, 1):.1%}), at most"
         )
 
-    def _layout(self, updates: str) -> Divided:
+    def _layout(self, updates: str) -> CardForecast:
         mine = self._owned(updates)
         each = [one.flops for one in self.stages]
         tokens = self.part[2] * max(each) / sum(each) / self.tensor  # whole-model equivalent
@@ -372,11 +374,11 @@ class Forecast:
         exchanges += (*self._of_columns(), *self._of_stages())
         work = self._work(mine, flops, exchanges)
         work = replace(work, bubble=(len(each) - 1) / self.part[1])
-        return Divided(
+        return CardForecast(
             updates, mine, self._memory(updates), work, times(work, self.ranks, self.card)
         )
 
-    def _owned(self, updates: str) -> Owned:
+    def _owned(self, updates: str) -> UpdateShare:
         ranks = 1 if updates == REPLICATED else self.ranks
         return owned(self.plan, ranks, weights=updates == FULLY)
 
@@ -407,22 +409,22 @@ class Forecast:
             }
         return found
 
-    def _work(self, mine: Owned, flops: float, exchanges: tuple[Exchange, ...]) -> Work:
+    def _work(self, mine: UpdateShare, flops: float, exchanges: tuple[Collective, ...]) -> Work:
         """Compute the work of a card that owns ``mine``."""
         moved = mine.parameters * (3 * MASTER + COMPUTE[self.dtype]) + 2 * sum(mine.state.values())
         return Work(flops, mine.flops, moved, exchanges)
 
-    def _exchanges(self, updates: str) -> tuple[Exchange, ...]:
+    def _exchanges(self, updates: str) -> tuple[Collective, ...]:
         """List the collectives of a step, as in torch_ranks.py."""
         if updates == FULLY:
             return self._of_weights()
         numbers = self.plan.num_parameters - self.plan.num_frozen
         gradients, weights = MASTER * numbers, COMPUTE[self.dtype] * numbers
         if updates == REPLICATED:
-            return (Exchange("gradients", "all-reduce", gradients),)
+            return (Collective("gradients", "all-reduce", gradients),)
         return (
-            Exchange("gradients", "reduce-scatter", gradients),
-            Exchange("weights", "all-gather", weights),
+            Collective("gradients", "reduce-scatter", gradients),
+            Collective("weights", "all-gather", weights),
         )
 
     @cached_property
@@ -435,7 +437,7 @@ class Forecast:
             found[unit] = found.get(unit, 0) + info.size
         return found
 
-    def _of_weights(self) -> tuple[Exchange, ...]:
+    def _of_weights(self) -> tuple[Collective, ...]:
         """List the collectives of sharded weights, as in torch_weights.py and FSDP, with their overlap."""
         if self.ranks == 1:
             return ()
@@ -448,18 +450,18 @@ class Forecast:
         each = BACKWARD / (layers + gradients)  # both are sent while the backward pass runs
         yet = ("weights", "all-gather", layers + micro * itemsize * units[""], turns + once)
         found = [
-            Exchange(*yet, beside=1 - BACKWARD),
-            Exchange("weights, again", "all-gather", layers, turns, beside=layers * each),
-            Exchange("gradients", "reduce-scatter", gradients, turns + once, gradients * each),
+            Collective(*yet, beside=1 - BACKWARD),
+            Collective("weights, again", "all-gather", layers, turns, beside=layers * each),
+            Collective("gradients", "reduce-scatter", gradients, turns + once, gradients * each),
         ]
         if whole := sum(self.plan.parameters[name].size for name in uncut(self.plan.groups)):
             buckets = math.ceil(MASTER * whole / self.ranks / BUCKET)
             on, back = (size * whole / self.ranks for size in (MASTER, itemsize))
-            found.append(Exchange("gradients to owners", "all-to-all", on, buckets))
-            found.append(Exchange("weights of owners", "all-to-all", back, buckets))
+            found.append(Collective("gradients to owners", "all-to-all", on, buckets))
+            found.append(Collective("weights of owners", "all-to-all", back, buckets))
         return tuple(found)
 
-    def _activations(self) -> tuple[Exchange, ...]:
+    def _activations(self) -> tuple[Collective, ...]:
         """List the all-reduces of tensor parallelism, forward and backward, as in tensor.py."""
         if self.tensor == 1:
             return ()
@@ -471,13 +473,13 @@ class Forecast:
         calls = passes * sum(self._turns(leaf) for leaf in leaves)
         tokens = passes * sum(self._turns(leaf) * shares[leaf] for leaf in leaves) * self.part[2]
         size, turns = tokens * spec.geometry.dim * COMPUTE[self.dtype], round(calls * self.part[1])
-        return (Exchange("sums of layers", "all-reduce", size, turns, among=self.tensor),)
+        return (Collective("sums of layers", "all-reduce", size, turns, among=self.tensor),)
 
     def _turns(self, leaf: str) -> int:
         """Return how often a leaf's block runs in a micro-batch, at the end of training."""
         return self.plan.turns.get(int(leaf.split(".")[1]), (1, 1))[1]
 
-    def _of_columns(self) -> tuple[Exchange, ...]:
+    def _of_columns(self) -> tuple[Collective, ...]:
         """List the collectives of context parallelism, as in context.py."""
         size, g = self.plan.config.mesh.context, divided(self.plan.spec, self.tensor).geometry
         if size == 1:
@@ -488,25 +490,25 @@ class Forecast:
         bytes_moved *= layers * tokens
         if way == HEADS:
             turns = 4 * layers * micro
-            return (Exchange("heads", "all-to-all", 2 * bytes_moved, turns, among=size),)
+            return (Collective("heads", "all-to-all", 2 * bytes_moved, turns, among=size),)
         turns = layers * micro
         return (
-            Exchange("keys and values", "all-gather", bytes_moved, turns, among=size),
-            Exchange("their gradients", "reduce-scatter", bytes_moved, turns, among=size),
+            Collective("keys and values", "all-gather", bytes_moved, turns, among=size),
+            Collective("their gradients", "reduce-scatter", bytes_moved, turns, among=size),
         )
 
-    def _of_stages(self) -> tuple[Exchange, ...]:
+    def _of_stages(self) -> tuple[Collective, ...]:
         """List the sends of the pipeline stage with the most traffic, as in pipeline.py: arrays and gradients."""
-        borders = [self._border(one.sent) for one in self.stages[:-1]]
+        borders = [self._border_bytes(one.sent) for one in self.stages[:-1]]
         if not borders:
             return ()
         on, back = [*borders, 0.0], [0.0, *borders]
         one = max(range(len(on)), key=lambda at: on[at] + back[at])
         tokens, micro = self.part[2], math.ceil(self.part[1])
         each = ("activations", on[one]), ("their gradients", back[one])
-        return tuple(Exchange(what, "send", size * tokens, micro) for what, size in each if size)
+        return tuple(Collective(what, "send", size * tokens, micro) for what, size in each if size)
 
-    def _border(self, names: Iterable[str]) -> float:
+    def _border_bytes(self, names: Iterable[str]) -> float:
         """Count the bytes per token sent between two stages."""
         widths = [self.plan.spec.geometry.dim, *(width(self.plan, name) for name in names)]
         return sum(widths) * COMPUTE[self.dtype]
@@ -571,7 +573,7 @@ class Forecast:
         ]
         shares = [len(one.blocks) / blocks for one in self.stages]
         held = max(share * many for share, many in zip(shares, at_once, strict=True))
-        borders = [0.0, *(self._border(one.sent) for one in self.stages[:-1]), 0.0]
+        borders = [0.0, *(self._border_bytes(one.sent) for one in self.stages[:-1]), 0.0]
         most = max(map(sum, pairwise(borders)))  # arrays, and gradients
         return {
             "activations": round(activations * held),
@@ -607,9 +609,9 @@ def forecast(plan: Plan, gpus: int, card: str | None, dtype: str) -> Forecast:
         PlanError: a plugin's part does not support the parallelism.
     """
     if plan.config.mesh.shard == "weights":
-        by_rows.check(plan)
+        weight_checks.check(plan)
     if (tensor := plan.config.mesh.tensor) > 1:
-        heads.check(plan, tensor)
+        tensor_spec.check(plan, tensor)
         if gpus % tensor:
             raise ConfigError(
                 f"{gpus} GPUs, and each layer is to be shared by {tensor} of them",

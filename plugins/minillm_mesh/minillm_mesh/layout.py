@@ -132,7 +132,7 @@ def cost(group: Group) -> float:
     Newton-Schulz iterations on each of its blocks, on the steps on which it is due.
     """
     numbers, blocks = prod(group.shape), group.blocks
-    state = sum(prod(one.shape) for kept in group.kept().values() for one in kept.values())
+    state = sum(prod(one.shape) for kept in group.state_arrays().values() for one in kept.values())
     members = len(group.members) if group.rule.stacked else 1
     moved = 4 * (3 * numbers * blocks + 2 * state / members)
     turns = sum(1 / stage.every for _, _, stage in group.rule.stages if stage.needs == "matrix")

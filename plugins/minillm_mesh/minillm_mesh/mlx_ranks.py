@@ -11,7 +11,7 @@ import numpy as np
 
 from minillm_core import BackendError, Plan
 from minillm_core.inspection import Detected, Ranks, launched
-from minillm_mesh import by_steps
+from minillm_mesh import step_checks
 
 
 class MLXRanks(Ranks):
@@ -24,28 +24,28 @@ class MLXRanks(Ranks):
         BackendError: the processes cannot connect.
     """
 
-    undivided = "on MLX each process makes the whole update"
+    unsharded_reason = "on MLX each process makes the whole update"
 
     def __init__(self, detected: Detected) -> None:
         _, size = launched()
         try:
             self.group = mx.distributed.init(strict=True)
         except RuntimeError as error:
-            raise _apart(size, str(error)) from error
+            raise _join_error(size, str(error)) from error
         if self.group.size() != size:
-            raise _apart(size, f"mx.distributed has {self.group.size()}")
-        self.rank, self.size, self.how = self.group.rank(), size, "mx.distributed"
+            raise _join_error(size, f"mx.distributed has {self.group.size()}")
+        self.rank, self.size, self.transport = self.group.rank(), size, "mx.distributed"
 
     def divide(self, plan: Plan) -> Sequence[str]:
         """Set up the division of a run; its steps must be divisible by the number of processes."""
-        by_steps.check(plan, self.size)
+        step_checks.check(plan, self.size)
         return super().divide(plan)
 
-    def total(self, arrays: Sequence[mx.array]) -> list[mx.array]:
+    def all_reduce_sum(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         """All-reduce arrays (sum) over all ranks, in one flat float32 buffer."""
         return self._reduced(arrays, mx.distributed.all_sum)
 
-    def largest(self, arrays: Sequence[mx.array]) -> list[mx.array]:
+    def all_reduce_max(self, arrays: Sequence[mx.array]) -> list[mx.array]:
         """All-reduce arrays (elementwise maximum) over all ranks."""
         return self._reduced(arrays, mx.distributed.all_max)
 
@@ -55,23 +55,23 @@ class MLXRanks(Ranks):
         parts = mx.split(flat, ends)
         return [part.reshape(one.shape) for part, one in zip(parts, arrays, strict=True)]
 
-    def gathered(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
+    def all_gather(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
         """All-gather numbers of every rank, as the bits of float64."""
         mine = np.array(numbers, np.float64)
         bits = mx.array(mine.view(np.int32))
         each = np.array(mx.distributed.all_gather(bits, group=self.group))
         return [tuple(one.view(np.float64).tolist()) for one in each.reshape(self.size, -1)]
 
-    def agreed(self, value: Any = None) -> Any:
+    def broadcast(self, value: Any = None) -> Any:
         """Broadcast rank 0's value, as JSON, and return it."""
-        text = json.dumps(value).encode() if self.leads else b""
-        size = int(self.gathered([len(text)])[0][0])
-        sent = np.frombuffer(text, np.uint8) if self.leads else np.zeros(size, np.uint8)
+        text = json.dumps(value).encode() if self.is_main else b""
+        size = int(self.all_gather([len(text)])[0][0])
+        sent = np.frombuffer(text, np.uint8) if self.is_main else np.zeros(size, np.uint8)
         summed = mx.distributed.all_sum(mx.array(sent), group=self.group)  # the others send zeros
         return json.loads(np.array(summed).tobytes())
 
 
-def _apart(size: int, why: str) -> BackendError:
+def _join_error(size: int, why: str) -> BackendError:
     return BackendError(
         f"{size} processes were started, and MLX does not bring them together",
         where=why[:200],

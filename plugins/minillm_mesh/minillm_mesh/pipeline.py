@@ -49,7 +49,7 @@ class Pipeline:
         staged: Mapping[str, int],
         given: Mapping[str, Tensor],
     ) -> Iterator[Loss]:
-        """Compute a step's losses and accumulate the gradients of this stage: see Ranks.pipelined."""
+        """Compute a step's losses and accumulate the gradients of this stage: see Ranks.pipeline_losses."""
         if trainer.step_timer is not None:  # forward and backward passes interleave
             trainer.step_timer("forward")
         if self.current is None or self.current.trainer is not trainer:
@@ -72,7 +72,7 @@ class Pipeline:
         """Move a stage's inputs to its device; only the last stage needs the loss's reference models."""
         if self.stage + 1 == self.count:
             return trainer.fields(host, staged, trained=trained)
-        return trainer.moved(host)
+        return trainer.to_device(host)
 
     def _run(
         self,
@@ -131,7 +131,7 @@ class _Run:
             torch.zeros_like(one, device=self.trainer.device, requires_grad=True)
             for one in self.borders[self.pipeline.stage]
         ]
-        with self.trainer.random.kept():
+        with self.trainer.random.preserved():
             outputs, _ = self._graph(batch)(batch, given, _handed(zeros))
             parameters = [*zeros, *self.trainer.weights.trained.values()]
             found = [one for one in outputs if one.requires_grad]
@@ -152,7 +152,7 @@ class _Run:
         """Run all stages locally without gradients, to find the shapes sent between stages, and the statistics."""
         borders, statistics = list[Arrays](), dict[str, Tensor]()
         outputs: Arrays = ()
-        with torch.no_grad(), self.trainer.random.kept():
+        with torch.no_grad(), self.trainer.random.preserved():
             for part in self.parts:
                 borders.append(tuple(_described(one) for one in outputs))
                 x, scope, found = self._through(part, batch, given, outputs)
@@ -180,9 +180,9 @@ class _Run:
             scope.emitted |= arrays  # terms are among them
         model.compute_streams(part.streams, scope)
         earlier = model.emitted(scope)
-        x, statistics = model.through(part.blocks, x, scope)
+        x, statistics = model.run_blocks(part.blocks, x, scope)
         if part.last:
-            x = model.ended(x, scope)
+            x = model.before_head(x, scope)
         return x, scope, statistics | earlier | model.emitted(scope)
 
     def _compute(

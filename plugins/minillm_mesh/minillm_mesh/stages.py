@@ -42,7 +42,7 @@ def stages(plan: Plan, model: Any, values: Mapping[str, Any], count: int) -> tup
         values: staged values, which may make blocks run several times.
         count: number of stages, at most the number of blocks.
     """
-    order, ends = model.order(values), _Ends(plan, model)
+    order, ends = model.order(values), _Dataflow(plan, model)
     loads = [ends.flops[layer] for layer, _ in order]
     loads[-1] += plan.estimate().part("head").flops
     bounds = cut(loads, count)
@@ -75,7 +75,7 @@ def stages(plan: Plan, model: Any, values: Mapping[str, Any], count: int) -> tup
     )
 
 
-class _Ends:
+class _Dataflow:
     """The arrays that the parts of a model write and read, by name.
 
     Attributes:

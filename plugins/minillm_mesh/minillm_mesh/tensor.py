@@ -31,11 +31,11 @@ from minillm_core.inspection import (
     materialising,
     named_modules,
 )
-from minillm_mesh.heads import Cut, cuts, divided, summed
-from minillm_mesh.proof import prove
+from minillm_mesh.tensor_spec import Cut, cuts, divided, summed
+from minillm_mesh.tensor_validation import validate
 
 
-class _Summed(Function):
+class _AllReduce(Function):
     """All-reduce (sum) of an array over the neighbours, in the forward and the backward pass."""
 
     @staticmethod
@@ -73,7 +73,7 @@ class Share:
         """
         part = self._part(trainer.model, trainer.plan.spec)
         trainer.model.add_module("part", part)  # without parameters; train() and eval() reach it
-        prove(trainer, part, self.rank, self.size, self.group)
+        validate(trainer, part, self.rank, self.size, self.group)
         return part
 
     def _part(self, whole: Any, spec: Any) -> Any:
@@ -126,7 +126,7 @@ class Share:
         group = self.group
 
         def forward(module: Any, x: Tensor, scope: Any = None) -> Tensor:
-            return _Summed.apply(kind.forward(module, x, scope), group)
+            return _AllReduce.apply(kind.forward(module, x, scope), group)
 
         return forward
 

@@ -23,16 +23,16 @@ from torch.distributed.rendezvous import rendezvous
 
 from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
-from minillm_mesh import by_columns, by_rows, by_steps, heads, stages
 from minillm_mesh import context as rows
-from minillm_mesh.alive import Watch, meet
+from minillm_mesh import context_checks, stages, step_checks, tensor_spec, weight_checks
 from minillm_mesh.collectives import Ended, met
 from minillm_mesh.cost import CARDS, DEFAULT
 from minillm_mesh.exchange import HEADS, chosen
 from minillm_mesh.forecast import Forecast
-from minillm_mesh.saves import Saves
+from minillm_mesh.heartbeat import Watch, meet
+from minillm_mesh.part_writer import PartWriter
 from minillm_mesh.tensor import Share
-from minillm_mesh.torch_share import Divided, TorchShare
+from minillm_mesh.torch_share import ShardedArrays, TorchShare
 
 TIMEOUT = timedelta(hours=24)
 """Timeout of host collectives: rank 0 may write a checkpoint or a long sample. The heartbeat is quicker."""
@@ -47,7 +47,7 @@ class TorchRanks(Ranks):
         detected: the command's backend and device; each process uses the GPU of its local rank.
     """
 
-    undivided = ""
+    unsharded_reason = ""
 
     def __init__(self, detected: Detected) -> None:
         kind = detected.device.partition(":")[0]
@@ -65,8 +65,8 @@ class TorchRanks(Ranks):
             )
             saving = PrefixStore("minillm-saves", next(rendezvous("env://"))[0])
         self._watch = Watch(watched, self.rank, self.size)
-        self._saves = Saves(saving, self.rank, self.size)
-        self.how = "NCCL" if kind == "cuda" else "gloo"
+        self._saves = PartWriter(saving, self.rank, self.size)
+        self.transport = "NCCL" if kind == "cuda" else "gloo"
 
     def share_rows(self, context: int, tensor: int = 1) -> None:
         """Set up tensor parallelism over ``tensor`` adjacent ranks, and context parallelism over ``context``."""
@@ -100,25 +100,25 @@ class TorchRanks(Ranks):
         ]
         self._stages = Pipeline(self.rank // parts, pipeline, groups[self.rank % parts])
 
-    def pipelined(self, trainer: Any, *step: Any) -> Iterator[Any]:
+    def pipeline_losses(self, trainer: Any, *step: Any) -> Iterator[Any]:
         """Compute the losses of a step's micro-batches: see :mod:`minillm_mesh.pipeline`."""
         return self._stages.losses(trainer, *step)
 
     def divide(self, plan: Plan) -> Sequence[str]:
         """Set up the division of a run; its steps must be divisible by the number of processes."""
-        by_steps.check(plan, self.size)
+        step_checks.check(plan, self.size)
         return super().divide(plan)
 
     def check(self, plan: Plan) -> Sequence[str]:
         """Check that a plan's model supports the parallelism; choose the exchange of context parallelism."""
         notes = self._shards(plan)
         if self.pipeline > 1:
-            stages.check(plan, self.pipeline, self.data[0])
+            stages.check(plan, self.pipeline, self.data_parallel[0])
         if self.tensor > 1:
-            heads.check(plan, self.tensor)
+            tensor_spec.check(plan, self.tensor)
         if self.context == 1:
             return notes
-        by_columns.check(plan, self.context)
+        context_checks.check(plan, self.context)
         choice = chosen(plan, self.context)
         self._scope = rows.HeadsScope if choice.way == HEADS else rows.ContextScope
         return (*notes, choice.note) if choice.note else notes
@@ -127,16 +127,16 @@ class TorchRanks(Ranks):
         """Check that weights can be sharded; resolve mesh.shard=auto by the GPU's memory."""
         shard = plan.config.mesh.shard
         if self.size > 1 and shard == "weights":
-            by_rows.check(plan)
+            weight_checks.check(plan)
         if shard != "auto" or self.device is None:
             return ()
         card = replace(CARDS[DEFAULT], memory=torch.cuda.mem_get_info(self.device)[1])
         dtype = plan.config.train.dtype.replace("auto", "bfloat16")
-        self.usual = Forecast(plan, self.size, card, dtype).shard
+        self.default_shard = Forecast(plan, self.size, card, dtype).shard
         found = "mesh.shard=weights: by the estimate a card cannot hold all weights and its updates"
-        return (found,) if self.usual == "weights" else ()
+        return (found,) if self.default_shard == "weights" else ()
 
-    def part(self, trainer: Any) -> Any:
+    def model_part(self, trainer: Any) -> Any:
         """Build the model of this rank's heads and hidden units, and validate it."""
         return self._heads.of(trainer) if self.tensor > 1 else trainer.model
 
@@ -147,16 +147,16 @@ class TorchRanks(Ranks):
         offsets = [one.offset for one in plan.spec.loss.targets if one.offset is not None]
         return self._columns.cut(batch, offsets)
 
-    def scope(self, reads: dict[str, Any]) -> rows.ContextScope:
+    def scope_of(self, reads: dict[str, Any]) -> rows.ContextScope:
         """Build the scope of a batch of this rank's columns."""
         batch, columns = reads["ids"].shape
         return self._scope(reads, self._columns, (batch, columns))
 
-    def total(self, arrays: Sequence[Tensor]) -> list[Tensor]:
+    def all_reduce_sum(self, arrays: Sequence[Tensor]) -> list[Tensor]:
         """All-reduce arrays (sum) over all ranks, in one flat float32 buffer."""
         return self._reduced(arrays, dist.ReduceOp.SUM)
 
-    def largest(self, arrays: Sequence[Tensor]) -> list[Tensor]:
+    def all_reduce_max(self, arrays: Sequence[Tensor]) -> list[Tensor]:
         """All-reduce arrays (elementwise maximum) over all ranks."""
         return self._reduced(arrays, dist.ReduceOp.MAX)
 
@@ -167,7 +167,7 @@ class TorchRanks(Ranks):
         parts = flat.split([one.numel() for one in arrays])
         return [part.view(one.shape) for part, one in zip(parts, arrays, strict=True)]
 
-    def gathered(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
+    def all_gather(self, numbers: Sequence[float]) -> list[tuple[float, ...]]:
         """All-gather numbers of every rank, by gloo."""
         mine = torch.tensor(numbers, dtype=torch.float64)
         each = [torch.empty_like(mine) for _ in range(self.size)]
@@ -175,19 +175,21 @@ class TorchRanks(Ranks):
             dist.all_gather(each, mine)
         return [tuple(one.tolist()) for one in each]
 
-    def agreed(self, value: Any = None) -> Any:
+    def broadcast(self, value: Any = None) -> Any:
         """Broadcast rank 0's value, as JSON, and return it."""
-        text = json.dumps(value).encode() if self.leads else b""
+        text = json.dumps(value).encode() if self.is_main else b""
         size = torch.tensor([len(text)])
         with met():
             dist.broadcast(size, 0)
             sent = torch.empty(int(size), dtype=torch.uint8)
-            if self.leads:
+            if self.is_main:
                 sent.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
             dist.broadcast(sent, 0)
         return json.loads(sent.numpy().tobytes())
 
-    def share(self, what: str, groups: Mapping[str, Group], weights: Any, model: Any) -> Divided:
+    def shard_updates(
+        self, what: str, groups: Mapping[str, Group], weights: Any, model: Any
+    ) -> ShardedArrays:
         """Shard the updates, or weights too: see :mod:`minillm_mesh.layout`."""
         if what == "weights":
             from minillm_mesh.torch_weights import TorchWeights
@@ -196,7 +198,7 @@ class TorchRanks(Ranks):
         return TorchShare(groups, weights.trained, self.rank, self.size, self._saves)
 
     @contextmanager
-    def meeting(self) -> Iterator[None]:
+    def collective_errors(self) -> Iterator[None]:
         """Convert a collective's error into "another process has ended", for those of FSDP and attention."""
         try:
             with met():

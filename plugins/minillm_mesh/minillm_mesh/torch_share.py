@@ -33,7 +33,7 @@ from torch import _foreach_copy_ as foreach_copy_  # pyright: ignore[reportPriva
 from minillm_core.inspection import ROW, Deferred, Group, Snapshot
 from minillm_mesh.collectives import all_gather, met, reduce_scatter
 from minillm_mesh.layout import BUCKET, Layout, Part, layout
-from minillm_mesh.saves import Saves
+from minillm_mesh.part_writer import PartWriter
 
 ALIGNED = 16
 """Alignment of parts, in elements: 32 bytes in bfloat16, for vectorised kernels."""
@@ -42,7 +42,7 @@ MODEL, OPTIMIZER, VIEW = "model.", "optimizer.", "view."
 
 
 @dataclass(frozen=True)
-class Array:
+class ArrayPart:
     """An array that one rank holds, under its name in a checkpoint."""
 
     name: str
@@ -56,7 +56,7 @@ class Array:
         return -(-prod(self.shape) * self.dtype.itemsize // 16) * 16
 
 
-class Divided:
+class ShardedArrays:
     """The arrays of a checkpoint, sharded over ranks.
 
     Args:
@@ -75,7 +75,7 @@ class Divided:
         shapes: Mapping[str, tuple[int, ...]],
         rank: int,
         device: torch.device,
-        saves: Saves,
+        saves: PartWriter,
     ) -> None:
         self.rank, self.size, self.device, self.shapes = rank, len(parts), device, shapes
         self.saves = saves
@@ -88,7 +88,7 @@ class Divided:
             one.name: (self._whole(one), one.dtype) for those in self.held for one in those
         }
 
-    def _whole(self, one: Array) -> tuple[int, ...]:
+    def _whole(self, one: ArrayPart) -> tuple[int, ...]:
         return one.shape if one.part.first is None else self.shapes[one.part.name]
 
     def part(self, name: str, whole: Any) -> Any:
@@ -103,7 +103,7 @@ class Divided:
             return part.of(whole)
         return None if name.removeprefix(MODEL) in self.shapes else whole
 
-    def like(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    def placeholders(self, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return whole arrays as deferred placeholders, so that only this rank's parts are read."""
 
         def own(name: str) -> Callable[[int, int], np.ndarray]:
@@ -116,12 +116,12 @@ class Divided:
         alike = {name: tensor for name, tensor in tensors.items() if name not in found}
         return found | {name: tensor.numpy(force=True).copy() for name, tensor in alike.items()}
 
-    def spread(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
+    def gather_kind(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yield each rank's arrays of a kind, by parameter."""
-        for array, tensor in self._brought(tensors, kind):
+        for array, tensor in self._on_all_ranks(tensors, kind):
             yield array.part.name, tensor
 
-    def saved(
+    def snapshot(
         self, tensors: Mapping[str, Tensor], take: Callable[[Mapping[str, Tensor]], Snapshot]
     ) -> Snapshot:
         """Take a snapshot of this rank's parts, and on rank 0 of replicated arrays; no rank waits for another."""
@@ -131,12 +131,12 @@ class Divided:
                 written[name if part.first is None else f"{name}{ROW}{part.first}"] = tensor
             elif self.rank == 0:
                 written[name] = tensor
-        return self.saves.taken(take(written))
+        return self.saves.add(take(written))
 
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
         """Gather the parts of all ranks on rank 0, one bucket on the device at a time."""
         found: dict[str, np.ndarray] = {}
-        for array, tensor in self._brought(tensors, to_host=self.rank == 0):
+        for array, tensor in self._on_all_ranks(tensors, to_host=self.rank == 0):
             if self.rank == 0 and array.part.first is None:
                 found[array.name] = tensor.numpy()
             elif self.rank == 0:
@@ -149,9 +149,9 @@ class Divided:
             found |= {name: tensors[name].to("cpu", copy=True).numpy() for name in alike}
         return found
 
-    def _brought(
+    def _on_all_ranks(
         self, tensors: Mapping[str, Tensor], kind: str = "", *, to_host: bool = False
-    ) -> Iterator[tuple[Array, Tensor]]:
+    ) -> Iterator[tuple[ArrayPart, Tensor]]:
         """Yield every rank's arrays, on all ranks."""
         for owner, arrays in enumerate(self.held):
             for bucket in _buckets([one for one in arrays if one.name.startswith(kind)]):
@@ -170,7 +170,7 @@ class Divided:
                 )
 
 
-class TorchShare(Divided):
+class TorchShare(ShardedArrays):
     """One rank's share of the updates: see :class:`minillm_core.backends.torch.share.Share`.
 
     Args:
@@ -187,7 +187,7 @@ class TorchShare(Divided):
         parameters: Mapping[str, torch.nn.Parameter],
         rank: int,
         size: int,
-        saves: Saves,
+        saves: PartWriter,
     ) -> None:
         parts: Layout = layout(groups.values(), size)
         self.parameters, first = parameters, next(iter(parameters.values()))
@@ -247,18 +247,18 @@ class TorchShare(Divided):
         parameters = [*self.parameters.values()]
         return torch.autograd.grad(objective, parameters, materialize_grads=True)
 
-    def lent(self) -> AbstractContextManager[None]:
+    def inference_context(self) -> AbstractContextManager[None]:
         """Return an empty context: every rank already has all weights."""
         return nullcontext()
 
-    def scattered(self) -> dict[str, Tensor]:
+    def reduce_scatter(self) -> dict[str, Tensor]:
         """Reduce-scatter the gradients; return this rank's, in memory that the next step overwrites."""
         with met():
             reduce_scatter(self.reduced, self.flat)
         return dict(self.gradients)
 
     @torch.no_grad()
-    def gather(self, masters: Mapping[str, Tensor]) -> None:
+    def all_gather(self, masters: Mapping[str, Tensor]) -> None:
         """All-gather every rank's master weights into the parameters."""
         if self.sending:  # a rank without parts has none
             foreach_copy_([*self.sending.values()], [masters[name] for name in self.sending])
@@ -278,28 +278,28 @@ def _local(groups: Mapping[str, Group], parts: Sequence[Part]) -> dict[str, Grou
     return found
 
 
-def _arrays(groups: Mapping[str, Group], parts: Sequence[Part]) -> list[Array]:
+def _arrays(groups: Mapping[str, Group], parts: Sequence[Part]) -> list[ArrayPart]:
     """List the arrays of a rank: master weights, views and optimizer state."""
     by_name = {part.name: part for part in parts}
-    found = [Array(f"{MODEL}{part.name}", part, part.shape, torch.float32) for part in parts]
+    found = [ArrayPart(f"{MODEL}{part.name}", part, part.shape, torch.float32) for part in parts]
     for group in groups.values():
         for member in group.members:
             part = by_name[member.name]
             if member.view:
-                found.append(Array(f"{VIEW}{member.name}", part, part.shape, torch.float32))
-            for anchor, entries in group.kept().items():
+                found.append(ArrayPart(f"{VIEW}{member.name}", part, part.shape, torch.float32))
+            for anchor, entries in group.state_arrays().items():
                 for entry, kept in entries.items():
                     name = f"{OPTIMIZER}{anchor}.{entry}.{member.name}"
                     shape = kept.shape[1:] if group.rule.stacked else kept.shape
                     # NumPy has no bfloat16: a checkpoint holds its bits
                     kind = "int16" if kept.dtype == "bfloat16" else kept.dtype
-                    found.append(Array(name, part, shape, getattr(torch, kind)))
+                    found.append(ArrayPart(name, part, shape, getattr(torch, kind)))
     return found
 
 
-def _buckets(arrays: Sequence[Array]) -> Iterator[list[Array]]:
+def _buckets(arrays: Sequence[ArrayPart]) -> Iterator[list[ArrayPart]]:
     """Yield buckets of arrays in order, combining small ones."""
-    bucket: list[Array] = []
+    bucket: list[ArrayPart] = []
     for one in arrays:
         if bucket and sum(held.nbytes for held in bucket) + one.nbytes > BUCKET:
             yield bucket
@@ -309,7 +309,7 @@ def _buckets(arrays: Sequence[Array]) -> Iterator[list[Array]]:
         yield bucket
 
 
-def _typed(buffer: Tensor, begin: int, one: Array) -> Tensor:
+def _typed(buffer: Tensor, begin: int, one: ArrayPart) -> Tensor:
     """View the bytes from ``begin`` as an array."""
     size = prod(one.shape) * one.dtype.itemsize
     return buffer[begin : begin + size].view(one.dtype).view(one.shape)
@@ -323,4 +323,4 @@ def _rounded(size: int) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
-__all__ = ["Divided", "TorchShare"]
+__all__ = ["ShardedArrays", "TorchShare"]

@@ -31,11 +31,11 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from minillm_core.inspection import Group, Ranks, own_code
 from minillm_mesh.collectives import met
 from minillm_mesh.layout import BUCKET, Layout, layout, row_part, rows_of, uncut
-from minillm_mesh.saves import Saves
-from minillm_mesh.torch_share import Divided
+from minillm_mesh.part_writer import PartWriter
+from minillm_mesh.torch_share import ShardedArrays
 
 
-class TorchWeights(Divided):
+class TorchWeights(ShardedArrays):
     """One rank's share of weights and updates: see :class:`minillm_core.backends.torch.share.Share`.
 
     Args:
@@ -53,7 +53,7 @@ class TorchWeights(Divided):
         weights: Any,
         model: Any,
         ranks: Ranks,
-        saves: Saves,
+        saves: PartWriter,
     ) -> None:
         rank, size = ranks.rank, ranks.size
         shapes = {name: tuple(p.shape) for name, p in weights.parameters.items()}
@@ -75,7 +75,7 @@ class TorchWeights(Divided):
             for at, those in enumerate(updated)
         )
         super().__init__(groups, parts, shapes, rank, device, saves)
-        self.exchange = Exchange(_owners(groups, updated), shapes, rank, size, device)
+        self.exchange = RowExchange(_owners(groups, updated), shapes, rank, size, device)
         self.open = self.helping = False  # inside lent(); while this rank only gathers for others
         self.running: Mapping[int, Callable[..., Any]] = {}  # compiled blocks, during a micro-batch
         for number, block in enumerate(self.blocks):
@@ -140,7 +140,7 @@ class TorchWeights(Divided):
             one.grad = None
 
     @torch.no_grad()
-    def scattered(self) -> dict[str, Tensor]:
+    def reduce_scatter(self) -> dict[str, Tensor]:
         """Return the gradients of this rank's parts: its rows, and whole ones of parameters that it owns."""
         found = {}
         for name, one in self.sharded.items():
@@ -149,16 +149,16 @@ class TorchWeights(Divided):
                     torch.zeros_like(self.rows[name]) if one.grad is None else one.grad.to_local()
                 )
         self._drop()
-        whole = self.exchange.collected({name: found.pop(name) for name in self.exchange.owners})
+        whole = self.exchange.to_owners({name: found.pop(name) for name in self.exchange.owners})
         return {name: grad for name, grad in found.items() if len(grad)} | whole
 
     @torch.no_grad()
-    def gather(self, masters: Mapping[str, Tensor]) -> None:
+    def all_gather(self, masters: Mapping[str, Tensor]) -> None:
         """Send master weights that ranks own whole to the rows of all; FSDP gathers them when used."""
-        for name, rows in self.exchange.handed_out(masters, self.exchange.owners, self.dtype):
+        for name, rows in self.exchange.from_owners(masters, self.exchange.owners, self.dtype):
             self.rows[name].copy_(rows)
 
-    def spread(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
+    def gather_kind(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yield this rank's rows of the owners' arrays of a kind, by parameter."""
         names = [
             n.removeprefix(kind)
@@ -167,10 +167,10 @@ class TorchWeights(Divided):
             if (n := one.name).startswith(kind)
         ]
         given = {name.removeprefix(kind): tensor for name, tensor in tensors.items()}
-        return self.exchange.handed_out(given, names, torch.float32)
+        return self.exchange.from_owners(given, names, torch.float32)
 
     @contextmanager
-    def lent(self) -> Iterator[None]:
+    def inference_context(self) -> Iterator[None]:
         """Return a context in which ranks compute without gradients, each at its own pace.
 
         Every all-gather needs all ranks. So a rank announces each layer before computing it, and a rank
@@ -191,7 +191,7 @@ class TorchWeights(Divided):
                 self.model.unshard()
             raise
         finally:
-            while wanted := self._wanted(0):
+            while wanted := self._announce(0):
                 self._help(self.blocks[wanted - 1])
             self.model.reshard()
             self.open = False
@@ -206,13 +206,13 @@ class TorchWeights(Divided):
     def _announced(self, number: int) -> Callable[..., None]:
         def hook(block: Any, arguments: Any) -> None:
             if self.open and not self.helping:
-                self._wanted(number)
+                self._announce(number)
 
         return hook
 
-    def _wanted(self, number: int) -> int:
+    def _announce(self, number: int) -> int:
         """Announce the layer that this rank computes next, from 1 (0: none); return the highest announced."""
-        return int(max(wanted for (wanted,) in self.ranks.gathered([number])))
+        return int(max(wanted for (wanted,) in self.ranks.all_gather([number])))
 
 
 class Rows:
@@ -235,7 +235,7 @@ class Rows:
         self._rows.copy_(value)
 
 
-class Exchange:
+class RowExchange:
     """The exchange of rows with the owners of parameters: all-to-alls of a few parameters each.
 
     Args:
@@ -257,7 +257,7 @@ class Exchange:
         self.owners, self.shapes = owners, shapes
         self.rank, self.size, self.device = rank, size, device
 
-    def collected(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def to_owners(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Send this rank's rows to the owners; return whole arrays of the parameters that it owns.
 
         Args:
@@ -272,7 +272,7 @@ class Exchange:
             found.update(zip(mine, map(torch.cat, zip(*received, strict=True)), strict=True))
         return found
 
-    def handed_out(
+    def from_owners(
         self, whole: Mapping[str, Tensor], names: Iterable[str], dtype: torch.dtype
     ) -> Iterator[tuple[str, Tensor]]:
         """Send rows of the parameters that this rank owns to all ranks; yield this rank's rows of each.
@@ -381,4 +381,4 @@ def _forward_of(block: Any) -> Callable[..., Any]:
     return forward
 
 
-__all__ = ["Exchange", "TorchWeights"]
+__all__ = ["RowExchange", "TorchWeights"]

@@ -86,12 +86,12 @@ def main(out: str) -> None:
             found[name] = why
             continue
         figures = train(plan, "torch", RANKS, "updates", moved=True)["figures"]
-        if RANKS.leads:
+        if RANKS.is_main:
             alone = train(plan, "torch", ALONE, moved=True)["figures"]
             assert np.isfinite(figures).all()
             found[name] = float((np.abs(figures - alone) / np.maximum(1.0, np.abs(alone))).max())
-        RANKS.agreed()
-    if RANKS.leads:
+        RANKS.broadcast()
+    if RANKS.is_main:
         Path(out).write_text(json.dumps(found))
     RANKS.close()
 

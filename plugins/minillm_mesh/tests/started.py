@@ -101,10 +101,10 @@ def equal(run: Any, expected: Mapping[str, np.ndarray], ranks: Ranks) -> bool:
     if run.plan.config.train.dtype != "bfloat16" and not views:
         names = [name for name, *_ in run.model.named_parameters()]
         whole = {name: one.full_tensor() for name, one in run.model.named_parameters()}
-        if ranks.leads:
+        if ranks.is_main:
             for name in names:
                 assert np.array_equal(arrays[f"model.{name}"], whole[name].detach().numpy()), name
-    return not ranks.leads or (
+    return not ranks.is_main or (
         arrays.keys() == expected.keys()
         and all(arrays[name].tobytes() == one.tobytes() for name, one in expected.items())
     )
@@ -121,10 +121,10 @@ def moved(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def saved(folder: Path, arrays: Mapping[str, np.ndarray], ranks: Ranks) -> dict[str, Any]:
     """Have rank 0 write a checkpoint; return its arrays, which are read lazily."""
-    if ranks.leads:
+    if ranks.is_main:
         folder.mkdir()
         commit(folder, 7, arrays, {"step": 7})
-    ranks.agreed()
+    ranks.broadcast()
     return Checkpoint(folder / "checkpoints" / "step-00000007", 7).deferred()
 
 
@@ -137,7 +137,7 @@ def main(out: str, folder: str) -> None:
         expected, shown = alone.arrays(), set(alone.witnesses())
         run = started(plan, ranks, "weights")
         inits = {key for key in shown if key.startswith("init:")}
-        seen = ranks.gathered([key in run.witnesses() for key in sorted(inits)])
+        seen = ranks.all_gather([key in run.witnesses() for key in sorted(inits)])
         begun = equal(run, expected, ranks)
         alone.resume(moved(expected))
         run.resume(saved(Path(folder) / name, expected := alone.arrays(), ranks))
@@ -155,18 +155,18 @@ def main(out: str, folder: str) -> None:
         run = started(plan, ranks, "weights")
     with counted() as read:
         run.resume(held)
-    own = sum(array.nbytes for name, array in run.own().items() if "random" not in name)
+    own = sum(array.nbytes for name, array in run.local_arrays().items() if "random" not in name)
     found["deep"] = {
         "numbers": plan.num_parameters,
         "parameter": 4 * max(info.size for info in plan.parameters.values()),
-        "own": [one for (one,) in ranks.gathered([own])],
+        "own": [one for (one,) in ranks.all_gather([own])],
     }
     for when, one in (("updates", whole), ("begun", begun), ("read", read)):
-        each = ranks.gathered([one.tensors, one.largest, one.arrays])
+        each = ranks.all_gather([one.tensors, one.largest, one.arrays])
         found["deep"][when] = [
             dict(zip(("tensors", "largest", "arrays"), sizes, strict=True)) for sizes in each
         ]
-    if ranks.leads:
+    if ranks.is_main:
         Path(out).write_text(json.dumps(found))
     ranks.close()
 

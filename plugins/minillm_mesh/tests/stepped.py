@@ -164,12 +164,12 @@ def train(
     figures = []
     for step, micro in zip(range(steps), batches(plan), strict=False):
         supervised = sum(int((one["labels"] >= 0).sum()) for one in micro)
-        part = tuple(ranks.columns(one, plan) for one in part_of(micro, *ranks.data))
+        part = tuple(ranks.columns(one, plan) for one in part_of(micro, *ranks.data_parallel))
         found = made.read(made.step(part, plan.values((step + 1) / steps), supervised))
         figures.append([found.loss, found.grad_norm, sum(found.terms.values())])
     nats, _ = made.evaluate(next(batches(plan)))
     if ranks.tensor > 1:  # each rank evaluates its part of the positions
-        nats = sum(one for (one,) in ranks.gathered([nats])) * ranks.tensor / ranks.size
+        nats = sum(one for (one,) in ranks.all_gather([nats])) * ranks.tensor / ranks.size
     arrays = dict(made.arrays())
     weights = [arrays[name] for name in sorted(arrays)]
     if backend == "torch":
@@ -180,7 +180,9 @@ def train(
         "arrays": arrays,
         "nats": nats,
         "digest": hashlib.sha256(b"".join(map(np.ndarray.tobytes, weights))).hexdigest(),
-        "bytes": sum(a.nbytes for name, a in made.own().items() if name[:5] in ("model", "optim")),
+        "bytes": sum(
+            a.nbytes for name, a in made.local_arrays().items() if name[:5] in ("model", "optim")
+        ),
     }
 
 
@@ -220,13 +222,13 @@ def main(
         ranks.check(plan)
         if first != "alone":
             expected = train(plan, backend, ranks, first)
-        elif ranks.leads:
+        elif ranks.is_main:
             expected = alone(plan, backend, split)
         found[name] = {}
         for kind in others:
-            ranks.agreed()
+            ranks.broadcast()
             if kind == "nudged":
-                if ranks.leads and expected is not None:
+                if ranks.is_main and expected is not None:
                     met = train(plan, backend, ALONE, nudged=True)
                     off = float(np.abs(met["figures"] - expected["figures"]).max())
                     found[name][kind] = {
@@ -235,9 +237,9 @@ def main(
                     }
                 continue
             met = train(plan, backend, ranks, kind)
-            each = ranks.gathered([int(met["digest"][:12], 16), met["nats"]])
-            sizes = ranks.gathered([met["bytes"]])
-            if ranks.leads and expected is not None:
+            each = ranks.all_gather([int(met["digest"][:12], 16), met["nats"]])
+            sizes = ranks.all_gather([met["bytes"]])
+            if ranks.is_main and expected is not None:
                 arrays = expected["arrays"]
                 assert met["arrays"].keys() == arrays.keys()
                 found[name][kind] = {
@@ -254,7 +256,7 @@ def main(
                     "bytes": [int(one) for (one,) in sizes],
                     "all": expected["bytes"],
                 }
-    if ranks.leads:
+    if ranks.is_main:
         Path(out).write_text(json.dumps(found))
     ranks.close()
 

@@ -18,9 +18,9 @@ from minillm_core.nn.block import COLUMNS
 from minillm_core.nn.decoder import ahead
 from minillm_kit import small
 from minillm_kit.subject import with_stand_ins
-from minillm_mesh import by_steps
-from minillm_mesh.by_columns import check
+from minillm_mesh import step_checks
 from minillm_mesh.context import Columns
+from minillm_mesh.context_checks import check
 
 
 @given(
@@ -142,14 +142,14 @@ def test_one_process_has_no_others_to_share_with() -> None:
 class Two(Ranks):
     """Two processes that cannot share rows."""
 
-    size, how = 2, "pigeons"
+    size, transport = 2, "pigeons"
 
 
 def test_processes_that_cannot_share_rows_say_so() -> None:
     with pytest.raises(minillm.BackendError, match="those of pigeons do not"):
         Two().share_rows(2)
     with pytest.raises(minillm.ConfigError, match=r"4 processes, and each row .* by 3") as refused:
-        by_steps.check(plan_of(mesh_context=3), 4)
+        step_checks.check(plan_of(mesh_context=3), 4)
     assert "product divides 4" in str(refused.value.fix)
 
 

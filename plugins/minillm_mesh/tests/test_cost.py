@@ -17,7 +17,7 @@ from minillm_mesh.cost import (
     SLOWED,
     SPREAD,
     Card,
-    Exchange,
+    Collective,
     Work,
     card_of,
     seconds,
@@ -63,8 +63,8 @@ def test_many_cards_add_little_up_in_a_tree() -> None:
 
 def test_a_step_by_hand() -> None:
     # 1 GFLOP at half of 1 TFLOP/s is 2 ms; 1 MB of the update 1 ms; 8 MB over 2 cards 2 ms and its hops
-    beside = Exchange("early", "all-reduce", 8e6, beside=0.25)
-    after = Exchange("late", "all-gather", 8e6)
+    beside = Collective("early", "all-reduce", 8e6, beside=0.25)
+    after = Collective("late", "all-gather", 8e6)
     found = times(Work(1e9, 0.5e9, 1e6, (beside, after)), 2, ROUND)
     early, late = 8.4e-6 + 2 * 3.4e-6 + 2e-3, 8.4e-6 + 3.4e-6 + 1e-3
     assert found.computing == pytest.approx(2e-3)
@@ -77,7 +77,7 @@ def test_a_step_by_hand() -> None:
 
 
 def test_one_card_neither_sends_nor_waits() -> None:
-    found = times(Work(1e15, exchanges=(Exchange("all", "all-reduce", 1e9),)), 1, CARDS["h100"])
+    found = times(Work(1e15, exchanges=(Collective("all", "all-reduce", 1e9),)), 1, CARDS["h100"])
     assert found.total == found.computing
     assert found.share == 0.0
 
@@ -113,7 +113,7 @@ def test_what_is_beside_computing_costs_no_more(
 ) -> None:
     less, more = sorted((one, other))
     totals = [
-        times(Work(flops, exchanges=(Exchange("x", "all-reduce", size, beside=b),)), ranks, card)
+        times(Work(flops, exchanges=(Collective("x", "all-reduce", size, beside=b),)), ranks, card)
         for b in (less, more)
     ]
     assert totals[1].total <= totals[0].total * (1 + 1e-12)
@@ -124,7 +124,7 @@ def test_what_is_beside_computing_costs_no_more(
 def test_another_card_of_a_host_makes_nothing_quicker(
     kind: str, size: float, ranks: int, card: Card
 ) -> None:
-    work = Work(1e15, exchanges=(Exchange("x", kind, size),))
+    work = Work(1e15, exchanges=(Collective("x", kind, size),))
     before, after = (times(work, n, card) for n in (ranks, ranks + 1))
     assert before.waiting < after.waiting
     assert before.total <= after.total

@@ -79,7 +79,7 @@ def test_more_cards_hold_less_and_send_no_less() -> None:
     assert [one.chosen.bytes for one in each] == sorted(
         (one.chosen.bytes for one in each), reverse=True
     )
-    linear = [one.of_linear for one in each]
+    linear = [one.scaling_efficiency for one in each]
     assert linear[0] == pytest.approx(1.0)
     assert linear == sorted(linear, reverse=True)
     assert each[0].chosen.times.share == 0.0

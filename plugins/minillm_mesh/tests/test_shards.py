@@ -13,7 +13,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 import minillm_core as minillm
 from minillm_core.backends.ranks import divides
-from minillm_mesh.saves import Saves
+from minillm_mesh.part_writer import PartWriter
 from minillm_mesh.torch_ranks import TorchRanks
 
 
@@ -28,7 +28,7 @@ def ranks() -> TorchRanks:
     """Eight ranks without a process group."""
     made = object.__new__(TorchRanks)
     made.size = 8
-    made._saves = Saves(HashStore(), 0, 8)
+    made._saves = PartWriter(HashStore(), 0, 8)
     return made
 
 
@@ -94,9 +94,9 @@ def test_a_scalar_is_refused_by_name(ranks: TorchRanks, tmp_path: Path) -> None:
 
 def test_the_end_of_another_process_is_told_from_other_errors(ranks: TorchRanks) -> None:
     ended = "another process of the run has ended"
-    with pytest.raises(minillm.MinillmError, match=ended), ranks.meeting():
+    with pytest.raises(minillm.MinillmError, match=ended), ranks.collective_errors():
         raise RuntimeError("gloo/transport/tcp/pair.cc:553: Connection closed by peer [::1]")
-    with pytest.raises(RuntimeError, match="shapes differ"), ranks.meeting():
+    with pytest.raises(RuntimeError, match="shapes differ"), ranks.collective_errors():
         raise RuntimeError("shapes differ")
 
 

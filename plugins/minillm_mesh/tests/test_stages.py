@@ -16,7 +16,7 @@ import minillm_core as minillm
 from minillm_core.backends.ranks import ALONE
 from minillm_core.inspection import decoder, inputs_of
 from minillm_kit import small
-from minillm_mesh import by_steps
+from minillm_mesh import step_checks
 from minillm_mesh.stages import bubble, check, cut, stages, width
 
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_divided_is_refused() -> None:
     with pytest.raises(minillm.BackendError, match="each row's layers, and this one is alone"):
         ALONE.share_layers(2)
     with pytest.raises(minillm.ConfigError, match=r"4 processes, .* shared by 3") as refused:
-        by_steps.check(plan_of(mesh_pipeline=3), 4)
+        step_checks.check(plan_of(mesh_pipeline=3), 4)
     assert "numbers whose product divides 4" in str(refused.value.fix)
     assert plan_of(mesh_pipeline=2).hash == plan_of().hash
 

@@ -11,7 +11,7 @@ import minillm_core as minillm
 from minillm_core.backends.ranks import ALONE
 from minillm_core.inspection import declared, decoder
 from minillm_mesh.axes import axes_of
-from minillm_mesh.heads import check, cuts, divided, summed
+from minillm_mesh.tensor_spec import check, cuts, divided, summed
 
 
 def plan_of(plugins: str | None = None, **settings: Any) -> minillm.Plan:

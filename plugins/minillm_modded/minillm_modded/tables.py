@@ -43,7 +43,7 @@ class SeenRows:
     def __init__(self, rules: Mapping[str, RowRule], plan: Plan) -> None:
         self.rules, self.plan = rules, plan
 
-    def seen(
+    def rows_read(
         self, micro: Sequence[Mapping[str, np.ndarray]]
     ) -> tuple[Sequence[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
         """Find the rows that a step looks up.

@@ -35,12 +35,12 @@ class RowTables(SeenRows):
         super().__init__(rules, plan)
         self.ops = ops
 
-    def at_first(self) -> dict[str, Arrays]:
+    def initial_state(self) -> dict[str, Arrays]:
         """Return the initial state of a run."""
         shapes = {name: {**state_shapes(rule), **rule.shared} for name, rule in self.rules.items()}
         return {n: {entry: mx.zeros(s) for entry, s in one.items()} for n, one in shapes.items()}
 
-    def taken(
+    def gather_rows(
         self, masters: Arrays, state: State, updates: mx.array, given: Mapping[str, Any] | None
     ) -> Arrays:
         """Return up-to-date rows of the tables, float32: those of a step, or all where ``given`` is None."""
@@ -50,7 +50,7 @@ class RowTables(SeenRows):
             found[name] = self._now(name, masters, state, updates, rows)["param"]
         return found
 
-    def viewed(
+    def view_inputs(
         self, masters: Arrays, state: State, updates: mx.array
     ) -> Iterator[tuple[Any, mx.array, Mapping[str, mx.array]]]:
         """Bring tables that have a view up to date, one by one."""

@@ -53,7 +53,7 @@ class RowTables(SeenRows):
         self.rows: dict[str, Tensor] = {}  # of the step, int64 (S,)
         self.made: dict[Any, Callable[..., Any]] = {}
         self.met: set[tuple[int, ...]] = set()  # sizes that are already compiled
-        self.leave()
+        self.free_whole()
 
     def _give(self, name: str, rows: Tensor) -> None:
         """Set a table's parameter to some rows, in the compute dtype."""
@@ -78,7 +78,7 @@ class RowTables(SeenRows):
         return ", ".join(f"{len(rows):,} rows of {name}" for name, rows in self.rows.items())
 
     @torch.no_grad()
-    def take(
+    def load_rows(
         self,
         rows: Tensors,
         updates: Tensor,
@@ -92,7 +92,7 @@ class RowTables(SeenRows):
             with compiling(self.words):
                 self._warm(updates, values)
         if self.placed:
-            self.leave()
+            self.free_whole()
         for name, taken in self._run(self._taken, self.rows, updates).items():
             self._give(name, taken)
 
@@ -111,7 +111,7 @@ class RowTables(SeenRows):
         now = {name: self._now(name, index, updates)["param"] for name, index in rows.items()}
         return {name: one.to(self.weights.parameters[name].dtype) for name, one in now.items()}
 
-    def viewed(self, updates: Tensor) -> Iterator[tuple[Any, Tensor, Tensors]]:
+    def view_inputs(self, updates: Tensor) -> Iterator[tuple[Any, Tensor, Tensors]]:
         """Bring tables that have a view up to date, one by one."""
         return self.views(lambda name: self._now(name, slice(None), updates))
 
@@ -181,14 +181,14 @@ class RowTables(SeenRows):
             made[part] = self._now(name, part, updates)["param"]
         return made
 
-    def place(self, updates: Tensor) -> None:
+    def place_whole(self, updates: Tensor) -> None:
         """Set the parameters to whole tables for evaluation and sampling, until the next step."""
         for name in self.rules if not self.placed else ():
             dtype = self.weights.parameters[name].dtype
             self._give(name, self._whole(name, updates, dtype))
         self.placed = True
 
-    def leave(self) -> None:
+    def free_whole(self) -> None:
         """Free the whole tables; they are rebuilt from the updated master weights."""
         self.placed = False
         for name in self.rules:
@@ -198,9 +198,9 @@ class RowTables(SeenRows):
         """Return a snapshot of the tables, in the form that ``packed`` takes."""
         whole = {f"model.{name}": self._whole(name, updates) for name in self.rules}
         raw = {f"{PENDING}{name}": self.weights.masters[name] for name in self.rules}
-        return whole | raw | self.saved()
+        return whole | raw | self.state_tensors()
 
-    def saved(self) -> dict[str, Tensor]:
+    def state_tensors(self) -> dict[str, Tensor]:
         """Return the stored state by its names in a checkpoint."""
         found = {}
         for name in self.rules:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from minillm_core import Event, Plugin, Resumed, Started, Stepped, Throughput
-from minillm_core.train.metrics import METRICS, Metrics, cut
+from minillm_core.train.metrics import METRICS, Metrics, truncate
 
 SETTINGS = {"log": {"every": 1}, "train": {"lr": 0.1, "betas": [0.9, 0.95]}, "init": None}
 
@@ -41,7 +41,7 @@ def tell(tmp_path: Path) -> Callable[..., None]:
         told: list[Event] = [Started("hash", 9, 1000, str(out), settings)]
         if resumed is not None:
             told.append(Resumed(resumed, f"checkpoints/step-{resumed}"))
-        cut(out / METRICS, resumed or 0)
+        truncate(out / METRICS, resumed or 0)
         with Metrics(out / METRICS, every=every) as metrics:
             for event in (*told, *events):
                 metrics(event)

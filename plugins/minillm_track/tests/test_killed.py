@@ -32,7 +32,7 @@ from minillm_core import (
     Unsaved,
 )
 from minillm_core.train import events as core
-from minillm_core.train.metrics import METRICS, Metrics, cut
+from minillm_core.train.metrics import METRICS, Metrics, truncate
 from minillm_track.entries import figures, line
 from minillm_track.log import KINDS, Log, recorded
 from minillm_track.trackio import Trackio
@@ -76,7 +76,7 @@ def test_what_a_kill_takes_is_told_again(
     at = saved = 0
     for further, lost in [*kills, (0, 0)]:
         log = Log(lambda started, at: Late(kept))
-        cut(out / METRICS, saved)
+        truncate(out / METRICS, saved)
         events: list[Event] = [Started("h", 99, 1, str(out), {"log": {"every": every}})]
         events += [Resumed(saved, "c")] if saved else []
         last = not lost
@@ -88,7 +88,7 @@ def test_what_a_kill_takes_is_told_again(
                 metrics(event)
                 log(event)
         saved += further
-    there = [e["step"] for e in cut(out / METRICS, at) if e["event"] == "step"]
+    there = [e["step"] for e in truncate(out / METRICS, at) if e["event"] == "step"]
     assert kept == there
     assert len(kept) == len(set(kept))
 

@@ -31,7 +31,7 @@ from minillm_core import (
     Unsaved,
 )
 from minillm_core.plugins.manager import find, load
-from minillm_core.train.metrics import METRICS, Metrics, cut
+from minillm_core.train.metrics import METRICS, Metrics, truncate
 from minillm_core.train.run_folder import check_named_again
 from minillm_track.entries import figures, flat, line
 from minillm_track.log import Log, identity, inside
@@ -89,7 +89,7 @@ def test_the_steps_are_those_of_metrics_jsonl(
         for event in events:
             metrics(event)
             log(event)
-    there = [e["step"] for e in cut(path, steps) if e["event"] == "step"]
+    there = [e["step"] for e in truncate(path, steps) if e["event"] == "step"]
     assert sinks[0].steps == there
     assert sinks[0].code == 0
 

@@ -70,8 +70,8 @@ class Some(ranks.Ranks):
 
     size = 2
 
-    def __init__(self, undivided: str) -> None:
-        self.undivided = undivided
+    def __init__(self, unsharded_reason: str) -> None:
+        self.unsharded_reason = unsharded_reason
 
 
 @pytest.mark.parametrize(

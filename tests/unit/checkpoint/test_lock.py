@@ -285,7 +285,7 @@ def test_what_only_a_person_can_decide_is_left_to_one(
             leave(tmp_path, pid=dead_pid())
             (tmp_path / f"{LOCK}.takeover").write_bytes(b"")
     before = state(tmp_path)
-    fix = r"uses it any more, delete .*lock\.json"
+    fix = r"uses the folder any more, delete .*lock\.json"
     with pytest.raises(Refusal, match=fix) as refusal, lock(tmp_path):
         pass
     assert "\x1b" not in str(refusal.value)

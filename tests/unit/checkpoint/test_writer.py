@@ -17,7 +17,7 @@ import pytest
 
 from minillm_core import disk
 from minillm_core.checkpoint.read import newest, newest_or_refuse
-from minillm_core.checkpoint.writer import Result, Writer
+from minillm_core.checkpoint.writer import CheckpointWriter, Result
 from minillm_core.errors import Interrupted, MinillmError, NonFinite
 
 TIMEOUT = 20.0  # timeout in seconds of a test that waits for another thread
@@ -42,8 +42,8 @@ class Gate:
 
 
 @pytest.fixture
-def writer(tmp_path: Path) -> Iterator[Writer]:
-    with closing(Writer(tmp_path, keep=2)) as writer:
+def writer(tmp_path: Path) -> Iterator[CheckpointWriter]:
+    with closing(CheckpointWriter(tmp_path, keep=2)) as writer:
         yield writer
 
 
@@ -51,7 +51,9 @@ def steps(out: Path) -> list[str]:
     return sorted(path.name for path in (out / "checkpoints").iterdir())
 
 
-def test_a_save_is_in_the_background_and_told_once(tmp_path: Path, writer: Writer) -> None:
+def test_a_save_is_in_the_background_and_told_once(
+    tmp_path: Path, writer: CheckpointWriter
+) -> None:
     gate = Gate()
     writer.submit(1, gate, {})
     assert gate.asked.wait(TIMEOUT)
@@ -65,7 +67,9 @@ def test_a_save_is_in_the_background_and_told_once(tmp_path: Path, writer: Write
     assert newest_or_refuse(tmp_path).step == 1
 
 
-def test_saves_go_in_order_and_the_last_ones_are_kept(tmp_path: Path, writer: Writer) -> None:
+def test_saves_go_in_order_and_the_last_ones_are_kept(
+    tmp_path: Path, writer: CheckpointWriter
+) -> None:
     for step in range(1, 6):
         writer.submit(step, lambda step=step: state(step), {"step": step})
     assert [result.step for result in writer.wait()] == [1, 2, 3, 4, 5]
@@ -75,7 +79,7 @@ def test_saves_go_in_order_and_the_last_ones_are_kept(tmp_path: Path, writer: Wr
     assert found.arrays()["model.w"][0, 0] == 5
 
 
-def test_the_next_save_waits_for_the_one_before(writer: Writer) -> None:
+def test_the_next_save_waits_for_the_one_before(writer: CheckpointWriter) -> None:
     first, second = Gate(), Gate()
     second.open.set()
     writer.submit(1, first, {})
@@ -88,7 +92,7 @@ def test_the_next_save_waits_for_the_one_before(writer: Writer) -> None:
     assert [result.step for result in writer.wait()] == [1, 2]
 
 
-def test_scalars_are_those_of_the_moment(tmp_path: Path, writer: Writer) -> None:
+def test_scalars_are_those_of_the_moment(tmp_path: Path, writer: CheckpointWriter) -> None:
     gate, scalars = Gate(), {"cursor": {"row": 1, "files": [1, 2]}}
     writer.submit(1, gate, scalars)
     scalars["cursor"]["row"] = 2
@@ -98,7 +102,7 @@ def test_scalars_are_those_of_the_moment(tmp_path: Path, writer: Writer) -> None
     assert newest_or_refuse(tmp_path).scalars == {"cursor": {"row": 1, "files": [1, 2]}}
 
 
-def test_what_json_cannot_hold_is_told_at_once(tmp_path: Path, writer: Writer) -> None:
+def test_what_json_cannot_hold_is_told_at_once(tmp_path: Path, writer: CheckpointWriter) -> None:
     with pytest.raises(ValueError, match="JSON"):
         writer.submit(1, state, {"loss": float("inf")})
     assert writer.wait() == []
@@ -116,7 +120,7 @@ def raising(error: BaseException) -> Callable[[], dict[str, np.ndarray]]:
     "error", [RuntimeError("lost"), SystemExit(0), KeyboardInterrupt(), GeneratorExit()]
 )
 def test_whatever_is_raised_becomes_a_result(
-    tmp_path: Path, writer: Writer, error: BaseException
+    tmp_path: Path, writer: CheckpointWriter, error: BaseException
 ) -> None:
     writer.submit(1, raising(error), {})
     writer.submit(2, state, {})
@@ -126,7 +130,7 @@ def test_whatever_is_raised_becomes_a_result(
     assert steps(tmp_path) == ["step-00000002"]
 
 
-def test_what_is_not_finite_becomes_a_result(writer: Writer) -> None:
+def test_what_is_not_finite_becomes_a_result(writer: CheckpointWriter) -> None:
     writer.submit(1, lambda: state(np.nan), {})
     (result,) = writer.wait()
     assert isinstance(result.error, NonFinite)
@@ -134,7 +138,7 @@ def test_what_is_not_finite_becomes_a_result(writer: Writer) -> None:
 
 
 def test_a_full_disk_becomes_a_result_and_the_next_save_works(
-    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.submit(1, state, {})
     writer.wait()
@@ -153,7 +157,7 @@ def test_a_full_disk_becomes_a_result_and_the_next_save_works(
     assert writer.wait()[0].error is None
 
 
-def test_an_error_holds_no_arrays(writer: Writer) -> None:
+def test_an_error_holds_no_arrays(writer: CheckpointWriter) -> None:
     held: list[weakref.ref] = []
 
     def snapshot() -> dict[str, np.ndarray]:
@@ -168,7 +172,7 @@ def test_an_error_holds_no_arrays(writer: Writer) -> None:
 
 
 def test_older_ones_that_cannot_be_removed_are_told(
-    tmp_path: Path, writer: Writer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, writer: CheckpointWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (1, 2):
         writer.submit(step, state, {})
@@ -187,7 +191,7 @@ def test_older_ones_that_cannot_be_removed_are_told(
 
 def test_closing_waits_and_the_result_can_still_be_asked(tmp_path: Path) -> None:
     gate = Gate()
-    writer = Writer(tmp_path, keep=1)
+    writer = CheckpointWriter(tmp_path, keep=1)
     writer.submit(1, gate, {})
     assert gate.asked.wait(TIMEOUT)
     threading.Timer(0.02, gate.open.set).start()
@@ -199,7 +203,7 @@ def test_closing_waits_and_the_result_can_still_be_asked(tmp_path: Path) -> None
         writer.submit(2, state, {})
 
 
-def test_an_interrupt_while_waiting_loses_nothing(tmp_path: Path, writer: Writer) -> None:
+def test_an_interrupt_while_waiting_loses_nothing(tmp_path: Path, writer: CheckpointWriter) -> None:
     gate = Gate()
     writer.submit(1, gate, {})
     assert gate.asked.wait(TIMEOUT)
@@ -216,9 +220,9 @@ def test_an_interrupt_while_waiting_loses_nothing(tmp_path: Path, writer: Writer
 
 def test_closing_now_gives_up_at_the_next_file(tmp_path: Path) -> None:
     gate = Gate()
-    with closing(Writer(tmp_path, keep=1)) as before:
+    with closing(CheckpointWriter(tmp_path, keep=1)) as before:
         before.submit(1, state, {})
-    writer = Writer(tmp_path, keep=1)
+    writer = CheckpointWriter(tmp_path, keep=1)
     writer.submit(2, gate, {})
     assert gate.asked.wait(TIMEOUT)
     writer.close(now=True)
@@ -235,12 +239,12 @@ def test_a_process_that_is_told_to_go_now_ends(tmp_path: Path) -> None:
 import threading
 from pathlib import Path
 import numpy as np
-from minillm_core.checkpoint.writer import Writer
+from minillm_core.checkpoint.writer import CheckpointWriter
 going = threading.Event()
 def snapshot():
     going.set()
     return {{"model.w": np.zeros((64, 64), np.float32)}}
-writer = Writer(Path({str(tmp_path)!r}), keep=1)
+writer = CheckpointWriter(Path({str(tmp_path)!r}), keep=1)
 writer.submit(1, snapshot, {{}})
 going.wait()
 writer.close(now=True)

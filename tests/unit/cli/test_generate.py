@@ -30,7 +30,7 @@ class Writing:
         path = Path("run/checkpoints/step-00000007")
         return SimpleNamespace(writer=lambda: self, step=7, checkpoint=path)
 
-    def go_on(self, prompt: str, sampling: Sampling, **options: Any) -> Any:
+    def generate(self, prompt: str, sampling: Sampling, **options: Any) -> Any:
         self.asked = {"prompt": prompt, "sampling": sampling, **options}
         return SimpleNamespace(ids=[1, 2, 3], ended=True)
 

@@ -158,7 +158,7 @@ def test_two_that_offer_one_name_are_refused_with_both(program: Program, offer) 
     code, out, err = program("count", "abc")
     assert (code, out) == (2, "")
     assert err.startswith("command 'count' is offered by dist-one 1.0 and dist-two 1.0\n")
-    assert "uninstall the one that you did not mean: dist-one or dist-two" in err
+    assert "uninstall the distribution that you do not need: dist-one or dist-two" in err
 
 
 @pytest.mark.parametrize(

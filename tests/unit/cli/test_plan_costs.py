@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from minillm_core.cli.planning import bytes_a_token, spoken
+from minillm_core.cli.planning import bytes_a_token, rough_duration
 from minillm_core.config.load import load
 from minillm_core.plan import build_plan
 from minillm_lab import speeds
@@ -101,7 +101,7 @@ def test_most_parameters_in_the_vocabulary_are_worth_a_word(
      (86_400 * 4, "4 days"), (86_400 * 1234, "1,234 days")],
 )  # fmt: skip
 def test_times_are_spoken_to_two_digits(seconds: float, text: str) -> None:
-    assert spoken(seconds) == text
+    assert rough_duration(seconds) == text
 
 
 def test_bytes_a_token_are_near_those_of_the_standard_library() -> None:

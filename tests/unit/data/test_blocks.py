@@ -196,19 +196,19 @@ def test_a_start_that_was_killed_is_followed_by_one_that_continues(
     class Stop(Exception):
         pass
 
-    commit, commits = store.Writer.commit, [0]
+    commit, commits = store.CacheWriter.commit, [0]
 
-    def stopping(writer: store.Writer, *arguments: Any, **facts: Any) -> None:
+    def stopping(writer: store.CacheWriter, *arguments: Any, **facts: Any) -> None:
         if commits[0] == 2:
             raise Stop
         commits[0] += 1
         commit(writer, *arguments, **facts)
 
     store.disk.remove(tmp_path / "cache")
-    monkeypatch.setattr(store.Writer, "commit", stopping)
+    monkeypatch.setattr(store.CacheWriter, "commit", stopping)
     with pytest.raises(Stop):
         corpus_of(files, **more)
-    monkeypatch.setattr(store.Writer, "commit", commit)
+    monkeypatch.setattr(store.CacheWriter, "commit", commit)
     kept = places(tmp_path / "cache")
     assert len(kept) == 2
     again = corpus_of(files, **more)
@@ -286,9 +286,9 @@ def test_a_process_that_is_killed_is_an_error_and_the_next_start_continues(
 ) -> None:
     size = {"tokenizer": tokenizer, "block": 5_000}
     corpus = corpus_of(files, **size)
-    beside = corpus.train._beside  # type: ignore[attr-defined]
-    assert beside is not None
-    beside._process.send_signal(signal.SIGKILL)
+    process = corpus.train._tokenising  # type: ignore[attr-defined]
+    assert process is not None
+    process._process.send_signal(signal.SIGKILL)
     (error,) = waiting(corpus, 1_000)
     assert "it was killed, as it is where memory runs out" in str(error)
     assert "--resume" in str(error)
@@ -304,7 +304,7 @@ def test_files_that_change_before_they_are_read_are_refused(
     cache = corpus.train._cache  # type: ignore[attr-defined]
     cache.sources[-1] = replace(cache.sources[-1], size=1)
     store.disk.remove(cache.folder_of(cache.key, 1))
-    corpus.train._beside = None  # type: ignore[attr-defined]
+    corpus.train._tokenising = None  # type: ignore[attr-defined]
     (error,) = waiting(corpus, 1)
     assert "the files changed since the run began to read them" in str(error)
 
@@ -323,7 +323,7 @@ def test_the_process_ends_with_the_one_that_trains(tmp_path: Path, texts: list[s
         f"c = DataConfig(paths=({str(path)!r},), tokenizer={str(tmp_path / 'tokenizer.json')!r}, "
         "block=2000); "
         f"found = open_corpus(c, 300, 8, cache=Path({str(tmp_path / 'cache')!r}), say=lambda line: None); "
-        "print(found.train._beside._process.pid, flush=True); time.sleep(60)"
+        "print(found.train._tokenising._process.pid, flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout is not None

@@ -29,7 +29,7 @@ from minillm_core.data import (
 from minillm_core.data.corpus import split
 from minillm_core.data.documents import digest
 from minillm_core.data.sources import Source
-from minillm_core.data.store import Writer
+from minillm_core.data.store import CacheWriter
 from minillm_core.data.tokenise import TokenCache
 from minillm_core.errors import DataError
 from minillm_data.cache import clear_cache, list_cache
@@ -284,7 +284,7 @@ def test_what_a_killed_process_left_is_swept_and_what_a_live_one_writes_is_not(
     for folder in (dead, foreign):
         folder.mkdir(parents=True)
         (folder / "ids.bin").write_bytes(b"12")
-    with Writer(tokens / ("1" * 32), 300) as living:
+    with CacheWriter(tokens / ("1" * 32), 300) as living:
         corpus_of([jsonl(texts)])
         names = {folder.name for folder in tokens.glob("*.tmp-*")}
         assert names == {foreign.name, living._folder.name}

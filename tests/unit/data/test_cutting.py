@@ -71,7 +71,7 @@ def test_ids_are_those_of_the_whole_text_unless_a_word_was_cut(
 def test_training_does_not_see_where_normal_text_is_divided(texts: list[str]) -> None:
     if any(number for text in texts for _, number in parts(text, LEARNED)):
         return
-    whole = tokenizers.Tokenizer.from_str(bpe.learn(iter(texts), 280, lambda: None))
+    whole = tokenizers.Tokenizer.from_str(bpe.train_bpe(iter(texts), 280, lambda: None))
     before, cutting._PART = cutting._PART, 7
     try:
         assert Tokenizer.train(texts, 280).digest == Tokenizer(whole).digest

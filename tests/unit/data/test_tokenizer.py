@@ -319,8 +319,8 @@ def test_ids_one_by_one_give_the_text_of_all(tokenizer: Tokenizer, ids: list[int
 
 
 def test_the_ids_in_use(tokenizer: Tokenizer) -> None:
-    assert tokenizer.known().tolist() == list(range(300))
-    assert tokenizer.known().dtype == np.int32
+    assert tokenizer.used_ids().tolist() == list(range(300))
+    assert tokenizer.used_ids().dtype == np.int32
 
 
 def test_bytes_of_a_sentencepiece_kind() -> None:

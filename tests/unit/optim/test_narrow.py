@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core.optim.groups import Member, groups_of
-from minillm_core.optim.narrow import BLOCK, NARROW, kept, on_host, packed, unpacked
+from minillm_core.optim.narrow import BLOCK, NARROW, on_host, packed, stored, unpacked
 from minillm_core.optim.stage import Rule, stage
 from minillm_kit import NumPyOps
 
@@ -63,7 +63,7 @@ def test_a_stack_is_packed_as_its_members(kind: str, shape: tuple[int, ...]) -> 
     whole = packed(OPS, "m", kind, x, 1)
     for index in range(2):
         alone = packed(OPS, "m", kind, x[index], 0)
-        for name, one in kept("m", kind, shape).items():
+        for name, one in stored("m", kind, shape).items():
             assert whole[name][index].shape == alone[name].shape == one.shape
             np.testing.assert_array_equal(whole[name][index], alone[name])
 
@@ -148,7 +148,7 @@ def test_bytes_are_counted_as_they_are_kept() -> None:
     (group,) = groups_of(
         {"p": (Rule("r", "o", (("scale", "o", own),)), Member("p", (3, 100), 1, 1))}
     )
-    entries = group.kept()["scale"]
+    entries = group.state_arrays()["scale"]
     assert {name: one.nbytes for name, one in entries.items()} == {
         "a": 1200, "b": 600, "c": 300, "c.scale": 8,
     }  # fmt: skip

@@ -49,7 +49,7 @@ def test_updates_are_counted_by_the_core() -> None:
 def test_state_is_like_the_parameter_a_scalar_or_a_function_of_its_shape() -> None:
     state = {"moment": "like", "count": "scalar", "rows": factored}
     draft = stage(counted, state=state, needs="matrix")
-    shapes = {entry: one.shape for entry, one in draft.stage.kept((4, 3)).items()}
+    shapes = {entry: one.shape for entry, one in draft.stage.state_arrays((4, 3)).items()}
     assert shapes == {"moment": (4, 3), "count": (1, 1), "rows": (4,)}
     assert draft.stage.needs == "matrix"
 
@@ -83,8 +83,8 @@ def test_a_rule_is_data_and_knows_what_it_needs() -> None:
     plain = Rule("a", "one", (("scale", "one", stage(scaled, by=2.0).named("a")),))
     whole = Rule("b", "one", (("scale", "two", stage(counted, needs="matrix").named("b")),))
     assert (plain.stacked, whole.stacked) == (False, True)
-    assert plain.takes("by")
-    assert not plain.takes("by", "beta1")
+    assert plain.accepts("by")
+    assert not plain.accepts("by", "beta1")
     data = json.loads(json.dumps(plain.data()))
     assert data["stages"][0]["reference"].endswith(":scaled")
     assert data["stages"][0]["arguments"] == {"by": 2.0}

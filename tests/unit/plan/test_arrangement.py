@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Packer, PlanError, Plugin, PluginCodeError, build_plan, load
-from minillm_core.plan.why import picks
+from minillm_core.plan.why import matches
 from minillm_core.plugins.manager import LoadedPlugin
 
 
@@ -74,7 +74,7 @@ def test_claims_are_in_data_hash_digests_and_table() -> None:
     assert data["data"]["order"] == ["yours", f"{__name__}:backwards", [["by", 2]]]
     assert __name__ in plan.digests
     assert plan.hash != planned(mine=Rows(most=4), yours=Sorted()).hash != planned(mine=Rows()).hash
-    (report,) = (one for one in plan.table if picks("data.packer", one))
+    (report,) = (one for one in plan.table if matches("data.packer", one))
     assert [(one.owner, one.what) for one in report.held] == [("mine", "First")]
     shown = {one.name: one.expected for one in plan.plugins}
     assert shown == {"mine": ("slot:data.packer",), "yours": ("slot:data.order",)}

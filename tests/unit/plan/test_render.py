@@ -17,7 +17,7 @@ from minillm_core.plan import Plan
 from minillm_core.plan.diff import ABSENT, difference, differences, in_words, render_diff
 from minillm_core.plan.plan import as_json
 from minillm_core.plan.render import amount, plan_document, render_plan, sized
-from minillm_core.plan.slots import fold, ranges, slots_of, taken
+from minillm_core.plan.slots import filled_slots, fold, ranges, slots_of
 from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.plugin import Plugin
 from minillm_modded.paired_heads import PairedHeads
@@ -241,7 +241,7 @@ def test_sizes() -> None:
 
 
 def test_taken_slots_are_sorted_by_plugin(planned: Planned) -> None:
-    owners = [entry.owner for entry in taken(planned(muon=Muon(), gates=Gates()))]
+    owners = [entry.owner for entry in filled_slots(planned(muon=Muon(), gates=Gates()))]
     assert owners == sorted(owners)
 
 
@@ -274,6 +274,6 @@ def test_it_says_how_much_is_evaluated(planned: Planned, given: str, when: str) 
 def test_names_of_slots_are_never_cut(planned: Planned, width: int) -> None:
     plan = planned(muon=Muon(), paired_heads=PairedHeads(), gates=Gates())
     lines = shown(plan, width).splitlines()
-    slots = [entry.slot for entry in taken(plan)]
+    slots = [entry.slot for entry in filled_slots(plan)]
     assert slots
     assert [slot for slot in slots if not any(slot in line.split() for line in lines)] == []

@@ -23,7 +23,7 @@ from minillm_core.optim.schedules import plateaus
 from minillm_core.optim.stage import stage
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.slots import SlotReport, SlotState
-from minillm_core.plan.why import grouped, names_of, nearest_names, picks, slot_reports
+from minillm_core.plan.why import grouped, matches, names_of, nearest_names, slot_reports
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.plugins.slots import Chain, Claim, Terms
@@ -114,7 +114,7 @@ def asked(small_config: Callable[..., Config]) -> Asked:
         except PlanError as error:
             refusal = error
         answers = slot_reports(state, plan, refusal, list(plugins))
-        return [answer for answer in answers if picks(slot, answer)]
+        return [answer for answer in answers if matches(slot, answer)]
 
     return ask
 
@@ -153,7 +153,7 @@ def test_every_placement_of_a_plan_is_found(asked: Asked, planned: Callable[...,
     for placement in plan.placements:
         if placement.slot.startswith(("opt.assign", "opt.set", "on_")):
             continue
-        place = [a for a in answers if picks(placement.slot, a) and a.kind != "parameter"]
+        place = [a for a in answers if matches(placement.slot, a) and a.kind != "parameter"]
         held = {(one.owner, one.what) for answer in place for one in answer.held}
         assert (placement.owner, placement.what) in held, placement
 
@@ -257,7 +257,7 @@ def test_no_slot_of_the_builders_is_forgotten(
     answers = asked("*")
     assert len(places) > 50
     for place in places:
-        assert any(picks(place, answer) for answer in answers), place
+        assert any(matches(place, answer) for answer in answers), place
 
 
 def test_claimed_numbers_of_a_parameter_are_shown(asked: Asked) -> None:
@@ -408,9 +408,9 @@ def test_an_answer_is_picked_by_each_name_and_its_beginnings(
     name = data.draw(st.sampled_from(sorted(names_of(answer))))
     ends = [i for i, letter in enumerate(name) if letter in ".["]
     end = data.draw(st.sampled_from([len(name), *ends]))
-    assert picks(name[:end], answer)
-    assert picks(f"*{name[1:]}", answer)
-    assert not picks(f"{name[:end]}?", answer)
+    assert matches(name[:end], answer)
+    assert matches(f"*{name[1:]}", answer)
+    assert not matches(f"{name[:end]}?", answer)
 
 
 @pytest.mark.parametrize(
@@ -446,7 +446,7 @@ def test_the_kernel_of_an_op_is_the_one_that_is_bound(
         assert {one.who[0] for one in answer.refused} == offered - {choice.kernel}
         for refused in answer.refused:
             assert refused.what == choice.refused.get(refused.who[0], refused.what)
-        assert picks(choice.op, answer)
+        assert matches(choice.op, answer)
 
 
 def shy(request: Any) -> str:
@@ -484,4 +484,4 @@ def test_without_a_backend_no_kernel_is_chosen(planned: Callable[..., Plan]) -> 
 
 
 def _ops(plan: Plan, op: str) -> list[SlotReport]:
-    return [one for one in kernel_answers(plan, CPU["torch"]) if picks(op, one)]
+    return [one for one in kernel_answers(plan, CPU["torch"]) if matches(op, one)]

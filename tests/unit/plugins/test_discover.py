@@ -168,7 +168,7 @@ def test_of_two_that_offer_a_name_ours_is_not_the_one_to_go(site, good, ours: bo
     site.install("a-rival", {name: "pkg_rival:Trick"}, {"pkg_rival.py": good})
     with pytest.raises(PluginError, match=f"plugin '{name}' is offered by") as refused:
         find(name)
-    said = "uninstall the one that you did not mean: a-rival"
+    said = "uninstall the distribution that you do not need: a-rival"
     own = " (minillm's own 'muon' is that of minillm-muon)"
     assert refused.value.fix == (said + own if ours else f"{said} or dist-gate")
 

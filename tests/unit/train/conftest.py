@@ -183,7 +183,7 @@ class Bytewise:
 
     end_of_text = start = 0
 
-    def known(self) -> np.ndarray:
+    def used_ids(self) -> np.ndarray:
         return np.arange(257, dtype=np.int32)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:

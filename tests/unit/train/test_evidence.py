@@ -30,7 +30,7 @@ class Model:
     def witnesses(self) -> dict[str, int]:
         return self.seen
 
-    def own(self) -> dict[str, np.ndarray]:
+    def local_arrays(self) -> dict[str, np.ndarray]:
         self.asked += 1
         return self.state
 
@@ -194,7 +194,7 @@ class Two(Ranks):
     def __init__(self, rank: int) -> None:
         self.rank, self.asked = rank, 0
 
-    def gathered(self, numbers: Any) -> list[tuple[float, ...]]:
+    def all_gather(self, numbers: Any) -> list[tuple[float, ...]]:
         self.asked += 1
         return [tuple(numbers), (0.0,) * (len(numbers) - 1) + (7.0,)]
 
@@ -215,7 +215,7 @@ def test_another_rank_may_update_what_a_plugin_changes(
 
 def test_rank_0_alone_ends_a_run_without_evidence(model: Any, counter: Counter) -> None:
     class None_(Two):
-        def gathered(self, numbers: Any) -> list[tuple[float, ...]]:
+        def all_gather(self, numbers: Any) -> list[tuple[float, ...]]:
             return [tuple(numbers), (0.0,) * len(numbers)]
 
     def watch(rank: int) -> Evidence:

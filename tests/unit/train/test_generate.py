@@ -24,7 +24,7 @@ from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.plugins.sourcing import PLAIN
 from minillm_core.plugins.streams import Streams
-from minillm_core.train.generate import Sampling, Window, Writer
+from minillm_core.train.generate import Sampling, TextGenerator, Window
 from minillm_core.train.hooks import plan_hook
 from minillm_core.train.request import Prepared, train
 from minillm_core.train.run import Run
@@ -117,29 +117,29 @@ def test_only_what_is_new_is_fed() -> None:
     assert model.fed == [3, 1, 1, 1, 3, 1]  # the seventh does not fit; three are fed again
 
 
-def writer(model: Any, vocabulary: Any, **options: Any) -> Writer:
+def writer(model: Any, vocabulary: Any, **options: Any) -> TextGenerator:
     given: dict[str, Any] = {"context": 8, **options}
-    return Writer(model, vocabulary, **given)
+    return TextGenerator(model, vocabulary, **given)
 
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_it_goes_on_until_the_end_of_the_text(sure_of, bytewise, cached: bool) -> None:
     wrote = writer(sure_of(b"Once, I"), bytewise)
-    found = wrote.go_on("On", Sampling(), tokens=9, cached=cached)
+    found = wrote.generate("On", Sampling(), tokens=9, cached=cached)
     assert "".join(wrote.text(found, "On")) == "Once, I"
     assert (len(found.ids), found.ended) == (5, True)
 
 
 def test_it_stops_at_the_number_of_tokens(sure_of, bytewise) -> None:
     wrote = writer(sure_of(b"Once, I"), bytewise)
-    found = wrote.go_on("", Sampling(0), tokens=4)
+    found = wrote.generate("", Sampling(0), tokens=4)
     assert list(wrote.text(found)) == list("Once")
     assert (len(found.ids), found.ended) == (4, False)
 
 
 def test_a_document_begins_with_the_end_of_the_one_before(bytewise) -> None:
     model = Reader()
-    window = writer(model, bytewise).go_on("ab", Sampling(), tokens=1)
+    window = writer(model, bytewise).generate("ab", Sampling(), tokens=1)
     with pytest.raises(IndexError):  # its vocabulary differs
         list(window)
     assert model.rows[0]["ids"].tolist() == [[0, 98, 99]]
@@ -161,7 +161,7 @@ def test_a_plugin_that_drops_columns_is_named(bytewise, sure_of) -> None:
     hook = plan_hook(plan, [changer], streams=Streams(0))
     wrote = writer(sure_of(b"ab"), bytewise, on_batch=hook)
     with pytest.raises(PluginCodeError, match="'changer' changed the rows or columns in on_batch"):
-        list(wrote.go_on("a", Sampling(), tokens=3))
+        list(wrote.generate("a", Sampling(), tokens=3))
 
 
 # A run of its own
@@ -223,7 +223,7 @@ def test_a_run_is_opened_in_float32(bigram, run) -> None:
     assert (plans[0].config.train.dtype, plans[0].config.train.compile) == ("float32", "off")
     assert plans[0].hash == json.loads((out / "run.json").read_text())["plan_hash"]
     assert (wrote.context, opened.step) == (16, 2)
-    text = "".join(wrote.text(wrote.go_on("It", Sampling(), tokens=20), "It"))
+    text = "".join(wrote.text(wrote.generate("It", Sampling(), tokens=20), "It"))
     assert text.startswith("It")
 
 

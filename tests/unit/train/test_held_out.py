@@ -27,7 +27,7 @@ def told(curve: Sequence[tuple[float, float]], *, recalled: int = 0) -> tuple[Tr
         events += [Stepped(step, training, 0.1, 1, RATE, 1.0, None, None, 1.0) for step in (n, n)]
         events.append(Evaluated(n, held_out, None, 100))
     before = events[: 3 * recalled]
-    trend.recall([one.data() for one in before], [one for one in before if one.event == "eval"])
+    trend.resume([one.data() for one in before], [one for one in before if one.event == "eval"])
     for event in events[3 * recalled :]:
         trend(event)
     return trend, said

@@ -16,8 +16,8 @@ from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.sourcing import PLAIN
 from minillm_core.plugins.streams import Streams
 from minillm_core.train.events import Evaluated
-from minillm_core.train.feed import Place
-from minillm_core.train.hooks import Verdict, judged, plan_hook
+from minillm_core.train.feed import StepProgress
+from minillm_core.train.hooks import Verdict, plan_hook, with_verdicts
 
 
 def plan_of(*names: str) -> Any:
@@ -64,7 +64,7 @@ def test_it_is_told_the_phase_and_the_vocabulary(plugin: Plugin, told: list, pha
 def test_progress_is_the_step_of_a_batch_over_all_steps_and_1_elsewhere(
     planned: Callable,
 ) -> None:
-    place = Place(planned("train.steps=8"), 0)
+    place = StepProgress(planned("train.steps=8"), 0)
     late = [LoadedPlugin.of("late", Late())]
     hook = plan_hook(plan_of("late"), late, streams=Streams(0), progress=place.progress)
     assert hook is not None
@@ -73,7 +73,7 @@ def test_progress_is_the_step_of_a_batch_over_all_steps_and_1_elsewhere(
         told = [float(hook(batch(), "train")["told"][0]) for _ in range(3)]
         assert told == [min(1.0, step / 8)] * 3  # the same for every micro-batch
     assert hook(batch(), "eval")["told"] == hook(batch(), "decode")["told"] == 1.0
-    assert Place(planned("train.steps=8"), 3).progress() == 0.5
+    assert StepProgress(planned("train.steps=8"), 3).progress() == 0.5
 
 
 def batch(labels: int = 1) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Judge(Plugin, api=1):
 
 def judgement(metric: Any) -> Evaluated:
     judge = LoadedPlugin.of("judge", Judge())
-    return judged([judge], Evaluated(7, 2.0, None), (), metric)
+    return with_verdicts([judge], Evaluated(7, 2.0, None), (), metric)
 
 
 @pytest.mark.parametrize("number", [2, 2.0, np.float32(2), np.array(2.0)])

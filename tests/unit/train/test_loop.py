@@ -28,7 +28,7 @@ from minillm_core.errors import (
     Stopped,
 )
 from minillm_core.train import checkpoints as guard
-from minillm_core.train.budget import Budget, Cadence, Last, Position
+from minillm_core.train.budget import Budget, Cadence, LastSave, Position
 from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.events import (
     Ended,
@@ -817,7 +817,7 @@ def test_a_kill_at_any_moment_costs_a_tenth_at_most(
         if writing and writing[1] <= now:
             durable, writing = writing[0], None
         worst = max(worst, done - durable)
-        if cadence.saves(step, done, Last(share, now - saved_at, now - looked + commit)):
+        if cadence.saves(step, done, LastSave(share, now - saved_at, now - looked + commit)):
             if writing:
                 now, durable = max(now, writing[1]), writing[0]
             share, saved_at, writing = done, now, (done, now + commit)

@@ -20,7 +20,7 @@ from minillm_core.train.events import (
     Stepped,
     Throughput,
 )
-from minillm_core.train.metrics import Metrics, add, cut, events, line
+from minillm_core.train.metrics import Metrics, add, events, line, truncate
 
 
 def stepped(step: int, **changes) -> Stepped:
@@ -104,7 +104,7 @@ def test_a_cut_leaves_each_step_once(
         metrics(Ended(steps, 75, 1.0))
     with path.open("ab") as file:
         file.write(torn)
-    kept = cut(path, cut_at)
+    kept = truncate(path, cut_at)
     assert kept == read(path)
     last = min(cut_at, steps)
     assert [e["step"] for e in kept if e["event"] == "step"] == list(range(1, last + 1))
@@ -112,11 +112,11 @@ def test_a_cut_leaves_each_step_once(
     assert all(e.get("step", 0) <= cut_at for e in kept)
     assert [e["event"] for e in kept if "step" not in e] == ["run"]
     assert "end" not in {e["event"] for e in kept}
-    assert cut(path, cut_at) == kept
+    assert truncate(path, cut_at) == kept
 
 
 def test_nothing_to_cut(tmp_path: Path) -> None:
-    assert cut(tmp_path / "metrics.jsonl", 3) == []
+    assert truncate(tmp_path / "metrics.jsonl", 3) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -133,8 +133,8 @@ def test_a_rewind_takes_back_what_came_after(tmp_path: Path) -> None:
         *[("step", 1), ("step", 4), ("rewind", 6), ("step", 7), ("end", 7)]
     ]
     # a checkpoint of step 5 was saved while rewinding; that of step 4 leads to the spike again
-    assert [e["event"] for e in cut(path, 5)] == ["step", "step", "rewind"]
-    assert [e["event"] for e in cut(path, 4)] == ["step", "step"]
+    assert [e["event"] for e in truncate(path, 5)] == ["step", "step", "rewind"]
+    assert [e["event"] for e in truncate(path, 4)] == ["step", "step"]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_a_very_long_file_is_cut_whole_and_held_in_part(
         for n in range(1, 101):
             metrics(stepped(n))
         metrics(Evaluated(100, 1.0, None))
-    found = cut(path, 100)
+    found = truncate(path, 100)
     assert len(read(path)) == 101
     assert len(found) < 13
     assert [event["event"] for event in found[-2:]] == ["step", "eval"]
@@ -182,7 +182,7 @@ def test_a_very_long_file_is_cut_whole_and_held_in_part(
 def test_what_no_run_writes_is_no_event(tmp_path: Path, torn: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(torn + line(stepped(2)))
-    assert [event["step"] for event in cut(path, 9)] == [2]
+    assert [event["step"] for event in truncate(path, 9)] == [2]
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.truncate(1 << 31)  # a sparse file: it takes no space, and has no line
     with pytest.raises(Refusal, match="a line of more than"):
-        cut(path, 1)
+        truncate(path, 1)
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
@@ -207,7 +207,7 @@ def test_a_judge_s_figures_stand_behind_the_run_s_own_and_survive_a_resume(tmp_p
         ("judged", 1),
         ("judged", 9),
     ]
-    assert [one["step"] for one in cut(path, 3)] == [1, 1]
+    assert [one["step"] for one in truncate(path, 3)] == [1, 1]
     assert b"NaN" not in path.read_bytes()
     link = tmp_path / "link.jsonl"
     link.symlink_to(path)

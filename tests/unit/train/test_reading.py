@@ -18,7 +18,7 @@ from minillm_core.ops.select import Candidate
 from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.plugins.plugin import Plugin
-from minillm_core.train.restore import alike, inference_plan, needed
+from minillm_core.train.restore import inference_plan, is_compatible, shapes_model
 
 CPU = Detected("torch", "cpu", "test")
 CUDA = Detected("torch", "cuda", "test")
@@ -124,7 +124,7 @@ def test_what_shaped_the_run_is_needed_and_refused(planned: Any, name: str) -> N
         check_support([LoadedPlugin.of(name, SHAPED[name])], "torch", "cpu")
     assert str(refused.value) == str(trained.value)
     plan = planned(**plugins)
-    assert [one for one in plugins if needed(plan, one)] == [name]
+    assert [one for one in plugins if shapes_model(plan, one)] == [name]
 
 
 @pytest.mark.parametrize(
@@ -234,16 +234,18 @@ def test_a_plan_without_what_shaped_nothing_is_alike(planned: Any, name: str) ->
     def recorded(**plugins: Plugin) -> Any:
         return json.loads(json.dumps(planned(**plugins).data()))
 
-    assert alike(recorded(**{name: UNSHAPED[name]}), planned())
-    assert alike(recorded(gate=Gate(), **{name: UNSHAPED[name]}), planned(gate=Gate()))
+    assert is_compatible(recorded(**{name: UNSHAPED[name]}), planned())
+    assert is_compatible(recorded(gate=Gate(), **{name: UNSHAPED[name]}), planned(gate=Gate()))
 
 
 @pytest.mark.parametrize("name", SHAPED)
 def test_a_plan_without_what_shaped_the_run_is_not(planned: Any, name: str) -> None:
-    assert not alike(json.loads(json.dumps(planned(**{name: SHAPED[name]}).data())), planned())
+    assert not is_compatible(
+        json.loads(json.dumps(planned(**{name: SHAPED[name]}).data())), planned()
+    )
 
 
 @pytest.mark.parametrize("record", [None, {}, [], {"model": 3, "data": {}}])
 def test_what_is_no_plan_is_not_alike(planned: Callable[..., Plan], record: Any) -> None:
-    assert not alike(record, planned())
-    assert not alike(record, replace(planned(), core_version="0"))
+    assert not is_compatible(record, planned())
+    assert not is_compatible(record, replace(planned(), core_version="0"))

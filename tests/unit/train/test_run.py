@@ -23,7 +23,7 @@ from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint.commit import commit
 from minillm_core.checkpoint.manifest import verify
 from minillm_core.checkpoint.read import newest_or_refuse
-from minillm_core.checkpoint.writer import Result, Writer
+from minillm_core.checkpoint.writer import CheckpointWriter, Result
 from minillm_core.config.load import load
 from minillm_core.errors import (
     DataError,
@@ -510,13 +510,13 @@ def test_a_run_in_the_current_folder_ends_with_commands_too(
 def test_the_end_says_how_long_training_waited_for_checkpoints(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wait = Writer.wait
+    wait = CheckpointWriter.wait
 
-    def slow(writer: Writer) -> list[Result]:
+    def slow(writer: CheckpointWriter) -> list[Result]:
         time.sleep(1.0)
         return wait(writer)
 
-    monkeypatch.setattr(Writer, "wait", slow)
+    monkeypatch.setattr(CheckpointWriter, "wait", slow)
     job.train("checkpoint.every=100", steps=2)
     (line,) = (line for line in job.said if line.startswith("done in "))
     assert re.search(r", waiting for checkpoints 0:0\d\)$", line)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minillm_core.data import Documents
-from minillm_core.train.generate import Writer, prompts, sample
+from minillm_core.train.generate import TextGenerator, prompts, sample
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def write(bytewise, sure_of):
 
     def written(text: bytes, **options) -> str:
         given: dict[str, Any] = {"context": 8, **options}
-        return sample(Writer(sure_of(text), bytewise, given.pop("context")), **given)
+        return sample(TextGenerator(sure_of(text), bytewise, given.pop("context")), **given)
 
     return written
 
@@ -55,7 +55,9 @@ def test_a_terminal_is_not_commanded(write, text: bytes, shown: str) -> None:
 def test_the_seed_decides(bigram, bytewise) -> None:
     trainer = bigram(vocab=257)
     trainer.table = np.random.default_rng(0).standard_normal((257, 257)).astype(np.float32)
-    texts = [sample(Writer(trainer, bytewise, 8), seed=seed, tokens=30) for seed in (1, 1, 2)]
+    texts = [
+        sample(TextGenerator(trainer, bytewise, 8), seed=seed, tokens=30) for seed in (1, 1, 2)
+    ]
     assert texts[0] == texts[1]
     assert texts[0] != texts[2]
 
@@ -67,13 +69,13 @@ def test_the_plugins_batches_are_what_it_is_shown(sure_of, bytewise) -> None:
         phases.append(phase)
         return batch
 
-    assert sample(Writer(sure_of(b"ab"), bytewise, 8, on_batch)) == "ab"
+    assert sample(TextGenerator(sure_of(b"ab"), bytewise, 8, on_batch)) == "ab"
     assert phases == ["decode"] * 3
 
 
 def test_a_prompt_is_continued_and_not_repeated(sure_of, bytewise) -> None:
-    assert sample(Writer(sure_of(b"once upA"), bytewise, 20), "once") == " upA"
-    assert sample(Writer(sure_of(b"once upA"), bytewise, 3), "once up") == "A"
+    assert sample(TextGenerator(sure_of(b"once upA"), bytewise, 20), "once") == " upA"
+    assert sample(TextGenerator(sure_of(b"once upA"), bytewise, 3), "once up") == "A"
 
 
 def test_a_sample_ends_when_it_is_told_to_or_takes_too_long(sure_of, bytewise, clock) -> None:
@@ -84,13 +86,13 @@ def test_a_sample_ends_when_it_is_told_to_or_takes_too_long(sure_of, bytewise, c
         asked.append(1)
         return len(asked) > 3
 
-    assert sample(Writer(model, bytewise, 9), stopped=stopped) == "abc"
+    assert sample(TextGenerator(model, bytewise, 9), stopped=stopped) == "abc"
 
     def slow() -> float:
         clock.now += 1.0
         return clock.now
 
-    assert sample(Writer(model, bytewise, 9), seconds=5.0, clock=slow) == "abcd"
+    assert sample(TextGenerator(model, bytewise, 9), seconds=5.0, clock=slow) == "abcd"
 
 
 class Letters:

@@ -169,7 +169,7 @@ def test_other_ranks_bring_their_parts_when_rank_0_saves() -> None:
         return Snapshot(dict)
 
     trainer: Any = SimpleNamespace(snapshot=snapshot)
-    ranks: Any = SimpleNamespace(agreed=lambda due: next(answers), shard="updates")
+    ranks: Any = SimpleNamespace(broadcast=lambda due: next(answers), shard="updates")
     other = CheckpointManager(trainer=trainer, ranks=ranks)
     other.save(Position(step=4))
     other.evaluated(Position(step=6), Evaluated(6, 1.0, None, 10))

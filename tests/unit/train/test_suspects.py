@@ -53,7 +53,9 @@ def job(monkeypatch: pytest.MonkeyPatch):
     def made(*plugins: Plugin, kernels: Any = (), **arrays: Any) -> Any:
         loaded = [LoadedPlugin.of(type(one).__name__.lower(), one) for one in plugins]
         trainer = SimpleNamespace(
-            own=lambda: {f"model.{name}": np.array(value) for name, value in arrays.items()},
+            local_arrays=lambda: {
+                f"model.{name}": np.array(value) for name, value in arrays.items()
+            },
             binding=SimpleNamespace(kernels=kernels),
         )
         plan = build_plan(load(preset="tiny", default_preset=lambda: ("tiny", "")).config, loaded)

@@ -28,7 +28,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
     ),
     "AttentionSpec": names("rope before_rope after_rope v layout core window documents scale out"),
     "Loop": names("owner first last times"),
-    "Seen": names("window documents"),
+    "Masks": names("window documents"),
     "RopeSpec": names("base frequencies scaling positions"),
     "SiteSpec": names("name terms computed"),
     "ModelShape": names("layers dim heads kv_heads head_dim hidden vocab positions layer norm_eps"),

@@ -161,7 +161,7 @@ def show_ablation(
     prepared = prepare(asked, to_run=True)
     beside = added(company, flag="--with")
     named = tuple(added(judged)) or tuple(prepared.loaded.specs)
-    with _watched(Left()) as (watch, tell):
+    with _watched(RemainingTime()) as (watch, tell):
         request = Request(
             tuple(name for name in named if name not in beside),
             prepared,
@@ -185,7 +185,7 @@ def show_ablation(
 
 
 @contextmanager
-def _watched(left: Left) -> Iterator[tuple[Watch, Callable[[str], None]]]:
+def _watched(left: RemainingTime) -> Iterator[tuple[Watch, Callable[[str], None]]]:
     """Show a progress bar for the current run if stderr is a terminal, else a line per run."""
     console = Console(stderr=True)
     if not console.is_terminal:
@@ -227,7 +227,7 @@ def _watched(left: Left) -> Iterator[tuple[Watch, Callable[[str], None]]]:
 class _Estimate:
     """An estimate of the whole time, printed once, as soon as the first run's speed is known."""
 
-    def __init__(self, left: Left, say: Callable[[str], None]) -> None:
+    def __init__(self, left: RemainingTime, say: Callable[[str], None]) -> None:
         self._left, self._say, self._printed = left, say, False
 
     def __call__(self) -> None:
@@ -240,7 +240,7 @@ class _Estimate:
             )
 
 
-def _ahead(current: RunProgress, left: Left) -> str:
+def _ahead(current: RunProgress, left: RemainingTime) -> str:
     """Format ``run 3 of 12, 4:05 left``."""
     seconds = left.seconds
     until = "" if seconds is None else f", {duration(seconds)} left"
@@ -282,7 +282,7 @@ def _failures(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"{plain(name)}, {counted(len(found), 'run')} failed: {plain(found[0], 160)}"
 
 
-class Left:
+class RemainingTime:
     """The times of an ablation's runs, and an estimate of the remaining time.
 
     A run's steps are timed apart from the time between two runs: validation, and for a new variant

@@ -26,7 +26,7 @@ from minillm_core.commands import (
 from minillm_lab.cli.devices import Gpus, cards
 
 if TYPE_CHECKING:
-    from minillm_lab.heats import Candidate, Current, Watch
+    from minillm_lab.paired_runs import Candidate, Current, Watch
     from minillm_lab.search import Request
 
 EXAMPLES = """Examples:
@@ -217,7 +217,7 @@ def standing(current: Current) -> Table:
 
 
 def _gain(one: Candidate) -> Text:
-    from minillm_lab.heats import in_words
+    from minillm_lab.paired_runs import in_words
 
     last = one.rungs[-1]
     words = f"{last['effect']:+.4f}" if last["low"] is None else in_words(last)

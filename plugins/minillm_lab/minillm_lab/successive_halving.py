@@ -25,7 +25,7 @@ from typing import Any
 from minillm_core import MinillmError
 from minillm_core.commands import amount
 from minillm_lab.confirm import Confirmation
-from minillm_lab.heats import Candidate, Heats, Length, Planner, Rung, in_words
+from minillm_lab.paired_runs import Candidate, Length, PairedRuns, Planner, Rung, in_words
 from minillm_lab.space import Move, Recipe, Space, parts_of, present, together
 from minillm_lab.study import graph_of
 
@@ -50,7 +50,7 @@ LAST = 0.45
 """Maximum fraction of the budget for the final comparison."""
 
 
-class Race:
+class SuccessiveHalving:
     """The rounds of a search.
 
     Args:
@@ -73,7 +73,7 @@ class Race:
 
     def __init__(
         self,
-        heats: Heats,
+        heats: PairedRuns,
         plan: Planner,
         space: Space,
         base: Recipe,
@@ -154,7 +154,7 @@ class Race:
         for move in moves:
             ways = [self._planned(move)]
             if ways == [None] and move.adds:
-                more = [one for one in self.space.ways_in(move) if one.name not in self._out]
+                more = [one for one in self.space.additions(move) if one.name not in self._out]
                 ways = [self._planned(one, note=False) for one in more]
             found += [one for one in ways if one is not None]
         return found
@@ -269,7 +269,7 @@ class Race:
         for one in ranked:
             if len(joined) >= most:
                 break
-            if any(one.move.crosses(other) for other in joined):
+            if any(one.move.overlaps(other) for other in joined):
                 continue
             union = self._planned(together([*joined, one.move]))
             if union is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minillm_core import ConfigError, Plan, PlanError, build_plan, load
-from minillm_mesh.by_steps import check
+from minillm_mesh.step_checks import check
 
 
 def planned(plugins: str | None = None, **settings: object) -> Plan:

@@ -33,7 +33,7 @@ MOVED = 0.05
 """Standard deviation of the perturbation of constant parameters."""
 
 
-def prove(trainer: Any, part: Any, rank: int, size: int, group: Any) -> None:
+def validate(trainer: Any, part: Any, rank: int, size: int, group: Any) -> None:
     """Check that every node computes the same on some heads as on all.
 
     Collective: every neighbour must call it, and all raise the same error. Synchronises.
@@ -48,13 +48,13 @@ def prove(trainer: Any, part: Any, rank: int, size: int, group: Any) -> None:
     Raises:
         PlanError: the first node that differs; names the plugin and the reason.
     """
-    whole, seen = trainer.model, trainer.framework.seen.copy()
+    whole, seen = trainer.model, trainer.framework.evidence.copy()
     with trainer.inferring(), _moved(whole):
-        batch, given = trainer.moved(_row(trainer.plan)), trainer.final_values()
+        batch, given = trainer.to_device(_row(trainer.plan)), trainer.final_values()
         every, _ = _recorded(whole, batch, given)
         own, failed = _recorded(part, batch, given)
-    trainer.framework.seen.clear()
-    trainer.framework.seen.update(seen)  # this is no evidence of training
+    trainer.framework.evidence.clear()
+    trainer.framework.evidence.update(seen)  # this is no evidence of training
     order = [path for path in every if not path.endswith(".product")]  # before it is added up
     wrong = [
         place
@@ -174,4 +174,4 @@ def _line(error: Exception) -> str:
     return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
-__all__ = ["prove"]
+__all__ = ["validate"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from minillm_core import MinillmError
-from minillm_mesh.alive import Watch, meet
+from minillm_mesh.heartbeat import Watch, meet
 
 
 class Shared:
@@ -39,7 +39,7 @@ def test_processes_that_live_leave_each_other_alone() -> None:
 
 LOST = """
 import time
-from test_alive import Shared, Watch
+from test_heartbeat import Shared, Watch
 Watch(Shared(), 0, 3, patience=0.3, every=0.02)
 time.sleep(60)
 """
@@ -47,7 +47,7 @@ time.sleep(60)
 
 STOOD = """
 import time
-from test_alive import Shared, Watch
+from test_heartbeat import Shared, Watch
 store = Shared()
 watches = [Watch(store, rank, 3, patience=0.5, every=0.02) for rank in range(3)]
 time.sleep(0.2)

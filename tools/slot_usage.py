@@ -13,7 +13,7 @@ from tools.markdown import table
 from tools.size import count
 
 
-class Said(NamedTuple):
+class Usage(NamedTuple):
     """A technique, the slots that it uses, and its source."""
 
     technique: str
@@ -21,121 +21,121 @@ class Said(NamedTuple):
     where: str = ""  # a module, or "title=" of an example on the page; empty: not shipped
 
 
-YES: tuple[Said, ...] = (
-    Said("Value residual", "`model.tap`, `attn.v`", "minillm_mix.value_residual"),
-    Said("Differential attention", "`attn.core`", "minillm_mix.diff_attn"),
-    Said("Attention sinks, softmax-off-by-one", "`attn.core`", "minillm_mix.attn_sink"),
-    Said("Forgetting attention", "`attn.core`, `keeps`", "minillm_mix.forgetting_attn"),
-    Said("Scores composed across heads (DC-MHA)", "`attn.core`, `keeps`", "minillm_modded.dc_mha"),
-    Said("Layers that run several times", "`model.loop`", "minillm_mix.layer_loop"),
-    Said("Interleaved heads (IHA)", "`attn.layout`", "minillm_mix.iha"),
-    Said("MLA", "`model.attention`, `keeps`, `window`", "minillm_mix.mla"),
-    Said(
+YES: tuple[Usage, ...] = (
+    Usage("Value residual", "`model.tap`, `attn.v`", "minillm_mix.value_residual"),
+    Usage("Differential attention", "`attn.core`", "minillm_mix.diff_attn"),
+    Usage("Attention sinks, softmax-off-by-one", "`attn.core`", "minillm_mix.attn_sink"),
+    Usage("Forgetting attention", "`attn.core`, `keeps`", "minillm_mix.forgetting_attn"),
+    Usage("Scores composed across heads (DC-MHA)", "`attn.core`, `keeps`", "minillm_modded.dc_mha"),
+    Usage("Layers that run several times", "`model.loop`", "minillm_mix.layer_loop"),
+    Usage("Interleaved heads (IHA)", "`attn.layout`", "minillm_mix.iha"),
+    Usage("MLA", "`model.attention`, `keeps`, `window`", "minillm_mix.mla"),
+    Usage(
         "Gated delta rule", "`model.attention`, `recurrent`, `documents`", "minillm_mix.gated_delta"
     ),
-    Said("Another attention in some layers", "`model.attention`, beside any preset"),
-    Said("Key offset", "`attn.qk.shift`, `attn.rope.expects`", "minillm_modded.key_offset"),
-    Said(
+    Usage("Another attention in some layers", "`model.attention`, beside any preset"),
+    Usage("Key offset", "`attn.qk.shift`, `attn.rope.expects`", "minillm_modded.key_offset"),
+    Usage(
         "MUDD, inputs of q, k, v and the stream apart",
         "`model.stream(at=)`, `model.input`, `model.tap`, `model.residual`",
         "minillm_modded.mudd",
     ),
-    Said("DenseFormer", "`model.tap`, `model.residual`"),
-    Said(
+    Usage("DenseFormer", "`model.tap`, `model.residual`"),
+    Usage(
         "Hyper-connections, static and dynamic",
         "`model.stream(at=)`, `model.input`, `model.residual`",
         "minillm_mix.hyper_connections",
     ),
-    Said(
+    Usage(
         "Later attentions read one stream",
         "`model.tap`, `model.input`",
         "minillm_modded.cached_stream",
     ),
-    Said("LoRA, and its merged export", "`model.linear`, `folded`", "minillm_hf.lora"),
-    Said("Freezing layers", "`optimizer.freeze`", "minillm_optim.freeze"),
-    Said(
+    Usage("LoRA, and its merged export", "`model.linear`, `folded`", "minillm_hf.lora"),
+    Usage("Freezing layers", "`optimizer.freeze`", "minillm_optim.freeze"),
+    Usage(
         "Freezing from a share of the run on, or until one",
         "`optimizer.set(lr_mul=plateaus(...))`",
         "minillm_optim.freeze",
     ),
-    Said("A schedule of the run's rates", "`optimizer.schedule`", "minillm_optim.power_cooldown"),
-    Said(
+    Usage("A schedule of the run's rates", "`optimizer.schedule`", "minillm_optim.power_cooldown"),
+    Usage(
         "Untying the head at a share of the run", "`optimizer.follow`", "minillm_modded.untie_head"
     ),
-    Said(
+    Usage(
         "Batches that grow, with their rates",
         "`data.shapes`, `optimizer.rates`",
         "minillm_modded.batch_schedule",
     ),
-    Said(
+    Usage(
         "Layers without attention or MLP",
         "`model.attention(layer, None)`",
         "minillm_modded.layer_drop",
     ),
-    Said("Lion", "`optimizer.rule`", "minillm_optim.lion"),
-    Said("Adafactor", "`optimizer.rule`, `needs=`", "minillm_optim.adafactor"),
-    Said("Shampoo", "`optimizer.rule`, `every=`", "minillm_optim.shampoo"),
-    Said("SOAP", "`optimizer.rule`, `every=`", "minillm_optim.soap"),
-    Said("SOAP before Muon's orthogonalisation", "`optimizer.extend`", "minillm_optim.soap_muon"),
-    Said("Muon by heads or pairs of heads", "`optimizer.split`", "minillm_muon.head_muon"),
-    Said(
+    Usage("Lion", "`optimizer.rule`", "minillm_optim.lion"),
+    Usage("Adafactor", "`optimizer.rule`, `needs=`", "minillm_optim.adafactor"),
+    Usage("Shampoo", "`optimizer.rule`, `every=`", "minillm_optim.shampoo"),
+    Usage("SOAP", "`optimizer.rule`, `every=`", "minillm_optim.soap"),
+    Usage("SOAP before Muon's orthogonalisation", "`optimizer.extend`", "minillm_optim.soap_muon"),
+    Usage("Muon by heads or pairs of heads", "`optimizer.split`", "minillm_muon.head_muon"),
+    Usage(
         "A floor under updates, in lengths of weights",
         "`optimizer.extend`",
         "minillm_muon.uw_floor",
     ),
-    Said("Tables updated in every other step", "`every=`, `due`", "minillm_muon.two_step_embed"),
-    Said("GaLore", "`every=`, state of a shape by `rank`", "minillm_optim.galore"),
-    Said("Sign of the momentum, with row norms", "`optimizer.rule`"),
-    Said("Lookahead, an outer Nesterov step (Snoo)", "`lookahead`", "minillm_optim.snoo"),
-    Said(
+    Usage("Tables updated in every other step", "`every=`, `due`", "minillm_muon.two_step_embed"),
+    Usage("GaLore", "`every=`, state of a shape by `rank`", "minillm_optim.galore"),
+    Usage("Sign of the momentum, with row norms", "`optimizer.rule`"),
+    Usage("Lookahead, an outer Nesterov step (Snoo)", "`lookahead`", "minillm_optim.snoo"),
+    Usage(
         "Gradients at another point than is evaluated (EMA-Nesterov)",
         "`lookahead`, `optimizer.view`",
         "minillm_optim.ema_nesterov",
     ),
-    Said("Schedule-free AdamW", "`optimizer.view`", "minillm_optim.schedule_free"),
-    Said("EMA of the weights", "`optimizer.view`, `average`", "minillm_optim.ema"),
-    Said("SWA, LAWA", "`optimizer.view`, `average`", "minillm_optim.swa"),
-    Said("Clipping a parameter's gradient", "`optimizer.gradient`", "minillm_optim.agc"),
-    Said(
+    Usage("Schedule-free AdamW", "`optimizer.view`", "minillm_optim.schedule_free"),
+    Usage("EMA of the weights", "`optimizer.view`, `average`", "minillm_optim.ema"),
+    Usage("SWA, LAWA", "`optimizer.view`, `average`", "minillm_optim.swa"),
+    Usage("Clipping a parameter's gradient", "`optimizer.gradient`", "minillm_optim.agc"),
+    Usage(
         "Clipping by the norm of a layer",
         "`optimizer.gradient`, `layer_grad_norm`",
         "minillm_optim.layer_clip",
     ),
-    Said(
+    Usage(
         "Shrinking the embedding's gradient", "`model.embed.mix`", "minillm_optim.embed_grad_shrink"
     ),
-    Said(
+    Usage(
         "AdamW with moments of 8 or 16 bits", '`state={"m": "like:int8"}`', "minillm_optim.adam8bit"
     ),
-    Said("Cautious AdamW", "`optimizer.rule`", "minillm_optim.cautious_adam"),
-    Said(
+    Usage("Cautious AdamW", "`optimizer.rule`", "minillm_optim.cautious_adam"),
+    Usage(
         "Tokens by their own and a reference's loss (Rho-1)", "`loss.weights`", "minillm_data.rho1"
     ),
-    Said("Rows by them (JEST)", "`loss.rows`", "minillm_data.jest"),
-    Said("Distillation", "`loss.reference`, `loss.term`", "minillm_data.distill"),
-    Said("Further tokens, by the head", "`loss.target`", "minillm_modded.mtp"),
-    Said(
+    Usage("Rows by them (JEST)", "`loss.rows`", "minillm_data.jest"),
+    Usage("Distillation", "`loss.reference`, `loss.term`", "minillm_data.distill"),
+    Usage("Further tokens, by the head", "`loss.target`", "minillm_modded.mtp"),
+    Usage(
         "The token that begins the next one",
         "`loss.target`, `pieces` of `on_batch`",
         "minillm_modded.prefix_tokens",
     ),
-    Said("Further tokens, by heads of their own", "`loss.term`, which an export leaves out"),
-    Said("Weights of tokens from the data", "`data.source(fields=)`", "title=answers.py"),
-    Said("Best-fit packing", "`data.packer`", "minillm_data.best_fit"),
-    Said("Length curriculum", "`data.shapes`", "minillm_data.length_curriculum"),
-    Said("Batches that grow", "`data.shapes`, or train.stages", "title=growing.py"),
-    Said("Training on answers", "`data.source`, `data.special`", "minillm_chat.sft"),
-    Said(
+    Usage("Further tokens, by heads of their own", "`loss.term`, which an export leaves out"),
+    Usage("Weights of tokens from the data", "`data.source(fields=)`", "title=answers.py"),
+    Usage("Best-fit packing", "`data.packer`", "minillm_data.best_fit"),
+    Usage("Length curriculum", "`data.shapes`", "minillm_data.length_curriculum"),
+    Usage("Batches that grow", "`data.shapes`, or train.stages", "title=growing.py"),
+    Usage("Training on answers", "`data.source`, `data.special`", "minillm_chat.sft"),
+    Usage(
         "Stochastic depth",
         '`model.residual(site, "sublayer", cls)`, `on_batch`',
         "minillm_mix.stochastic_depth",
     ),
-    Said("Fill in the middle", "`data.special`, `on_batch`", "minillm_data.fim"),
-    Said("Tokens dropped or reordered", "`on_batch`"),
-    Said("Quantisation-aware training", "`model.linear`, `surrogate=True`", "minillm_hf.qat"),
-    Said("A kernel for one device", "`kernels.candidate`", "minillm_triton.triton"),
-    Said("An evaluation of one's own", "`on_evaluated`", "title=hard_words.py"),
-    Said("Early stopping", "`on_evaluated`", "minillm_optim.early_stop"),
+    Usage("Fill in the middle", "`data.special`, `on_batch`", "minillm_data.fim"),
+    Usage("Tokens dropped or reordered", "`on_batch`"),
+    Usage("Quantisation-aware training", "`model.linear`, `surrogate=True`", "minillm_hf.qat"),
+    Usage("A kernel for one device", "`kernels.candidate`", "minillm_triton.triton"),
+    Usage("An evaluation of one's own", "`on_evaluated`", "title=hard_words.py"),
+    Usage("Early stopping", "`on_evaluated`", "minillm_optim.early_stop"),
 )
 """Techniques that are implemented without loss."""
 
@@ -171,7 +171,7 @@ def lines_of(where: str, page: str) -> str:
     return str(count(where, Path(spec.origin).read_text("utf-8")).code)
 
 
-def said(page: str) -> str:
+def usage_tables(page: str) -> str:
     """Generate the tables."""
     rows = [
         (

@@ -137,7 +137,7 @@ Planner = Callable[[Recipe], Plan]
 """Maps a recipe to its plan; raises MinillmError where it cannot be planned."""
 
 
-class Heats:
+class PairedRuns:
     """Trainer of plans at given lengths, with paired comparisons.
 
     Args:

@@ -25,10 +25,10 @@ from minillm_core.checkpoint.commit import commit
 from minillm_core.checkpoint.manifest import verify
 from minillm_core.checkpoint.read import newest
 from minillm_core.checkpoint.tensors import ROW, joined
-from minillm_core.checkpoint.writer import Result, Writer
+from minillm_core.checkpoint.writer import CheckpointWriter, Result
 from minillm_mesh.layout import Part
-from minillm_mesh.saves import NOW, Saves
-from minillm_mesh.torch_share import Divided
+from minillm_mesh.part_writer import NOW, PartWriter
+from minillm_mesh.torch_share import ShardedArrays
 
 Arrays = dict[str, np.ndarray]
 WHOLE: Arrays = {
@@ -57,13 +57,13 @@ class Ranks:
     def __init__(self, out: Path) -> None:
         store = HashStore()
         self.out = out
-        self.saves = [Saves(store, rank, 3) for rank in range(3)]
-        self.writer = Writer(out, keep=2)
+        self.saves = [PartWriter(store, rank, 3) for rank in range(3)]
+        self.writer = CheckpointWriter(out, keep=2)
 
     def begin(self, step: int, parts: Sequence[Callable[[], Mapping[str, np.ndarray]]]) -> None:
         """Take a snapshot on all ranks, and start the write on rank 0."""
         taken = [
-            each.taken(Snapshot(lambda part=part: dict(part())))
+            each.add(Snapshot(lambda part=part: dict(part())))
             for each, part in zip(self.saves, parts, strict=True)
         ]
         self.writer.submit(step, taken[0], {"step": step}, taken[0].beside)
@@ -125,10 +125,10 @@ def test_what_ranks_write_reads_as_what_one_process_writes(ranks: Ranks, tmp_pat
 def refuse(error: Exception) -> Callable[[], Arrays]:
     """Return a snapshot function that fails to copy to the host."""
 
-    def bring() -> Arrays:
+    def to_host() -> Arrays:
         raise error
 
-    return bring
+    return to_host
 
 
 def test_a_disk_that_is_full_for_one_rank_leaves_the_checkpoints_before(
@@ -144,7 +144,7 @@ def test_a_disk_that_is_full_for_one_rank_leaves_the_checkpoints_before(
             raise OSError(28, "No space left on device")
         return whole(path, parts)
 
-    monkeypatch.setattr("minillm_mesh.saves.stream_file", full)
+    monkeypatch.setattr("minillm_mesh.part_writer.stream_file", full)
     result = ranks.save(2)
     assert result.path is None
     assert "rank 2: [Errno 28] No space left on device" in str(result.error)
@@ -193,7 +193,7 @@ def test_what_rank_0_cannot_write_the_others_stop_writing(
         assert begun.wait(30)
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("minillm_mesh.saves.stream_file", slow)
+    monkeypatch.setattr("minillm_mesh.part_writer.stream_file", slow)
     monkeypatch.setattr(disk, "stream", full)
     result = ranks.save(1)
     assert "could not be written: [Errno 28] No space left on device" in str(result.error)
@@ -227,8 +227,8 @@ def test_a_part_that_never_comes_is_not_waited_for(ranks: Ranks, tmp_path: Path,
 
 def test_a_rank_that_ends_leaves_a_save_that_was_never_begun(tmp_path: Path) -> None:
     store = HashStore()
-    first, second = (Saves(store, rank, 2) for rank in range(2))
-    second.taken(Snapshot(refuse(AssertionError("a part of a save that rank 0 has not begun"))))
+    first, second = (PartWriter(store, rank, 2) for rank in range(2))
+    second.add(Snapshot(refuse(AssertionError("a part of a save that rank 0 has not begun"))))
     second.close()
     assert not store.check(["1/1"])
     first.close()
@@ -239,9 +239,9 @@ def test_nothing_is_written_of_a_save_that_was_given_up_before(
 ) -> None:
     monkeypatch.chdir(tmp_path)  # the folder that a file without one would be written to
     store = HashStore()
-    first, second = (Saves(store, rank, 2) for rank in range(2))
+    first, second = (PartWriter(store, rank, 2) for rank in range(2))
     store.set(NOW, json.dumps([1, ""]))
-    second.taken(Snapshot(lambda: dict(PARTS[1])))
+    second.add(Snapshot(lambda: dict(PARTS[1])))
     assert json.loads(store.get("1/1"))[1] == "rank 0 has given it up"
     second.close()
     first.close()
@@ -309,11 +309,11 @@ def test_a_rank_takes_its_rows_of_arrays_of_the_right_shape_alone() -> None:
         known={"model.w": ((6, 2), torch.float32)},
     )
     whole = WHOLE["model.w"]
-    assert np.array_equal(Divided.part(share, "model.w", whole), whole[4:])
-    assert Divided.part(share, "state.s", whole) is whole
+    assert np.array_equal(ShardedArrays.part(share, "model.w", whole), whole[4:])
+    assert ShardedArrays.part(share, "state.s", whole) is whole
     for other in (whole[:5], np.concatenate([whole, whole])):  # with this rank's rows
         with pytest.raises(ValueError, match=r"model\.w: shape"):
-            Divided.part(share, "model.w", other)
+            ShardedArrays.part(share, "model.w", other)
 
 
 def test_a_rank_writes_its_parts_and_rank_0_what_is_not_divided(tmp_path: Path) -> None:
@@ -321,8 +321,10 @@ def test_a_rank_writes_its_parts_and_rank_0_what_is_not_divided(tmp_path: Path) 
     tensors = {"model.w": torch.ones(2, 2), "model.v": torch.zeros(3), "state.s": torch.zeros(1)}
     mine = {"model.w": Part("w", (2, 2), 4), "model.v": Part("v", (3,))}
     for rank in range(2):
-        share = SimpleNamespace(mine=mine, rank=rank, saves=Saves(store, rank, 2))
-        Divided.saved(share, tensors, lambda named: written.append(named) or Snapshot(dict))  # type: ignore[arg-type]
+        share: Any = SimpleNamespace(mine=mine, rank=rank, saves=PartWriter(store, rank, 2))
+        ShardedArrays.snapshot(
+            share, tensors, lambda named: written.append(named) or Snapshot(dict)
+        )
         share.saves.close()
     assert written[0].keys() == {f"model.w{ROW}4", "model.v", "state.s"}
     assert written[1].keys() == {f"model.w{ROW}4", "model.v"}

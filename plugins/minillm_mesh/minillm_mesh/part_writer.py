@@ -67,7 +67,7 @@ class Store(Protocol):
         ...
 
 
-class Answer(NamedTuple):
+class PartReport(NamedTuple):
     """A rank's report on its file: size and digest, or an error."""
 
     written: tuple[int, str] = (0, "")
@@ -75,7 +75,7 @@ class Answer(NamedTuple):
     finite: bool = True  # False: the error is a NaN or an infinity
 
 
-class Saves:
+class PartWriter:
     """A process's part in writing checkpoints.
 
     Args:
@@ -92,7 +92,7 @@ class Saves:
         if rank == 0:
             store.set(NOW, json.dumps([0, ""]))
 
-    def taken(self, snapshot: Snapshot) -> Snapshot:
+    def add(self, snapshot: Snapshot) -> Snapshot:
         """Take over a snapshot of this rank's arrays; every rank must call it for the same saves.
 
         Returns:
@@ -153,7 +153,7 @@ class Saves:
             time.sleep(EVERY)
         found: dict[str, Any] = {}
         for rank, key in self._keys(number).items():
-            answer = Answer(*json.loads(self._store.get(key)))
+            answer = PartReport(*json.loads(self._store.get(key)))
             if answer.error:
                 raise (OSError if answer.finite else NonFinite)(f"rank {rank}: {answer.error}")
             found[rank_file(rank)] = Written(*answer.written)
@@ -178,15 +178,15 @@ class Saves:
             answer = self._written(snapshot(), under_way)
         except BaseException as error:  # of any kind: rank 0 waits for it, and raises it
             what = error.what if isinstance(error, MinillmError) else str(error)
-            answer = Answer(error=what or type(error).__name__)
+            answer = PartReport(error=what or type(error).__name__)
         self._store.set(self._keys(number)[self._rank], json.dumps(answer))
 
-    def _written(self, arrays: Mapping[str, Any], under_way: tuple[int, str]) -> Answer:
+    def _written(self, arrays: Mapping[str, Any], under_way: tuple[int, str]) -> PartReport:
         """Write this rank's file, unless rank 0 cancels the save."""
         if not under_way[1]:
             raise Interrupted("rank 0 has given it up")
         if found := non_finite(arrays):
-            return Answer(error=f"{found} is no longer finite; it was not saved", finite=False)
+            return PartReport(error=f"{found} is no longer finite; it was not saved", finite=False)
 
         def wanted() -> Iterator[Any]:
             for part in tensor_file(arrays):
@@ -194,7 +194,7 @@ class Saves:
                     raise Interrupted("rank 0 has given it up")
                 yield part
 
-        return Answer(stream_file(Path(under_way[1]) / rank_file(self._rank), wanted()))
+        return PartReport(stream_file(Path(under_way[1]) / rank_file(self._rank), wanted()))
 
     def _under_way(self) -> tuple[int, str]:
         """Return the number and folder of rank 0's latest save; "": it was cancelled."""
@@ -202,4 +202,4 @@ class Saves:
         return number, folder
 
 
-__all__ = ["Saves"]
+__all__ = ["PartWriter"]
