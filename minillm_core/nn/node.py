@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
+import numpy as np
+
 from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.module import Module, check_begun, named_modules
 from minillm_core.nn.reference import json_arguments, reference_of, resolve
@@ -307,11 +309,28 @@ def _check_arrays(node: Any, like: Collection[Any], result: Any) -> None:
         check_dtype(node, part, array)
 
 
+def check_shape(node: Any, result: Any, *shapes: tuple[int, ...]) -> Any:
+    """Return a node's result; raise PluginCodeError if its shape is none of ``shapes``."""
+    if (got := _shape(result)) not in shapes:
+        raise unusable(
+            node, f"returned {got} from", f"return {' or '.join(str(tuple(one)) for one in shapes)}"
+        )
+    return result
+
+
+def as_numbers(node: Any, result: Any, shape: tuple[int, ...]) -> Any:
+    """Return a node's result as float32; raise PluginCodeError if its shape is not the slot's."""
+    return node.ops.astype(check_shape(node, result, shape), "float32")
+
+
 def check_dtype(node: Any, result: Any, like: Any) -> Any:
-    """Return a node's result; raise PluginCodeError if it does not have the dtype of ``like``.
+    """Return a node's result; raise PluginCodeError if it is NumPy's, or of another dtype than ``like``.
 
     In the float64 reference, which no run computes in, a node may cast to float32.
     """
+    if isinstance(result, np.ndarray) and not isinstance(like, np.ndarray):
+        fix = "compute it with self.ops and operators; a constant array is a Buffer"
+        raise unusable(node, "returned a NumPy array from", fix)
     wanted, got = dtype_name(like), dtype_name(result)
     if wanted not in (got, "float64"):
         fix = f"return {wanted}: cast with ops.astype(..., {wanted!r})"

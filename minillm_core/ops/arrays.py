@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
+import numpy as np
+
 from minillm_core.text import nearest
 
 Kernel = Callable[..., Any]
@@ -223,9 +225,9 @@ def dtype_name(array: Array) -> str:
 
 
 def unlike(made: Any, old: Any) -> str | None:
-    """Describe how ``made`` differs: the type if it is no array, else its shape; None: the shape of ``old``."""
+    """Describe how ``made`` differs: the type if it is no such array, else its shape; None: it does not."""
     shape = getattr(made, "shape", None)
-    if shape is None:
+    if shape is None or isinstance(made, np.ndarray) > isinstance(old, np.ndarray):
         return type(made).__name__
     return None if tuple(shape) == tuple(old.shape) else f"shape {tuple(shape)}"
 

@@ -186,6 +186,8 @@ def _no_verdict(found: object) -> str | None:
     """Return the reason why a value is no valid verdict; None: it is one."""
     if not isinstance(found, Verdict):
         return f"{found!r}"[:160]
+    if not isinstance(found.stop, str):
+        return f"stop {found.stop!r}"[:160]
     wrong = [
         f"{name!r}: {number!r}"
         for name, number in found.figures.items()
