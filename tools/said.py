@@ -40,6 +40,10 @@ YES: tuple[Said, ...] = (
         "`model.stream(at=)`, `model.input`, `model.tap`, `model.residual`",
         "minillm_modded.mudd",
     ),
+    Said("T5's relative position bias", "`attn.core` with `distance`"),
+    Said("Linear attention", "`model.attention`, `recurrent`"),
+    Said("A norm behind each sublayer (Peri-LN)", '`model.residual(site, "sublayer", cls)`'),
+    Said("An MLP that two layers share", "`optimizer.follow`"),
     Said("DenseFormer", "`model.tap`, `model.residual`"),
     Said(
         "Hyper-connections, static and dynamic",
@@ -95,6 +99,8 @@ YES: tuple[Said, ...] = (
     Said("Schedule-free AdamW", "`optimizer.view`", "minillm_optim.schedule_free"),
     Said("EMA of the weights", "`optimizer.view`, `average`", "minillm_optim.ema"),
     Said("SWA, LAWA", "`optimizer.view`, `average`", "minillm_optim.swa"),
+    Said("A slow mean added to gradients (Grokfast)", "`optimizer.gradient`"),
+    Said("A schedule for one group alone", "`optimizer.schedule`, `optimizer.set(lr_mul=)`"),
     Said("Clipping a parameter's gradient", "`optimizer.gradient`", "minillm_optim.agc"),
     Said(
         "Clipping by the norm of a layer",
@@ -111,6 +117,8 @@ YES: tuple[Said, ...] = (
     Said(
         "Tokens by their own and a reference's loss (Rho-1)", "`loss.weights`", "minillm_data.rho1"
     ),
+    Said("Focal weights", "`loss.weights`"),
+    Said("Unlikelihood of tokens just seen", "`loss.term`, `on_batch`"),
     Said("Rows by them (JEST)", "`loss.rows`", "minillm_data.jest"),
     Said("Distillation", "`loss.reference`, `loss.term`", "minillm_data.distill"),
     Said("Further tokens, by the head", "`loss.target`", "minillm_modded.mtp"),

@@ -56,7 +56,8 @@ class Module:
     so ``forward`` is written once, for whole rows. A constructor may set it; ``EVERYTHING``: all
     columns, at the cost of computing them again for each new one. A node that looks back without
     declaring it generates from other numbers than it was trained on. Context parallelism exchanges
-    these columns between processes, and refuses nodes with ``EVERYTHING`` or with ``keeps``."""
+    these columns between processes, and refuses nodes with ``EVERYTHING`` or with ``keeps``, and terms of
+    the loss that look back: what a term needs of earlier tokens can be a batch field."""
 
     keeps: ClassVar[tuple[str, ...]] = ()
     """Names of arrays (B, T, ...), one column per token, that ``forward`` returns after its result, before

@@ -184,7 +184,7 @@ def node_of(
             raise ValueError(f"{cls.__name__} takes no argument '{key}' (it takes {known})")
     required = (key for key, one in parameters.items() if one.default is one.empty)
     if missing := [key for key in required if key not in (*arguments, "geometry")]:
-        raise ValueError(f"{cls.__name__} needs the argument '{missing[0]}'")
+        raise ValueError(f"{cls.__name__} needs the argument '{missing[0]}': hand it to the slot")
     takes = call_names(getattr(cls, call))
     for argument in cls.keeps:
         if argument not in takes or argument in own:

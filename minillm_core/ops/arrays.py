@@ -1,7 +1,7 @@
 """The array functions that model code may use, under the names of the Python array API standard.
 
 Every ops object (TorchOps, MLXOps, NumPyOps) has all of them, so a module is written once. Arrays
-also know the operators ``+ - * / @ == < <= > >=`` and plain indexing.
+also know the operators ``+ - * / ** @ == != < <= > >=``, ``& | ~`` of bool, and plain indexing.
 """
 
 from __future__ import annotations
