@@ -152,14 +152,12 @@ def _watch_kernels(framework: Any, plan: Plan, choices: Iterable[Choice]) -> Non
     offered = {(candidate.op, candidate.name): owner for owner, candidate in plan.candidates}
     for choice in choices:
         if owner := offered.get((choice.op, choice.kernel)):
-            kernel = getattr(framework.ops, choice.op)
-            setattr(framework.ops, choice.op, _watched(kernel, choice, framework, owner))
+            setattr(framework.ops, choice.op, _watched(choice, framework, owner))
 
 
-def _watched(
-    kernel: Callable[..., Any], choice: Choice, framework: Any, owner: str
-) -> Callable[..., Any]:
-    witness, versions = framework.witness, framework.versions
+def _watched(choice: Choice, framework: Any, owner: str) -> Callable[..., Any]:
+    kernel, witness = getattr(framework.ops, choice.op), framework.witness
+    versions = framework.versions
     key, op = f"kernel:{choice.op}={choice.kernel}", CONTRACTS[choice.op].signature
 
     def wrong(did: str, fix: str) -> PluginCodeError:
@@ -181,9 +179,8 @@ def _watched(
             raise wrong("changed an argument in place in", "write into new arrays")
         for part in result if isinstance(result, tuple) else (result,):
             if isinstance(part, np.ndarray) or not hasattr(part, "shape"):
-                raise wrong(
-                    f"returned {type(part).__name__} from", "return what the op's contract says"
-                )
+                did = f"returned {type(part).__name__} from"
+                raise wrong(did, "return what the op's contract says")
         return result
 
     return call

@@ -142,10 +142,8 @@ def call_names(function: Any) -> tuple[str, ...]:
     names = []
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ValueError(
-                f"{function.__qualname__} takes *{parameter.name}: arguments are bound by name, "
-                "list each one"
-            )
+            why = "arguments are bound by name, list each one"
+            raise ValueError(f"{function.__qualname__} takes *{parameter.name}: {why}")
         names.append(parameter.name)
     return tuple(names)
 
@@ -195,14 +193,11 @@ def node_of(
     own = (*own, *cls.keeps)
     renamed = {**cls.reads, **(reads or {})}
     for argument in renamed:
+        said = f"{cls.__name__}.reads names '{argument}'"
         if argument not in takes:
-            raise ValueError(
-                f"{cls.__name__}.reads names '{argument}': {call} takes {', '.join(takes)}"
-            )
+            raise ValueError(f"{said}: {call} takes {', '.join(takes)}")
         if argument in own:
-            raise ValueError(
-                f"{cls.__name__}.reads names '{argument}', which the slot itself gives"
-            )
+            raise ValueError(f"{said}, which the slot itself gives")
     bound = tuple(renamed.get(argument, argument) for argument in takes)
     return Node(
         name=name or owner,
@@ -241,9 +236,8 @@ class Scope:
         before = node.framework.versions(given)
         result = self.split_emitted(node, node(*given))
         if node.framework.versions(given) != before:
-            raise unusable(
-                node, "changed an argument in place in", "return new arrays: x * 2, not x *= 2"
-            )
+            fix = "return new arrays: x * 2, not x *= 2"
+            raise unusable(node, "changed an argument in place in", fix)
         _check_arrays(node, [own[name] for name in like], result)
         return result
 
@@ -282,10 +276,8 @@ class Scope:
         if not emits:
             return result
         if not isinstance(result, (tuple, list)) or len(result) != 1 + len(emits):
-            names = ", ".join(emits)
-            raise unusable(
-                node, f"returned no tuple of {1 + len(emits)} from", f"return its result, {names}"
-            )
+            did = f"returned no tuple of {1 + len(emits)} from"
+            raise unusable(node, did, f"return its result, {', '.join(emits)}")
         result, *extra = result
         for name, value in zip(emits, extra, strict=True):
             self.emitted[f"{node.path}.{name}"] = value
@@ -312,9 +304,8 @@ def _check_arrays(node: Any, like: Collection[Any], result: Any) -> None:
 def check_shape(node: Any, result: Any, *shapes: tuple[int, ...]) -> Any:
     """Return a node's result; raise PluginCodeError if its shape is none of ``shapes``."""
     if (got := _shape(result)) not in shapes:
-        raise unusable(
-            node, f"returned {got} from", f"return {' or '.join(str(tuple(one)) for one in shapes)}"
-        )
+        fix = f"return {' or '.join(str(tuple(one)) for one in shapes)}"
+        raise unusable(node, f"returned {got} from", fix)
     return result
 
 

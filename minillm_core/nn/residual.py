@@ -101,10 +101,7 @@ class Site(Module):
             value, wanted = scope.reads[source], dtype_name(carry)
             if wanted not in (got := dtype_name(value), "float64") or not _fits(value, carry):
                 there = f"{got} {tuple(value.shape)} to x of {wanted} {tuple(carry.shape)}"
-                did, fix = (
-                    f"adds '{source}' of {there} in",
-                    "compute it in the dtype and shape of x",
-                )
+                did, fix = f"adds '{source}' of {there} in", "give it the shape and dtype of x"
                 raise PluginCodeError(owner, "model.residual", did=did, where=self.path, fix=fix)
             parts.append(self.scaled(key, value, own, scope))
         x, *rest = parts
@@ -115,8 +112,7 @@ class Site(Module):
     def scaled(self, key: str, value: Any, own: dict[str, Any], scope: Scope) -> Any:
         """Multiply a value by its coefficient, in the value's dtype."""
         if key in self.settings:
-            number = self.settings[key].of(scope.reads)
-            return value * self.ops.like(number, value)
+            return value * self.ops.like(self.settings[key].of(scope.reads), value)
         coefficient = self.coefficients[key]
         factor = check_dtype(coefficient, scope.apply(coefficient, own), value)
         if not _fits(factor, value):

@@ -489,10 +489,9 @@ class ModelBuilder(Builder):
 
     def _layer(self, layer: int) -> int:
         if not -self.layers <= layer < self.layers:
-            raise PlanError(
-                f"plugin '{self._owner}' names layer {layer} of a model with {self.layers} layers",
-                fix=f"name layers from 0 to {self.layers - 1} (or -{self.layers} to -1)",
-            )
+            what = f"names layer {layer} of a model with {self.layers} layers"
+            fix = f"name layers from 0 to {self.layers - 1} (or -{self.layers} to -1)"
+            raise PlanError(f"plugin '{self._owner}' {what}", fix=fix)
         return layer % self.layers
 
     def _site(self, site: str) -> Terms[Any]:

@@ -154,7 +154,7 @@ def test_a_metric_that_is_no_number_is_its_plugin_s_fault(metric: Any) -> None:
 def test_a_reason_to_stop_that_is_no_text_is_its_plugin_s_fault() -> None:
     with pytest.raises(PluginCodeError, match="'judge' returned no verdict from on_eval") as raised:
         judgement(True)
-    assert raised.value.where == "stop True"
+    assert raised.value.where == "Verdict(figures={'x': 0}, stop=True)"
 
 
 def test_a_refusal_by_the_core_within_on_evaluated_is_its_plugin_s_fault() -> None:
