@@ -40,6 +40,10 @@ YES: tuple[Usage, ...] = (
         "`model.stream(at=)`, `model.input`, `model.tap`, `model.residual`",
         "minillm_modded.mudd",
     ),
+    Usage("T5's relative position bias", "`attn.core` with `distance`"),
+    Usage("Linear attention", "`model.attention`, `recurrent`"),
+    Usage("A norm behind each sublayer (Peri-LN)", '`model.residual(site, "sublayer", cls)`'),
+    Usage("An MLP that two layers share", "`optimizer.follow`"),
     Usage("DenseFormer", "`model.tap`, `model.residual`"),
     Usage(
         "Hyper-connections, static and dynamic",
@@ -95,6 +99,8 @@ YES: tuple[Usage, ...] = (
     Usage("Schedule-free AdamW", "`optimizer.view`", "minillm_optim.schedule_free"),
     Usage("EMA of the weights", "`optimizer.view`, `average`", "minillm_optim.ema"),
     Usage("SWA, LAWA", "`optimizer.view`, `average`", "minillm_optim.swa"),
+    Usage("A slow mean added to gradients (Grokfast)", "`optimizer.gradient`"),
+    Usage("A schedule for one group alone", "`optimizer.schedule`, `optimizer.set(lr_mul=)`"),
     Usage("Clipping a parameter's gradient", "`optimizer.gradient`", "minillm_optim.agc"),
     Usage(
         "Clipping by the norm of a layer",
@@ -111,6 +117,8 @@ YES: tuple[Usage, ...] = (
     Usage(
         "Tokens by their own and a reference's loss (Rho-1)", "`loss.weights`", "minillm_data.rho1"
     ),
+    Usage("Focal weights", "`loss.weights`"),
+    Usage("Unlikelihood of tokens just seen", "`loss.term`, `on_batch`"),
     Usage("Rows by them (JEST)", "`loss.rows`", "minillm_data.jest"),
     Usage("Distillation", "`loss.reference`, `loss.term`", "minillm_data.distill"),
     Usage("Further tokens, by the head", "`loss.target`", "minillm_modded.mtp"),

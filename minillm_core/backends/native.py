@@ -7,10 +7,11 @@ Written against the array functions of ``framework.ops``; what differs between t
 from __future__ import annotations
 
 import functools
+import inspect
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +31,7 @@ from minillm_core.nn.decoding import KVCache
 from minillm_core.nn.initial import initial_values, witness_inits
 from minillm_core.nn.module import materialising
 from minillm_core.nn.node import ModelShape, Scope
+from minillm_core.ops.contract import CONTRACTS
 from minillm_core.ops.select import Candidate, Choice, load
 from minillm_core.plan import Plan
 from minillm_core.plugins.builders.loss import LEFT_OUT, POSITIONS, Reference
@@ -150,18 +152,23 @@ def _watch_kernels(framework: Any, plan: Plan, choices: Iterable[Choice]) -> Non
     offered = {(candidate.op, candidate.name): owner for owner, candidate in plan.candidates}
     for choice in choices:
         if owner := offered.get((choice.op, choice.kernel)):
-            kernel = getattr(framework.ops, choice.op)
-            key = f"kernel:{choice.op}={choice.kernel}"
-            setattr(framework.ops, choice.op, _watched(kernel, key, framework, owner))
+            setattr(framework.ops, choice.op, _watched(choice, framework, owner))
 
 
-def _watched(
-    kernel: Callable[..., Any], key: str, framework: Any, owner: str
-) -> Callable[..., Any]:
-    witness, versions = framework.witness, framework.versions
+def _watched(choice: Choice, framework: Any, owner: str) -> Callable[..., Any]:
+    kernel, witness = getattr(framework.ops, choice.op), framework.witness
+    versions = framework.versions
+    key, op = f"kernel:{choice.op}={choice.kernel}", CONTRACTS[choice.op].signature
 
     def wrong(did: str, fix: str) -> PluginCodeError:
         return PluginCodeError(owner, kernel.__name__, did=did, where=key, fix=fix)
+
+    with suppress(ValueError):  # a builtin may tell no signature
+        try:
+            needed = [one for one in op.parameters.values() if one.default is one.empty]
+            inspect.signature(kernel).bind(*needed)
+        except TypeError as error:
+            raise wrong(f"does not take the op's arguments ({error}) in", f"take {op}") from None
 
     @functools.wraps(kernel)
     def call(*arguments: Any, **named: Any) -> Any:
@@ -171,10 +178,9 @@ def _watched(
         if versions(arguments) != before:
             raise wrong("changed an argument in place in", "write into new arrays")
         for part in result if isinstance(result, tuple) else (result,):
-            if not hasattr(part, "shape"):
-                raise wrong(
-                    f"returned {type(part).__name__} from", "return what the op's contract says"
-                )
+            if isinstance(part, np.ndarray) or not hasattr(part, "shape"):
+                did = f"returned {type(part).__name__} from"
+                raise wrong(did, "return what the op's contract says")
         return result
 
     return call

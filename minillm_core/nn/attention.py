@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from minillm_core.nn.init import fan_in_residual
 from minillm_core.nn.layers import Linear
 from minillm_core.nn.module import Module
-from minillm_core.nn.node import ModelShape, Node, Scope, Setting
+from minillm_core.nn.node import ModelShape, Node, Scope, Setting, check_shape
 from minillm_core.nn.rope import RopeSpec, rope_of
 from minillm_core.ops.arrays import visible
 
@@ -149,7 +149,8 @@ class Attention(Module):
         if self.positions is None:
             positions = scope.positions(ops)
         else:
-            positions = scope.apply(self.positions, {"x": x})
+            found = scope.apply(self.positions, {"x": x})
+            positions = check_shape(self.positions, found, x.shape[:2], x.shape[1:2])
         if not self.rope_after:
             q, k = ops.rotate(q, k, self.rope.at(scope.reads)(positions))
         for node in self.shift.values():

@@ -28,7 +28,7 @@ from minillm_core.nn.block import (
 from minillm_core.nn.decoding import check_lookbacks
 from minillm_core.nn.layers import Embedding, Linear, SwiGLU, head_of
 from minillm_core.nn.module import Module, declared, named_modules, seal
-from minillm_core.nn.node import ModelShape, Node, Scope, Setting, call_names, inputs_of, unusable
+from minillm_core.nn.node import ModelShape, Node, Scope, Setting, as_numbers, call_names, inputs_of
 from minillm_core.nn.param import Param
 from minillm_core.nn.reference import resolve
 from minillm_core.nn.residual import Site, SiteSpec
@@ -487,13 +487,6 @@ class Decoder(Module):
     def head_weight(self) -> Any:
         """Return the weight of the head, or of the embedding that it is tied to, (V, C)."""
         return self.embedding.weight if self.head is None else self.head.weight
-
-
-def as_numbers(node: Any, result: Any, shape: tuple[int, ...]) -> Any:
-    """Return a node's result as float32; raise PluginCodeError if its shape is not the slot's."""
-    if tuple(result.shape) != shape:
-        raise unusable(node, f"returned {tuple(result.shape)} from", f"return {shape}")
-    return node.ops.astype(result, "float32")
 
 
 def _no_leaf(

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from minillm_core.errors import PlanError
 from minillm_core.nn.reference import resolve
 
 
@@ -76,11 +77,12 @@ class Referenced(Init):
         """Draw a float32 array of ``shape``.
 
         Raises:
-            ValueError: the function returned another shape.
+            PlanError: the function returned another shape.
         """
         value = np.asarray(resolve(self.reference)(rng, shape, **dict(self.arguments)))
         if value.shape != shape:
-            raise ValueError(f"{self.reference} returned shape {value.shape}, not {shape}")
+            what = f"the initialiser {self.reference} returned shape {value.shape}, not {shape}"
+            raise PlanError(what, fix=f"return an array {shape}")
         return value.astype(np.float32)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from minillm_core.nn.init import Init, Normal, fan_in, fan_in_residual, ones
 from minillm_core.nn.module import Module
-from minillm_core.nn.node import ModelShape, Scope, check_dtype
+from minillm_core.nn.node import ModelShape, Scope, check_dtype, check_shape
 from minillm_core.nn.param import Param
 
 
@@ -64,7 +64,8 @@ class Linear(Module):
         if self.product is None:
             return self.ops.linear(x, self.weight)
         result = (scope or Scope({})).apply(self.product, {"x": x, "weight": self.weight})
-        return check_dtype(self.product, result, x)
+        shape = (*x.shape[:-1], self.weight.shape[0])
+        return check_dtype(self.product, check_shape(self.product, result, shape), x)
 
 
 HEAD_STD = 0.02

@@ -56,7 +56,8 @@ class Module:
     so ``forward`` is written once, for whole rows. A constructor may set it; ``EVERYTHING``: all
     columns, at the cost of computing them again for each new one. A node that looks back without
     declaring it generates from other numbers than it was trained on. Context parallelism exchanges
-    these columns between processes, and refuses nodes with ``EVERYTHING`` or with ``keeps``."""
+    these columns between processes, and refuses nodes with ``EVERYTHING`` or with ``keeps``, and terms of
+    the loss that look back: what a term needs of earlier tokens can be a batch field."""
 
     keeps: ClassVar[tuple[str, ...]] = ()
     """Names of arrays (B, T, ...), one column per token, that ``forward`` returns after its result, before
@@ -159,10 +160,9 @@ def record(module: Any, name: str, value: Any) -> None:
     notes = module.__dict__
     check_begun(module)
     if "_sealed" in notes and _is_plain(name, value):
-        raise AttributeError(
-            f"{type(module).__name__}.{name} is frozen: a compiled step has its value baked in. "
-            "Keep what changes in a State, or take it as an argument (a schedule value, a field)"
-        )
+        why = "is frozen: a compiled step has its value baked in. Keep what changes in a State, or take it"
+        why += " as an argument (a schedule value, a field)"
+        raise AttributeError(f"{type(module).__name__}.{name} {why}")
     declarations, children = notes["_declared"], notes["_children"]
     if isinstance(value, Declaration):
         value.claim(name)

@@ -12,6 +12,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any
 
+import numpy as np
+
 from minillm_core.errors import PlanError, PluginCodeError
 from minillm_core.nn.module import Module, check_begun, named_modules
 from minillm_core.nn.reference import json_arguments, reference_of, resolve
@@ -140,10 +142,8 @@ def call_names(function: Any) -> tuple[str, ...]:
     names = []
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise ValueError(
-                f"{function.__qualname__} takes *{parameter.name}: arguments are bound by name, "
-                "list each one"
-            )
+            why = "arguments are bound by name, list each one"
+            raise ValueError(f"{function.__qualname__} takes *{parameter.name}: {why}")
         names.append(parameter.name)
     return tuple(names)
 
@@ -182,7 +182,7 @@ def node_of(
             raise ValueError(f"{cls.__name__} takes no argument '{key}' (it takes {known})")
     required = (key for key, one in parameters.items() if one.default is one.empty)
     if missing := [key for key in required if key not in (*arguments, "geometry")]:
-        raise ValueError(f"{cls.__name__} needs the argument '{missing[0]}'")
+        raise ValueError(f"{cls.__name__} needs the argument '{missing[0]}': hand it to the slot")
     takes = call_names(getattr(cls, call))
     for argument in cls.keeps:
         if argument not in takes or argument in own:
@@ -193,14 +193,11 @@ def node_of(
     own = (*own, *cls.keeps)
     renamed = {**cls.reads, **(reads or {})}
     for argument in renamed:
+        said = f"{cls.__name__}.reads names '{argument}'"
         if argument not in takes:
-            raise ValueError(
-                f"{cls.__name__}.reads names '{argument}': {call} takes {', '.join(takes)}"
-            )
+            raise ValueError(f"{said}: {call} takes {', '.join(takes)}")
         if argument in own:
-            raise ValueError(
-                f"{cls.__name__}.reads names '{argument}', which the slot itself gives"
-            )
+            raise ValueError(f"{said}, which the slot itself gives")
     bound = tuple(renamed.get(argument, argument) for argument in takes)
     return Node(
         name=name or owner,
@@ -239,9 +236,8 @@ class Scope:
         before = node.framework.versions(given)
         result = self.split_emitted(node, node(*given))
         if node.framework.versions(given) != before:
-            raise unusable(
-                node, "changed an argument in place in", "return new arrays: x * 2, not x *= 2"
-            )
+            fix = "return new arrays: x * 2, not x *= 2"
+            raise unusable(node, "changed an argument in place in", fix)
         _check_arrays(node, [own[name] for name in like], result)
         return result
 
@@ -280,10 +276,8 @@ class Scope:
         if not emits:
             return result
         if not isinstance(result, (tuple, list)) or len(result) != 1 + len(emits):
-            names = ", ".join(emits)
-            raise unusable(
-                node, f"returned no tuple of {1 + len(emits)} from", f"return its result, {names}"
-            )
+            did = f"returned no tuple of {1 + len(emits)} from"
+            raise unusable(node, did, f"return its result, {', '.join(emits)}")
         result, *extra = result
         for name, value in zip(emits, extra, strict=True):
             self.emitted[f"{node.path}.{name}"] = value
@@ -307,11 +301,27 @@ def _check_arrays(node: Any, like: Collection[Any], result: Any) -> None:
         check_dtype(node, part, array)
 
 
+def check_shape(node: Any, result: Any, *shapes: tuple[int, ...]) -> Any:
+    """Return a node's result; raise PluginCodeError if its shape is none of ``shapes``."""
+    if (got := _shape(result)) not in shapes:
+        fix = f"return {' or '.join(str(tuple(one)) for one in shapes)}"
+        raise unusable(node, f"returned {got} from", fix)
+    return result
+
+
+def as_numbers(node: Any, result: Any, shape: tuple[int, ...]) -> Any:
+    """Return a node's result as float32; raise PluginCodeError if its shape is not the slot's."""
+    return node.ops.astype(check_shape(node, result, shape), "float32")
+
+
 def check_dtype(node: Any, result: Any, like: Any) -> Any:
-    """Return a node's result; raise PluginCodeError if it does not have the dtype of ``like``.
+    """Return a node's result; raise PluginCodeError if it is NumPy's, or of another dtype than ``like``.
 
     In the float64 reference, which no run computes in, a node may cast to float32.
     """
+    if isinstance(result, np.ndarray) and not isinstance(like, np.ndarray):
+        fix = "compute it with self.ops and operators; a constant array is a Buffer"
+        raise unusable(node, "returned a NumPy array from", fix)
     wanted, got = dtype_name(like), dtype_name(result)
     if wanted not in (got, "float64"):
         fix = f"return {wanted}: cast with ops.astype(..., {wanted!r})"

@@ -27,9 +27,8 @@ class Declaration:
         """
         if self.owned:
             what = f"'{attribute}' is given a {type(self).__name__} that already has an owner"
-            raise ValueError(
-                f"{what}: keep one owner, and pass the array to the others as an argument"
-            )
+            fix = "keep one owner, and pass the array to the others as an argument"
+            raise ValueError(f"{what}: {fix}")
         self.owned = True
         if not isinstance(self.init, Init):
             what = f"init={getattr(self.init, '__name__', self.init)!r} is no initialiser"

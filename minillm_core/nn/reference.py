@@ -41,10 +41,8 @@ def reference_of(target: Any) -> str:
     """
     module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
     if not module or not name or "<" in name or not _found_again(target, f"{module}:{name}"):
-        raise ValueError(
-            f"{target!r} cannot be referred to: hand in a class or function of a module "
-            "(no lambda, no closure, no instance)"
-        )
+        fix = "hand in a class or function of a module (no lambda, no closure, no instance)"
+        raise ValueError(f"{target!r} cannot be referred to: {fix}")
     return f"{module}:{name}"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from minillm_core.errors import PluginCodeError
 from minillm_core.nn.init import Constant
 from minillm_core.nn.module import Module
-from minillm_core.nn.node import ModelShape, Node, Scope, Setting, check_dtype, inputs_of
+from minillm_core.nn.node import ModelShape, Node, Scope, Setting, check_dtype, inputs_of, unusable
 from minillm_core.nn.param import Param
 from minillm_core.ops.arrays import dtype_name
 
@@ -99,9 +99,9 @@ class Site(Module):
                 parts.append(self.scaled(key, value, own, scope) if claimed else value)
         for source, key, owner in self.added:
             value, wanted = scope.reads[source], dtype_name(carry)
-            if wanted not in (got := dtype_name(value), "float64"):
-                did = f"adds '{source}' of {got} to x of {wanted} in"
-                fix = f"compute it in {wanted}: cast with ops.astype(..., {wanted!r})"
+            if wanted not in (got := dtype_name(value), "float64") or not _fits(value, carry):
+                there = f"{got} {tuple(value.shape)} to x of {wanted} {tuple(carry.shape)}"
+                did, fix = f"adds '{source}' of {there} in", "give it the shape and dtype of x"
                 raise PluginCodeError(owner, "model.residual", did=did, where=self.path, fix=fix)
             parts.append(self.scaled(key, value, own, scope))
         x, *rest = parts
@@ -112,7 +112,17 @@ class Site(Module):
     def scaled(self, key: str, value: Any, own: dict[str, Any], scope: Scope) -> Any:
         """Multiply a value by its coefficient, in the value's dtype."""
         if key in self.settings:
-            number = self.settings[key].of(scope.reads)
-            return value * self.ops.like(number, value)
+            return value * self.ops.like(self.settings[key].of(scope.reads), value)
         coefficient = self.coefficients[key]
-        return value * check_dtype(coefficient, scope.apply(coefficient, own), value)
+        factor = check_dtype(coefficient, scope.apply(coefficient, own), value)
+        if not _fits(factor, value):
+            whole, did = tuple(value.shape), f"returned the coefficient {tuple(factor.shape)} from"
+            fix = f"return {whole}, or 1 in the place of any of its sizes: {(*whole[:-1], 1)}"
+            raise unusable(coefficient, did, fix)
+        return value * factor
+
+
+def _fits(array: Any, like: Any) -> bool:
+    """Return whether an array can be broadcast to the shape of ``like``."""
+    sizes = zip(reversed(array.shape), reversed(like.shape), strict=False)
+    return len(array.shape) <= len(like.shape) and all(n in (1, size) for n, size in sizes)

@@ -1,13 +1,15 @@
 """The array functions that model code may use, under the names of the Python array API standard.
 
 Every ops object (TorchOps, MLXOps, NumPyOps) has all of them, so a module is written once. Arrays
-also know the operators ``+ - * / @ == < <= > >=`` and plain indexing.
+also know the operators ``+ - * / ** @ == != < <= > >=``, ``& | ~`` of bool, and plain indexing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
+
+import numpy as np
 
 from minillm_core.text import nearest
 
@@ -223,9 +225,9 @@ def dtype_name(array: Array) -> str:
 
 
 def mismatch(made: Any, old: Any) -> str | None:
-    """Describe how ``made`` differs: the type if it is no array, else its shape; None: the shape of ``old``."""
+    """Describe how ``made`` differs: the type if it is no such array, else its shape; None: it does not."""
     shape = getattr(made, "shape", None)
-    if shape is None:
+    if shape is None or isinstance(made, np.ndarray) > isinstance(old, np.ndarray):
         return type(made).__name__
     return None if tuple(shape) == tuple(old.shape) else f"shape {tuple(shape)}"
 

@@ -69,7 +69,7 @@ class Operations(ArrayFunctions, Protocol):
     def logits(self, hidden: Array, weight: Array, form: LossForm) -> Array:
         """Compute the head's logits, for sampling the next token of a few rows.
 
-        hidden (B, C), weight (V, C) -> float32 (B, V).
+        hidden (..., C), weight (V, C) -> float32 (..., V).
         """
 
     def swiglu(self, gate: Array, up: Array) -> Array:

@@ -58,7 +58,7 @@ class Candidate:
     op: str
     name: str  # as in --kernels op=name
     backends: tuple[str, ...]
-    reference: str  # "package.module:function", with the op's signature
+    reference: str  # "package.module:function" or f"{__name__}:function", with the op's signature
     devices: tuple[str, ...] = ("cpu", "cuda", "mps", "metal")
     accepts: Callable[[Request], str | None] = serves_all  # None: accepted; else the reason
     rank: Callable[[Request], int] = first  # lower is preferred; equal ranks keep their order

@@ -231,7 +231,7 @@ def _check(made: Any, u: Any, stage: Stage, owner: str, where: str) -> None:
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
         raise _did(stage, owner, "returned no (update, state) from", "return update, state", where)
     if got := mismatch(made[0], u):
-        fix = f"an update has the shape that it came with, here {tuple(u.shape)}"
+        fix = f"an update is made by ops, and has the shape that it came with, {tuple(u.shape)}"
         raise _did(stage, owner, f"returned an update of {got} from", fix, where)
 
 

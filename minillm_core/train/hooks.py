@@ -93,14 +93,10 @@ def plan_hook(
             except DataError as error:
                 raise _error(one, hook, "broke the batch in", error.what, error.fix) from error
             if batch["ids"].shape != shape:
-                raise _error(
-                    one,
-                    hook,
-                    "changed the rows or columns in",
-                    f"'ids' {batch['ids'].shape}, not {shape}",
-                    "keep the batch's shape (rows, T): -1 as a label drops a position in phase "
-                    "train; train.rows and train.seq_len set the shape",
-                )
+                where = f"'ids' {batch['ids'].shape}, not {shape}"
+                fix = "keep the batch's shape (rows, T): -1 as a label drops a position in phase train; "
+                fix += "train.rows and train.seq_len set the shape"
+                raise _error(one, hook, "changed the rows or columns in", where, fix)
             counted[f"batch:{one.name}"] += 1
             if labelled and not _labelled(batch):
                 counted[f"unlabelled:{one.name}"] += 1
@@ -184,7 +180,7 @@ def with_verdicts(
 
 def _no_verdict(found: object) -> str | None:
     """Return the reason why a value is no valid verdict; None: it is one."""
-    if not isinstance(found, Verdict):
+    if not isinstance(found, Verdict) or not isinstance(found.stop, str):
         return f"{found!r}"[:160]
     wrong = [
         f"{name!r}: {number!r}"

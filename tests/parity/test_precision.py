@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 
-from minillm_core import Module, Plugin
+from minillm_core import Module, Plugin, stage
 from minillm_core.errors import PluginCodeError
 
 torch = pytest.importorskip("torch")
@@ -148,9 +149,90 @@ def test_a_source_of_another_dtype_is_its_plugin_s_fault(lab: Any, backend: str)
     plan = lab.plan(plugins={"it": Streams()}, train_dtype="bfloat16")
     with pytest.raises(PluginCodeError) as raised:
         trained(lab, plan, backend, steps=1)
-    said = "plugin 'it' adds 'early' of float32 to x of bfloat16 in model.residual"
-    assert raised.value.what.startswith(said)
+    said = r"plugin 'it' adds 'early' of float32 (\(.*\)) to x of bfloat16 \1 in model.residual"
+    assert re.match(said, raised.value.what)
     assert raised.value.where == "layers.1.site_mid"
+
+
+class Flat(Module):
+    """The mean over the last axis, (B, T)."""
+
+    def forward(self, x: Any) -> Any:
+        return self.ops.mean(x, -1)
+
+
+class Cut(Module):
+    """Three columns of a product."""
+
+    def forward(self, x: Any, weight: Any) -> Any:
+        return self.ops.linear(x, weight)[..., :3]
+
+
+class Counted(Module):
+    """Positions of features, not of tokens."""
+
+    def forward(self, x: Any) -> Any:
+        return self.ops.arange(x.shape[2])
+
+
+class OfNumPy(Module):
+    """An array that is NumPy's."""
+
+    def forward(self, x: Any) -> Any:
+        return np.ones(tuple(x.shape), np.float32)
+
+
+def numpy_update(ops: Any, update: Any, param: Any, state: Any) -> Any:
+    return np.ones(tuple(update.shape), np.float32), state
+
+
+class Misfits(Plugin, api=1):
+    """Gives an array that its slot has no use for."""
+
+    place: str
+
+    def build_attention(self, attn: Any) -> None:
+        if attn.layer == 0 and self.place == "positions":
+            attn.rope.positions(Counted)
+
+    def build_model(self, model: Any) -> None:
+        put = {
+            "coefficient": lambda: model.residual("layers.0.mid", "sublayer", Flat),
+            "product": lambda: model.linear("layers.0.mlp.up", Cut),
+            "numpy": lambda: model.mlp(0, OfNumPy),
+        }
+        put.get(self.place, lambda: None)()
+        if self.place == "stream":
+            model.stream("early", Flat, at="layers.0.mlp")
+            model.residual("layers.0.out", "early", 0.5)
+
+    def optimizer_factory(self, optimizer: Any) -> None:
+        if self.place == "stage":
+            optimizer.gradient("*", stage(numpy_update))
+
+
+@both_backends
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("coefficient", r"returned the coefficient \(\d+, \d+\) from Flat.forward"),
+        ("product", r"returned \(\d+, \d+, 3\) from Cut.forward"),
+        ("positions", r"returned \(\d+,\) from Counted.forward"),
+        (
+            "stream",
+            r"adds 'early' of float32 \(\d+, \d+\) to x of float32 \(.*\) in model.residual",
+        ),
+        ("numpy", "returned a NumPy array from OfNumPy.forward"),
+        ("stage", "returned an update of ndarray from numpy_update"),
+    ],
+)
+def test_an_array_that_does_not_fit_is_its_plugin_s_fault(
+    lab: Any, place: str, said: str, backend: str
+) -> None:
+    plan = lab.plan(plugins={"it": Misfits(place=place)})
+    with pytest.raises(PluginCodeError) as raised:
+        trained(lab, plan, backend, steps=1)
+    assert re.match(f"plugin 'it' {said}", raised.value.what)
 
 
 @both_backends

@@ -71,9 +71,7 @@ class TorchBackend(NativeBackend):
             if binding.dtype != "float32":
                 peak = next((f for part, f in PEAK_FLOPS.items() if part in name), None)
         super().__init__(
-            replace(binding, device_name=name, peak_flops=peak, notes=notes),
-            candidates,
-            compiler,
+            replace(binding, device_name=name, peak_flops=peak, notes=notes), candidates, compiler
         )
         self._model = partial(TorchModel, compiler=compiler or torch.compile)
         self._trainer = partial(TorchTrainer, fused=fused, compiler=compiler or torch.compile)

@@ -290,7 +290,9 @@ class ModelBuilder(Builder):
         """Term per (site, source): x, carry, sublayer (B, T, C) -> a coefficient.
 
         The residual stream after a site is the sum over its sources of coefficient x source. The coefficients
-        of carry and sublayer are claims; several plugins may add coefficients to any other source.
+        of carry and sublayer are claims; several plugins may add coefficients to any other source. A Module
+        returns a coefficient of its source's shape and dtype, or with 1 in the place of sizes, such as
+        (B, T, 1) or (C,): the norm of a sublayer's output is the coefficient gain / RMS(sublayer), (B, T, C).
 
         Args:
             site: layers.i.in, .mid (attention joins), .out (the MLP joins), or final.
@@ -388,7 +390,8 @@ class ModelBuilder(Builder):
             model.norm("final", UnitNorm)
         """
         if site not in self._slots.norm:
-            raise PlanError(f"plugin '{self._owner}': there is no norm at '{site}'")
+            known = "norms are at layers.i.attention, layers.i.mlp and final"
+            raise PlanError(f"plugin '{self._owner}': there is no norm at '{site}'", fix=known)
         self._place(self._slots.norm[site], cls, arguments)
 
     def linear(
@@ -486,10 +489,9 @@ class ModelBuilder(Builder):
 
     def _layer(self, layer: int) -> int:
         if not -self.layers <= layer < self.layers:
-            raise PlanError(
-                f"plugin '{self._owner}' names layer {layer} of a model with {self.layers} layers",
-                fix=f"name layers from 0 to {self.layers - 1} (or -{self.layers} to -1)",
-            )
+            what = f"names layer {layer} of a model with {self.layers} layers"
+            fix = f"name layers from 0 to {self.layers - 1} (or -{self.layers} to -1)"
+            raise PlanError(f"plugin '{self._owner}' {what}", fix=fix)
         return layer % self.layers
 
     def _site(self, site: str) -> Terms[Any]:

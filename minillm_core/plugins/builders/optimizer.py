@@ -418,7 +418,8 @@ class OptimizerBuilder(Builder):
 
         Args:
             rule: the rule's name, or ``"*"`` for every rule.
-            anchor: the stage's place; an existing stage there is replaced.
+            anchor: the stage's place; an existing stage there is replaced (``minillm plan`` lists the stages
+                of each rule), an empty one is filled.
             draft: the stage; an argument INHERITED takes the replaced stage's value.
 
         Raises:
@@ -532,7 +533,9 @@ class OptimizerBuilder(Builder):
         Args:
             where: predicate on a parameter's name and ParamInfo, evaluated during the call.
             lr_mul: factor on the learning rate, at least 0: a number, or a schedule (piecewise, cosine,
-                scheduled, plateaus), which is an input of the compiled step.
+                scheduled, plateaus), which is an input of the compiled step. The rate follows the run's own
+                schedule as well: for groups with schedules of their own, make that one flat
+                (``optimizer.schedule`` or train.schedule=constant), and give each group its factor.
             wd_mul: factor on the weight decay, likewise.
             betas: Adam's betas, for parameters whose rule has them.
 

@@ -144,6 +144,8 @@ def _judged(axis: str, found: Mapping[str, Any]) -> str:
         "it computes a mean over its own rows, draws from a generator of the process, or keeps what it "
         "has seen: return sums and counts, take random_stream(), and keep what is learnt in a State"
     )
+    if axis == "context":
+        cause = f"it reads earlier columns and declares no lookback; or {cause}"
     for step, (one, other) in enumerate(zip(*found["losses"], strict=True), 1):
         if not abs(one - other) <= LOSS * abs(one):
             raise Failed(

@@ -85,7 +85,8 @@ def _forward(subject: Subject, plan: Plan, sizes: str, **changed: object) -> str
 def slopes(subject: Subject) -> str:
     """Check each parameter's gradient against central differences of NumPy's loss.
 
-    The differences hold all constants (``stop_gradient``) at their values.
+    The differences hold what no gradient flows through at its values: weights of positions
+    (``loss.weights``) and, of a surrogate, all constants (``stop_gradient``).
     """
     plan, found = subject.plan(), []
     (batch,) = subject.batches(plan, 1)
@@ -96,7 +97,7 @@ def slopes(subject: Subject) -> str:
     as_declared = (
         oracle.held(batch) if stated.surrogate else nullcontext(partial(oracle.forward, batch))
     )
-    with as_declared as forward:
+    with as_declared as forward, oracle.weighed(batch):
         measured = _slopes(oracle, forward, step)
     for backend in subject.backends:
         _, grads, _ = subject.gradients(plan, backend, batch)

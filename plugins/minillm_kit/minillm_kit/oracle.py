@@ -174,6 +174,29 @@ class Oracle:
         finally:
             ops.constant_of = np.asarray
 
+    @contextmanager
+    def weighed(self, batch: Batch) -> Iterator[None]:
+        """Hold the weights of positions (``loss.weights``) at their current values: they have no gradient."""
+        if self.model.weights is None:
+            yield
+            return
+        node, found = (
+            type(self.model.weights),
+            list[np.ndarray](),
+        )  # a class of this framework alone
+        forward = node.forward
+
+        def keep(own: Any, *given: Any) -> np.ndarray:
+            found.append(forward(own, *given))
+            return found[0]
+
+        node.forward = keep
+        try:
+            self.forward(batch)
+            yield
+        finally:
+            del node.forward
+
     def loss(self, batch: Batch) -> float:
         """Return the main target's loss, as a step reports it."""
         return float(self.forward(batch).sums[0]) / supervised([batch])

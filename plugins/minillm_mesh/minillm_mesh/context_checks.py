@@ -51,6 +51,8 @@ def check(plan: Any, size: int) -> None:
             )
         if module.lookback >= EVERYTHING:
             raise _refused(owner, "computes each column from all of its row", path)
+        if module.lookback and path.startswith("terms_nodes."):
+            raise _refused(owner, "looks back in a term, which is one number of whole rows", path)
         if module.lookback and module.statistics:
             raise _refused(owner, "looks back, and emits statistics of what it is given", path)
 

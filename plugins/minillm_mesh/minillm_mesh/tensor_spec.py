@@ -92,7 +92,10 @@ def cuts(whole: Any, part: Any) -> Iterator[tuple[str, Cut]]:
         ]
         named_so = len(axes) == len(own) == len(one.shape) and len(apart) == 1
         if not named_so or axes[apart[0]] not in allowed or one.shape[apart[0]] % own[apart[0]]:
-            why = f"has a parameter {one.shape} that is {own} with fewer heads or hidden units, and no slice of it"
+            why = (
+                f"has a parameter {one.shape} that is {own} with fewer heads or hidden units, and no slice "
+                f"of it by an axis that it names (axes={axes})"
+            )
             raise _refused(_owner(owners, name), why, name)
         yield name, Cut(apart[0], one.shape[apart[0]] // own[apart[0]])
 

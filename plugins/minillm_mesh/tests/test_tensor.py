@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +101,23 @@ def test_axes_are_refused_one_by_one() -> None:
 )
 def test_what_columns_refuse_is_said(plugin: str, why: str) -> None:
     assert why in (axes_of(plan_of(plugin))["context"] or "")
+
+
+def test_a_term_that_looks_back_is_refused_where_columns_are_shared(tmp_path: Path) -> None:
+    (tmp_path / "repeats.py").write_text(
+        "from minillm_core import Module, Plugin\n"
+        "class Repeats(Plugin, api=1):\n"
+        "    'A term of each token and the one before.'\n"
+        "    def compute_loss(self, loss):\n"
+        "        loss.term('repeats', Term)\n"
+        "class Term(Module):\n"
+        "    lookback = 1\n"
+        "    def forward(self, x):\n"
+        "        return self.ops.mean(x[:, 1:] * x[:, :-1])\n"
+    )
+    axes = axes_of(plan_of(f"{tmp_path}/repeats.py:Repeats"))
+    assert "plugin 'repeats' looks back in a term" in (axes["context"] or "")
+    assert axes["rows"] is None
 
 
 def test_one_process_has_no_others_to_share_with() -> None:

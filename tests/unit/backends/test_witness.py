@@ -10,6 +10,7 @@ import pytest
 from minillm_core import Candidate, Module, Normal, Plugin, ones, piecewise, zeros
 from minillm_core.backends.bind import create
 from minillm_core.backends.detect import Detected
+from minillm_core.errors import PluginCodeError
 from minillm_core.nn.initial import witness_inits
 
 pytest.importorskip("torch")
@@ -52,8 +53,16 @@ def test_other_initial_values_are_no_evidence(plan_of: Any) -> None:
     assert seen == ["init:norm.weight"]
 
 
-def doubled(gate: Any, up: Any) -> Any:
+def doubled(gate: Any, up: Any, form: Any = None) -> Any:
     return gate * up
+
+
+def of_ops(ops: Any, gate: Any, up: Any) -> Any:
+    return gate * up
+
+
+def of_numpy(gate: Any, up: Any) -> Any:
+    return np.ones(tuple(gate.shape), np.float32)
 
 
 class Kernels(Plugin, api=1):
@@ -79,6 +88,32 @@ def test_a_kernel_is_shown_where_its_op_ran(plan_of: Any, backend: str) -> None:
     assert "kernel:logits=mine" not in run.witnesses()
     run, _ = trained(plan_of({"kernels": Kernels(), "nomlp": NoMLP()}), backend)
     assert "kernel:swiglu=mine" not in run.witnesses()
+
+
+class Misfit(Plugin, api=1):
+    """A kernel that is called, or answers, in another way than its op."""
+
+    function: str
+
+    def kernel_provider(self, kernels: Any) -> None:
+        mine = f"{__name__}:{self.function}"
+        kernels.candidate(Candidate("swiglu", "mine", ("torch", "mlx"), mine))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("of_ops", r"does not take the op's arguments \(.*'up'\) in of_ops"),
+        ("of_numpy", "returned ndarray from of_numpy"),
+    ],
+)
+def test_a_kernel_that_is_not_its_op_s_is_its_plugin_s_fault(
+    plan_of: Any, function: str, said: str, backend: str
+) -> None:
+    with pytest.raises(PluginCodeError, match=f"plugin 'it' {said}") as raised:
+        trained(plan_of({"it": Misfit(function=function)}), backend)
+    assert raised.value.where == "kernel:swiglu=mine"
 
 
 class Fade(Module):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minillm_core.errors import PlanError
 from minillm_core.nn.init import (
     Constant,
     Init,
@@ -79,7 +80,7 @@ def test_a_plugins_function_draws() -> None:
 
 
 def test_another_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"flat returned shape \(1,\), not \(2, 2\)"):
+    with pytest.raises(PlanError, match=r"flat returned shape \(1,\), not \(2, 2\)"):
         Referenced(reference_of(flat)).draw(generator(0, "a"), (2, 2))
 
 

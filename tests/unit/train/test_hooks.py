@@ -128,6 +128,8 @@ class Judge(Plugin, api=1):
     def on_evaluated(self, model: Any) -> Verdict:
         if isinstance(model, Exception):
             raise model
+        if isinstance(model, bool):
+            return Verdict({"x": 0}, stop=model)  # type: ignore[arg-type]
         return Verdict({"x": model})
 
 
@@ -147,6 +149,12 @@ def test_a_metric_that_is_no_number_is_its_plugin_s_fault(metric: Any) -> None:
         judgement(metric)
     assert raised.value.where == f"figures 'x': {metric!r}"
     assert "figures={name: number}" in str(raised.value.fix)
+
+
+def test_a_reason_to_stop_that_is_no_text_is_its_plugin_s_fault() -> None:
+    with pytest.raises(PluginCodeError, match="'judge' returned no verdict from on_eval") as raised:
+        judgement(True)
+    assert raised.value.where == "Verdict(figures={'x': 0}, stop=True)"
 
 
 def test_a_refusal_by_the_core_within_on_evaluated_is_its_plugin_s_fault() -> None:

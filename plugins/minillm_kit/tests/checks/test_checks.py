@@ -199,6 +199,39 @@ def test_a_write_and_factors_of_its_own_are_checked(rule: Path, backend: str) ->
     assert {one.verdict for one in found.values()} == {"passed"}, found
 
 
+FOCAL = """
+from minillm_core import Module, Plugin
+
+
+class P(Plugin, api=1):
+    \"\"\"Positions that are predicted well weigh less; every head's output is gated by itself.\"\"\"
+
+    def build_attention(self, attn):
+        attn.out.gate(Gate)
+
+    def compute_loss(self, loss):
+        loss.weights(Weights)
+
+
+class Gate(Module):
+    def forward(self, y):
+        return y * self.ops.sigmoid(y)
+
+
+class Weights(Module):
+    def forward(self, losses):
+        return 1.0 - self.ops.exp(-losses)
+"""
+
+
+def test_weights_of_positions_are_held_in_slopes_and_nothing_else_is(tmp_path: Path) -> None:
+    (file := tmp_path / "focal.py").write_text(FOCAL)
+    assert outcomes(Subject(f"{file}:P"), "slopes")["slopes"].verdict == "passed"
+    file.write_text(FOCAL.replace("sigmoid(y)", "sigmoid(self.ops.stop_gradient(y))"))
+    found = outcomes(Subject(f"{file}:P"), "slopes")["slopes"]
+    assert "by the gradient" in found.found
+
+
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 def test_state_of_another_dtype_is_found(rule: Path, backend: str) -> None:
     found = outcomes(Subject(f"{rule}:Narrow", backend=backend), "plans", "trains")
