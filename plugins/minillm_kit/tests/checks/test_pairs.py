@@ -66,7 +66,11 @@ def test_a_partner_of_one_backend_is_tried_there(plugin: Write, partner: Write) 
         (STATEMENT, STATEMENT.replace("True", "True, backends=('mlx',)"), "on backend torch"),
         (HOOK, "        raise OSError('no account')", "raised in build_model"),
         (HOOK, f"{HOOK}\n{HOOK}", "adds model.residual[layers.0.in][carry] twice"),
-        (FORWARD, "        return x[:, :2] * self.gain", "raises alone: RuntimeError"),
+        (
+            FORWARD,
+            "        return x[:, :2] * self.gain",
+            "raises alone: PluginCodeError: plugin 'partner' returned the coefficient",
+        ),
         (FORWARD, "        return x * float('nan')", "its losses alone are [nan"),
     ],
     ids=["package", "device", "backend", "account", "refused alone", "raises alone", "NaN alone"],
