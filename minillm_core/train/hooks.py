@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ import numpy as np
 from minillm_core.data import Batch, OnBatch
 from minillm_core.data.batch import checked
 from minillm_core.errors import DataError, PluginCodeError, Refusal
-from minillm_core.plan import Plan
+from minillm_core.plan.plan import BATCH, Plan
 from minillm_core.plugins.attribution import shown_frames
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.sourcing import Field
@@ -69,6 +69,7 @@ def plan_hook(
         declared.setdefault(owner, []).append(one)
     by_name = {one.name: one for one in (plan.active if plugins is None else plugins)}
     chain, given = [by_name[name] for name in plan.on_batch], asked.batch_fields
+    known = {*BATCH, *(name for name, _, _ in plan.batch_fields)}
     if not (chain or given):
         return None
 
@@ -78,6 +79,7 @@ def plan_hook(
         shape, share = batch["ids"].shape, progress() if phase == "train" else 1.0
         for one in chain:
             hook, labelled = f"on_batch, phase {phase}", phase == "eval" and _labelled(batch)
+            there = known.union(batch)
             with one.contain(hook), drawn.of(one.name, phase):
                 batch = _call(
                     one.plugin.on_batch,  # type: ignore[attr-defined]
@@ -89,7 +91,7 @@ def plan_hook(
                     pieces=pieces,
                 )
             try:
-                _fields(checked(batch, vocab), declared.get(one.name, ()))
+                _fields(checked(batch, vocab), declared.get(one.name, ()), there)
             except DataError as error:
                 raise _error(one, hook, "broke the batch in", error.what, error.fix) from error
             if batch["ids"].shape != shape:
@@ -114,12 +116,15 @@ def _labelled(batch: Batch) -> bool:
     return bool((batch["labels"] >= 0).any())
 
 
-def _fields(batch: Batch, fields: Sequence[Field]) -> None:
+def _fields(batch: Batch, fields: Sequence[Field], known: Collection[str]) -> None:
     """Check the fields that a plugin declared: present, of the declared dtype, and finite.
 
     Raises:
-        DataError: a field is not.
+        DataError: a field is not, or one is neither declared nor among those that were there.
     """
+    for name in sorted({*batch} - {*known}):
+        what = f"on_batch added '{name}', which no build_data declares: no module could read it"
+        raise DataError(what, fix=f"data.field('{name}', '{batch[name].dtype}') in build_data")
     for one in fields:
         array, shape = batch.get(one.name), (*batch["ids"].shape, *one.shape)
         if array is None or array.dtype != one.dtype or array.shape != shape:

@@ -76,7 +76,7 @@ def batches(subject: Subject) -> str:
     if source is not None and source.owner == subject.name and not plan.sourcing.files:
         done.append(_documents(plan))
     if "on_batch" in subject.found.cls.hooks:
-        done.append(_batches(subject, plan))
+        done.append(_batches(subject))
     if not done:
         raise NotApplicable("its source reads files" if source else "it has no on_batch")
     return "; ".join(done)
@@ -153,7 +153,7 @@ def _equal(steps: list[StepBatch], others: list[StepBatch], when: str) -> None:
                 )
 
 
-def _batches(subject: Subject, plan: minillm.Plan) -> str:
+def _batches(subject: Subject) -> str:
     """Call ``on_batch`` in each phase."""
     plain = subject.batches(subject.plan(without=True), 2)
     for phase in PHASES:
@@ -164,9 +164,6 @@ def _batches(subject: Subject, plan: minillm.Plan) -> str:
                     f"phase {phase}: '{wrong}' of the same batch differs from call to call",
                     cause="random numbers that are not of random_stream(), a clock, or a counter",
                 )
-        for given, one in zip(plain, first, strict=True):
-            _check_fields(subject, plan.batch_fields, one, phase)
-            _check_declared(plan, given, one, phase)
         if phase != "train":
             _check_kept(plain, first, phase)
     _check_prefix(_hook(subject), plain[0])
@@ -214,34 +211,6 @@ def _different(one: Batch, two: Batch) -> str | None:
         if name not in one or name not in two or not np.array_equal(one[name], two[name]):
             return name
     return None
-
-
-def _check_fields(subject: Subject, fields: tuple, batch: Batch, phase: str) -> None:
-    """Check that a batch has the plugin's declared fields, in their dtype and shape."""
-    for name, owner, field in fields:
-        if owner != subject.name:
-            continue
-        wanted = (*batch["ids"].shape, *field.shape)
-        got = batch.get(name)
-        if got is None or got.shape != wanted or got.dtype != field.dtype:
-            shown = "absent" if got is None else f"{got.dtype} {got.shape}"
-            raise Failed(
-                f"phase {phase}: field '{name}' is {shown}, declared as {field.dtype} {wanted}",
-                cause="on_batch writes a declared field in every phase",
-            )
-
-
-def _check_declared(plan: minillm.Plan, given: Batch, returned: Batch, phase: str) -> None:
-    """Check that every field that ``on_batch`` adds to a batch is declared, since others are dropped."""
-    declared = {name for name, _, _ in plan.batch_fields}
-    declared |= {one.name for one in plan.sourcing.batch_fields}
-    for name in sorted({*returned} - {*given, *plan.fields} - declared):
-        dtype = getattr(returned[name], "dtype", "int32")
-        raise Failed(
-            f"phase {phase}: on_batch adds the field '{name}', which is not declared",
-            cause=f"declare it in build_data: data.field('{name}', '{dtype}'); otherwise no module "
-            "can read it, and it is dropped",
-        )
 
 
 def _check_kept(plain: list[Batch], got: list[Batch], phase: str) -> None:

@@ -26,29 +26,36 @@ def plan_of(*names: str) -> Any:
     return SimpleNamespace(config=config, on_batch=names, batch_fields=(), sourcing=PLAIN)
 
 
+ARGUMENTS: list[Any] = []
+"""The arguments of the last call; a field would have to be declared."""
+
+
 class All(Plugin, api=1):
     """Records all of its arguments."""
 
     def on_batch(self, batch: Any, phase: str, vocab: int) -> Any:
-        return {**batch, "told": np.array([phase, str(vocab)])}
+        ARGUMENTS[:] = [phase, vocab]
+        return batch
 
 
 class Late(Plugin, api=1):
     """Records the progress of the run."""
 
     def on_batch(self, batch: Any, progress: float) -> Any:
-        return {**batch, "told": np.array([progress])}
+        ARGUMENTS[:] = [progress]
+        return batch
 
 
 class Some(Plugin, api=1):
     """Accepts some of the arguments."""
 
     def on_batch(self, vocab: int, batch: Any) -> Any:
-        return {**batch, "told": np.array([str(vocab)])}
+        ARGUMENTS[:] = [vocab]
+        return batch
 
 
 @pytest.mark.parametrize("phase", ["train", "eval", "decode"])
-@pytest.mark.parametrize(("plugin", "told"), [(All(), [..., "300"]), (Some(), ["300"])])
+@pytest.mark.parametrize(("plugin", "told"), [(All(), [..., 300]), (Some(), [300])])
 def test_it_is_told_the_phase_and_the_vocabulary(plugin: Plugin, told: list, phase: str) -> None:
     one, seen = LoadedPlugin.of("one", plugin), Counter()
     hook = plan_hook(plan_of("one"), [one], seen=seen, streams=Streams(0))
@@ -56,8 +63,8 @@ def test_it_is_told_the_phase_and_the_vocabulary(plugin: Plugin, told: list, pha
     batch = {
         name: np.zeros((2, 3), np.int32) for name in ("ids", "labels", "documents", "positions")
     }
-    want = [phase if word is ... else word for word in told]
-    assert hook(batch, phase)["told"].tolist() == want
+    hook(batch, phase)
+    assert [phase if word is ... else word for word in told] == ARGUMENTS
     assert seen == {"batch:one": 1}
 
 
@@ -70,9 +77,12 @@ def test_progress_is_the_step_of_a_batch_over_all_steps_and_1_elsewhere(
     assert hook is not None
     for step in range(1, 10):
         place.shape_at(step)
-        told = [float(hook(batch(), "train")["told"][0]) for _ in range(3)]
-        assert told == [min(1.0, step / 8)] * 3  # the same for every micro-batch
-    assert hook(batch(), "eval")["told"] == hook(batch(), "decode")["told"] == 1.0
+        for _ in range(3):  # the same for every micro-batch
+            hook(batch(), "train")
+            assert [min(1.0, step / 8)] == ARGUMENTS
+    for phase in ("eval", "decode"):
+        hook(batch(), phase)
+        assert ARGUMENTS == [1.0]
     assert StepProgress(planned("train.steps=8"), 3).progress() == 0.5
 
 
@@ -113,6 +123,22 @@ def test_a_batch_of_another_shape_is_refused(phase: str, rows: bool, shape: str)
     said = f"plugin 'one' changed the rows or columns in on_batch, phase {phase}"
     assert (refused.value.what, refused.value.where) == (said, f"'ids' {shape}, not (2, 4)")
     assert "-1 as a label" in str(refused.value.fix)
+
+
+class Adds(Plugin, api=1):
+    """Writes a field that it does not declare."""
+
+    def on_batch(self, batch: Any) -> Any:
+        return {**batch, "mine": batch["ids"], "documents": batch["ids"]}
+
+
+def test_a_field_that_is_not_declared_is_refused() -> None:
+    with pytest.raises(
+        PluginCodeError, match="plugin 'one' broke the batch in on_batch"
+    ) as refused:
+        called(Adds(), "train", Counter())
+    assert "added 'mine', which no build_data declares" in str(refused.value.where)
+    assert refused.value.fix == "data.field('mine', 'int32') in build_data"
 
 
 def test_who_takes_every_label_of_an_evaluation_is_counted() -> None:
