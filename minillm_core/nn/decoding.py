@@ -151,8 +151,10 @@ class CachedScope(Scope):
         columns, keeps = self.cache.new * attention.stretch, attention.core and attention.core.keeps
         if attention.layout is not None and (made := call.k.shape[1]) != columns:
             did = f"made {made} positions of {self.cache.new} columns in"
-            fix = f"it declares stretch = {attention.stretch}: so many positions a column, each column's "
-            fix += "after those of the columns before it"
+            fix = (
+                f"it declares stretch = {attention.stretch}: so many positions a column, each "
+                "column's after those of the columns before it"
+            )
             raise unusable(attention.layout, did, fix, "enter")
         k, v, documents = self.cache.append(
             attention.ops,

@@ -160,9 +160,10 @@ def record(module: Any, name: str, value: Any) -> None:
     notes = module.__dict__
     check_begun(module)
     if "_sealed" in notes and _is_plain(name, value):
-        why = "is frozen: a compiled step has its value baked in. Keep what changes in a State, or take it"
-        why += " as an argument (a schedule value, a field)"
-        raise AttributeError(f"{type(module).__name__}.{name} {why}")
+        raise AttributeError(
+            f"{type(module).__name__}.{name} is frozen: a compiled step has its value baked in. "
+            "Keep what changes in a State, or take it as an argument (a schedule value, a field)"
+        )
     declarations, children = notes["_declared"], notes["_children"]
     if isinstance(value, Declaration):
         value.claim(name)

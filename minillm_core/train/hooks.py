@@ -96,8 +96,10 @@ def plan_hook(
                 raise _error(one, hook, "broke the batch in", error.what, error.fix) from error
             if batch["ids"].shape != shape:
                 where = f"'ids' {batch['ids'].shape}, not {shape}"
-                fix = "keep the batch's shape (rows, T): -1 as a label drops a position in phase train; "
-                fix += "train.rows and train.seq_len set the shape"
+                fix = (
+                    "keep the batch's shape (rows, T): -1 as a label drops a position in phase "
+                    "train; train.rows and train.seq_len set the shape"
+                )
                 raise _error(one, hook, "changed the rows or columns in", where, fix)
             counted[f"batch:{one.name}"] += 1
             if labelled and not _labelled(batch):

@@ -149,14 +149,10 @@ def read_record(out: Path) -> dict[str, Any]:
     """
     path = out / RUN
     if not os.path.lexists(path):
-        model = f"{out} looks like a model directory: --init {out} starts from its weights"
-        raise Refusal(
-            f"{out} holds no run",
-            where=f"there is no {path}",
-            fix=model
-            if (out / "config.json").exists()
-            else "name the folder that minillm train wrote",
-        )
+        fix = "name the folder that minillm train wrote"
+        if (out / "config.json").exists():
+            fix = f"{out} looks like a model directory: --init {out} starts from its weights"
+        raise Refusal(f"{out} holds no run", where=f"there is no {path}", fix=fix)
     document = read_json(path)
     if "config" not in document or "plan_hash" not in document:
         raise Refusal(f"{path} is not the record of a run", where="config, plan_hash")

@@ -97,7 +97,7 @@ def slopes(subject: Subject) -> str:
     as_declared = (
         oracle.held(batch) if stated.surrogate else nullcontext(partial(oracle.forward, batch))
     )
-    with as_declared as forward, oracle.weighed(batch):
+    with as_declared as forward, oracle.weights_held(batch):
         measured = _slopes(oracle, forward, step)
     for backend in subject.backends:
         _, grads, _ = subject.gradients(plan, backend, batch)

@@ -32,6 +32,7 @@ class NumPyOps(NumPyArrays):
     def __init__(self, kernels: Mapping[str, Callable[..., Any]] | None = None) -> None:
         self.take_kernels({op: reference_op(op) for op in CONTRACTS} | dict(kernels or {}))
         self.constant_of: Callable[[np.ndarray], np.ndarray] = np.asarray
+        self.held_results: dict[Any, Any] = {}  # module -> its first result, which it repeats
 
     def stop_gradient(self, x: np.ndarray) -> np.ndarray:
         """Return ``x``, or its value at this call when :meth:`Oracle.held` was entered."""
@@ -46,8 +47,14 @@ class NumPyModule:
         object.__setattr__(self, name, value)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Call ``forward``."""
-        return self.forward(*args, **named)  # type: ignore[attr-defined]
+        """Call ``forward``; a module in ``held_results`` of the ops repeats its first result."""
+        held = self.ops.held_results  # type: ignore[attr-defined]
+        if held.get(self) is not None:
+            return held[self]
+        result = self.forward(*args, **named)  # type: ignore[attr-defined]
+        if self in held:
+            held[self] = result
+        return result
 
 
 class NumPyFramework(Framework):
@@ -175,27 +182,16 @@ class Oracle:
             ops.constant_of = np.asarray
 
     @contextmanager
-    def weighed(self, batch: Batch) -> Iterator[None]:
+    def weights_held(self, batch: Batch) -> Iterator[None]:
         """Hold the weights of positions (``loss.weights``) at their current values: they have no gradient."""
-        if self.model.weights is None:
-            yield
-            return
-        node, found = (
-            type(self.model.weights),
-            list[np.ndarray](),
-        )  # a class of this framework alone
-        forward = node.forward
-
-        def keep(own: Any, *given: Any) -> np.ndarray:
-            found.append(forward(own, *given))
-            return found[0]
-
-        node.forward = keep
-        try:
+        held = self.model.ops.held_results
+        if self.model.weights is not None:
+            held[self.model.weights] = None
             self.forward(batch)
+        try:
             yield
         finally:
-            del node.forward
+            held.clear()
 
     def loss(self, batch: Batch) -> float:
         """Return the main target's loss, as a step reports it."""

@@ -5,8 +5,8 @@
 - ``ablate``: implements ``minillm ablate``. ``variants`` are the plugin sets, ``ablation`` trains
   the runs, ``worth`` has the statistics, ``cards`` builds technique cards, ``result_diff`` explains why
   the runs in a folder cannot be resumed.
-- ``search``: implements ``minillm search``. ``space`` defines the search space, ``race`` runs successive
-  halving, ``heats`` trains the runs, ``confirm`` makes the final comparison, ``search_page`` the page.
+- ``search``: implements ``minillm search``. ``space`` defines the search space, ``successive_halving`` runs
+  the rounds, ``paired_runs`` trains the runs, ``confirm`` makes the final comparison, ``search_page`` the page.
 - ``members``: stores the runs of an ablation or a search.
 - ``tune``: implements ``minillm tune``.
 - ``bench``: implements ``minillm bench``; ``profiling`` profiles a training step on each framework.

@@ -24,7 +24,7 @@ class Confirmation:
     """The final comparison of a recipe.
 
     Args:
-        heats: trains the runs.
+        paired_runs: trains the runs.
         plan: maps a recipe to its plan.
         base: the recipe that the search began with.
         recipe: the recipe found.
@@ -39,7 +39,7 @@ class Confirmation:
 
     def __init__(
         self,
-        heats: PairedRuns,
+        paired_runs: PairedRuns,
         plan: Planner,
         base: Recipe,
         recipe: Recipe,
@@ -48,9 +48,9 @@ class Confirmation:
         budget: float,
     ) -> None:
         self.recipe, self.plan, self.result = recipe, plan(recipe), dict[str, Any]()
-        self._heats, self._planner, self._base, self._pairs = heats, plan, base, pairs
-        self._length, self._budget = heats.length, budget
-        first = heats.seed + FRESH
+        self._paired_runs, self._planner, self._base, self._pairs = paired_runs, plan, base, pairs
+        self._length, self._budget = paired_runs.length, budget
+        first = paired_runs.seed + FRESH
         self._seeds = range(first, first + pairs)
 
     def run(self) -> None:
@@ -70,14 +70,14 @@ class Confirmation:
                 plans[part.name] = self._planner(without(self.recipe, part))
             except MinillmError as error:
                 unplanned[part.name] = error.what
-        self._heats.begin(
+        self._paired_runs.begin(
             f"the last comparison, {self._length.words}", (2 + len(plans)) * self._pairs, []
         )
-        sets = {"as it was": self._heats.base, "the recipe": self.plan}
+        sets = {"as it was": self._paired_runs.base, "the recipe": self.plan}
         if len(parts) > 1:
             most = self._affordable() - len(sets)
             sets |= {f"no {name}": plan for name, plan in [*plans.items()][: max(0, most)]}
-        runs = self._heats.runs_of(sets, self._length, seeds)
+        runs = self._paired_runs.runs_of(sets, self._length, seeds)
         base, found = runs["as it was"], runs["the recipe"]
         table, idle = [], []
         for part in parts:
@@ -88,9 +88,9 @@ class Confirmation:
             elif others is None:
                 row["why"] = "the budget is spent"
             else:
-                row |= self._heats.difference(found, others)
+                row |= self._paired_runs.difference(found, others)
                 if row["effect"] is not None and not row["distinguishable"]:
-                    row["saves"] = self._heats.saving(row)
+                    row["saves"] = self._paired_runs.saving(row)
                     if not row["saves"]:
                         idle.append((row["effect"], part))
             table.append(row)
@@ -125,8 +125,8 @@ class Confirmation:
             if len(parts) > 1 and not self._affordable():
                 continue
             label = "the recipe without idle parts"
-            runs = self._heats.runs_of({label: plan}, self._length, seeds)[label]
-            row = self._heats.difference(runs, found)
+            runs = self._paired_runs.runs_of({label: plan}, self._length, seeds)[label]
+            row = self._paired_runs.difference(runs, found)
             if row["effect"] is None or (row["distinguishable"] and row["effect"] > 0):
                 continue
             kept = {
@@ -156,17 +156,17 @@ class Confirmation:
         alone = len(parts_of(self.recipe, self._base)) == 1
         if alone or self._affordable():
             label = f"no {part.name}"
-            others = self._heats.runs_of({} if alone else {label: plan}, self._length, seeds)
-            row |= {"why": "", **self._heats.difference(found, others.get(label, base))}
+            others = self._paired_runs.runs_of({} if alone else {label: plan}, self._length, seeds)
+            row |= {"why": "", **self._paired_runs.difference(found, others.get(label, base))}
 
     def _affordable(self) -> int:
         """Count the sets of runs that fit into the remaining budget plus a twentieth of the whole."""
-        left = OVER * self._budget - self._heats.members.spent
-        return max(0, int(left / (self._pairs * self._heats.cost(self._length))))
+        left = OVER * self._budget - self._paired_runs.members.spent
+        return max(0, int(left / (self._pairs * self._paired_runs.cost(self._length))))
 
     def _result(self, base: Outcomes, found: Outcomes) -> dict[str, Any]:
         return {
-            "gain": self._heats.difference(found, base),
+            "gain": self._paired_runs.difference(found, base),
             "seeds": list(found),
             "base_losses": [run.val_loss for run in trained_of(base)],
             "losses": [run.val_loss for run in trained_of(found)],

@@ -279,7 +279,7 @@ class Job:
         self.turns = turns
         self.members = Members(out, study, "search", findings=(MinillmError,))
         self.earlier = read(out / RESULT) or {}
-        self.race: SuccessiveHalving | None = None
+        self.halving: SuccessiveHalving | None = None
         self.reached: dict[str, Any] = {}
 
     def run(self) -> dict[str, Any]:
@@ -303,12 +303,12 @@ class Job:
                 start = {"measured": self.measured, "finished": False, **self.about}
                 write(self.out / RESULT, start)
             length = self._reaching(base, speed, request.target)
-        self.race = SuccessiveHalving(
-            *(self._heats(length, speed), self.plans, self.space, self.plans.base),
+        self.halving = SuccessiveHalving(
+            *(self._paired_runs(length, speed), self.plans, self.space, self.plans.base),
             budget=request.budget,
             note=self._note,
         )
-        if (least := self.race.least_cost()) > request.budget:
+        if (least := self.halving.least_cost()) > request.budget:
             raise Refusal(
                 f"the budget of {duration(request.budget)} is too small: a search of runs of "
                 f"{length.words} takes {duration(least)} at least, for one change and the last "
@@ -316,8 +316,8 @@ class Job:
                 where=f"--budget, {speed:,.0f} tokens/s",
                 fix=f"--budget {math.ceil(4 * least / 60)}m{self._kept}, or shorter runs",
             )
-        if not self.race.candidates():
-            refused = [f"{name}: {why}" for name, why in self.race.refused.items()]
+        if not self.halving.candidates():
+            refused = [f"{name}: {why}" for name, why in self.halving.refused.items()]
             raise Refusal(
                 "there is nothing to try: planning refuses every change",
                 where=few(refused) or "the space, which has no other value than those that are set",
@@ -325,7 +325,7 @@ class Job:
             )
         self._announce(length)
         self._write(finished=False)
-        self.race.run()
+        self.halving.run()
         if request.target is not None:
             self._shorten(request.target)
         return self._write(finished=True)
@@ -357,7 +357,7 @@ class Job:
         seconds = self.study.step_seconds(short, base.config.seed)
         return base.tokens_per_step / seconds
 
-    def _heats(self, length: Length, speed: float) -> PairedRuns:
+    def _paired_runs(self, length: Length, speed: float) -> PairedRuns:
         base = self.plans(self.plans.base)
         return PairedRuns(
             *(self.members, base, length),
@@ -378,9 +378,9 @@ class Job:
         """
         length = Length(minutes=FIRST * base.tokens_per_step / speed / 60)
         while True:
-            heats = self._heats(length, speed)
-            heats.begin("looking for the target", 1)
-            run = heats.trained(base, length, base.config.seed, f"as it is, {length.words}")
+            paired_runs = self._paired_runs(length, speed)
+            paired_runs.begin("looking for the target", 1)
+            run = paired_runs.trained(base, length, base.config.seed, f"as it is, {length.words}")
             if isinstance(run, str):
                 raise MinillmError(
                     f"the settings that the search begins with cannot be trained: {run}"
@@ -399,52 +399,57 @@ class Job:
 
     def _shorten(self, target: float) -> None:
         """Find the shortest length at which the recipe still reaches the target."""
-        race = self.race
-        assert race is not None
-        length, self.reached = race.length, {}
+        halving = self.halving
+        assert halving is not None
+        length, self.reached = halving.length, {}
         while True:
-            race.heats.begin(f"the way to {target:g}", 1)
-            run = race.heats.trained(race.plan, length, race.seed, f"the recipe, {length.words}")
+            halving.paired_runs.begin(f"the way to {target:g}", 1)
+            run = halving.paired_runs.trained(
+                halving.plan, length, halving.seed, f"the recipe, {length.words}"
+            )
             if isinstance(run, str) or run.val_loss > target:
                 break
             self.reached = {"minutes": length.minutes, "seconds": run.seconds, "loss": run.val_loss}
             length = length.shorter(1 / SHORTER)
-            if self.members.spent + length.seconds(race.heats.speed) > 1.1 * self.request.budget:
+            if (
+                self.members.spent + length.seconds(halving.paired_runs.speed)
+                > 1.1 * self.request.budget
+            ):
                 break
 
     def _announce(self, length: Length) -> None:
-        race = self.race
-        assert race is not None
-        moves = self.space.moves(race.base, race.base_plan, race.base)
+        halving = self.halving
+        assert halving is not None
+        moves = self.space.moves(halving.base, halving.base_plan, halving.base)
         self.say(
             f"{counted(len(moves), 'change')} to try on preset {self.about['preset']}, in runs of "
-            f"{', '.join(one.words for one in race.lengths)}; {duration(self.request.budget)} in all, "
+            f"{', '.join(one.words for one in halving.lengths)}; {duration(self.request.budget)} in all, "
             f"into {self.out}"
         )
         self.say(f"data    {self.about['data']['description']}")
 
     def result(self, *, finished: bool) -> dict[str, Any]:
         """Return the results so far as JSON."""
-        race = self.race
-        assert race is not None
+        halving = self.halving
+        assert halving is not None
         return {
             "length": {
-                "minutes": race.length.minutes,
-                "tokens": race.length.tokens,
-                "words": race.length.words,
+                "minutes": halving.length.minutes,
+                "tokens": halving.length.tokens,
+                "words": halving.length.words,
             },
-            "rungs": [one.words for one in race.lengths],
+            "rungs": [one.words for one in halving.lengths],
             "budget_seconds": self.request.budget,
             "spent_seconds": self.members.spent,
             "measured": self.measured,
             "devices": list(self.request.devices),
-            "steps": race.steps,
-            "recipe": [one.name for one in parts_of(race.incumbent, race.base)],
-            "last": race.last,
+            "steps": halving.steps,
+            "recipe": [one.name for one in parts_of(halving.incumbent, halving.base)],
+            "last": halving.last,
             "target": self.reached,
-            "rounds": race.rounds,
-            "refused": race.refused,
-            "untried": race.untried,
+            "rounds": halving.rounds,
+            "refused": halving.refused,
+            "untried": halving.untried,
             "finished": finished,
             **self.about,
         }
@@ -464,11 +469,11 @@ class Job:
 
     def _best(self, result: Mapping[str, Any]) -> str:
         """Render the recipe with its length as the text of a settings file."""
-        race = self.race
-        assert race is not None
+        halving = self.halving
+        assert halving is not None
         minutes = self.reached.get("minutes")
-        length = Length(minutes=minutes) if minutes else race.length
-        plan = length.of(race.plan)
+        length = Length(minutes=minutes) if minutes else halving.length
+        plan = length.of(halving.plan)
         command = f"minillm train --preset {shlex.quote(str(self.out / BEST))}"
         if files := [one.origin.source for one in plan.active if one.distribution is None]:
             command += f" --plugins {shlex.quote(','.join(files))}"
@@ -479,7 +484,7 @@ class Job:
             plan.config,
             (
                 command,
-                f"minillm search, preset {result['preset']}, runs of {race.length.words}: {parts}",
+                f"minillm search, preset {result['preset']}, runs of {halving.length.words}: {parts}",
                 *([f"held-out loss against the settings as they were: {found}"] if found else []),
             ),
         )

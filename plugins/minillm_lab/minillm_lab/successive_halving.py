@@ -54,7 +54,7 @@ class SuccessiveHalving:
     """The rounds of a search.
 
     Args:
-        heats: trains the runs.
+        paired_runs: trains the runs.
         plan: maps a recipe to its plan.
         space: the search space.
         base: the baseline recipe.
@@ -73,7 +73,7 @@ class SuccessiveHalving:
 
     def __init__(
         self,
-        heats: PairedRuns,
+        paired_runs: PairedRuns,
         plan: Planner,
         space: Space,
         base: Recipe,
@@ -81,10 +81,10 @@ class SuccessiveHalving:
         budget: float,
         note: Callable[[], None] = lambda: None,
     ) -> None:
-        self.heats, self.space, self.base, self.budget = heats, space, base, budget
+        self.paired_runs, self.space, self.base, self.budget = paired_runs, space, base, budget
         self._plan, self._note = plan, note
-        self.length, self.seed = heats.length, heats.seed
-        self.base_plan = heats.base
+        self.length, self.seed = paired_runs.length, paired_runs.seed
+        self.base_plan = paired_runs.base
         self.incumbent, self.plan = base, self.base_plan
         self.rounds: list[dict[str, Any]] = []
         self.steps: list[dict[str, Any]] = []
@@ -93,7 +93,7 @@ class SuccessiveHalving:
         self.last: dict[str, Any] = {}
         self._out: set[str] = set()  # moves not to try again
         self._expected: dict[str, float] = {}  # gain of moves that may help another incumbent
-        tokens = self.length.seconds(heats.speed) * heats.speed
+        tokens = self.length.seconds(paired_runs.speed) * paired_runs.speed
         factors = [ETA**power for power in reversed(range(1, RUNGS))]
         shorter = [
             self.length.shorter(one)
@@ -115,15 +115,15 @@ class SuccessiveHalving:
             Interrupted: a signal; finished runs are kept.
             MinillmError: the baseline settings cannot be trained.
         """
-        self.heats.members.start()
+        self.paired_runs.members.start()
         first = self._rungs[0].length
-        self.heats.begin(f"the settings as they are, {first.words}", 1, [])
-        self.heats.runs_of({INCUMBENT: self.base_plan}, first, [self.seed])  # times one run
+        self.paired_runs.begin(f"the settings as they are, {first.words}", 1, [])
+        self.paired_runs.runs_of({INCUMBENT: self.base_plan}, first, [self.seed])  # times one run
         number = 1
         while candidates := self.candidates():
             share = self._share(number)
             if share is None:
-                self.heats.say("the rest of the budget is for the last comparison")
+                self.paired_runs.say("the rest of the budget is for the last comparison")
                 break
             self._round(number, candidates, share)
             number += 1
@@ -133,14 +133,16 @@ class SuccessiveHalving:
     def _confirm(self) -> None:
         """Make the final comparison with fresh seeds, and drop parts without effect."""
         found = Confirmation(
-            *(self.heats, self._plan, self.base, self.incumbent), pairs=PAIRS, budget=self.budget
+            *(self.paired_runs, self._plan, self.base, self.incumbent),
+            pairs=PAIRS,
+            budget=self.budget,
         )
         found.run()
         self.incumbent, self.plan, self.last = found.recipe, found.plan, found.result
 
     def least_cost(self) -> float:
         """Estimate the seconds of the smallest search: a candidate and the baseline, compared twice."""
-        return 4 * PAIRS * self.heats.cost(self.length)
+        return 4 * PAIRS * self.paired_runs.cost(self.length)
 
     def candidates(self) -> list[Candidate]:
         """Plan the moves from the incumbent, most promising first."""
@@ -181,8 +183,8 @@ class SuccessiveHalving:
 
     def _share(self, number: int) -> float | None:
         """Choose the seconds for a round; None: no time is left for one."""
-        left = self.budget - self.heats.members.spent - self._reserved()
-        least = 2 * PAIRS * self.heats.cost(self.length)
+        left = self.budget - self.paired_runs.members.spent - self._reserved()
+        least = 2 * PAIRS * self.paired_runs.cost(self.length)
         if left < (least if number == 1 else 1.25 * least):
             return None
         return max(left / 2, least)
@@ -191,16 +193,16 @@ class SuccessiveHalving:
         """Estimate the seconds of the final comparison: baseline, recipe, recipe without each part."""
         parts = max(len(parts_of(self.incumbent, self.base)), 1)
         sets = 2 + (parts if parts > 1 else 0)
-        return min(LAST * self.budget, sets * PAIRS * self.heats.cost(self.length))
+        return min(LAST * self.budget, sets * PAIRS * self.paired_runs.cost(self.length))
 
     @property
     def _most_parts(self) -> int:
         """Count the parts that fit into the time of the final comparison."""
-        return max(1, int(LAST * self.budget / (PAIRS * self.heats.cost(self.length))) - 2)
+        return max(1, int(LAST * self.budget / (PAIRS * self.paired_runs.cost(self.length))) - 2)
 
     def _sizes(self, queued: int, share: float) -> list[int]:
         """Choose the number of candidates per rung; the shortest rung gets the remaining time."""
-        costs = [self.heats.cost(one.length) for one in self._rungs]
+        costs = [self.paired_runs.cost(one.length) for one in self._rungs]
         for last in (4, 3, 2, 1):
             sizes, left = [last], share - (last + 1) * PAIRS * costs[-1]
             for cost in costs[-2:0:-1]:
@@ -282,16 +284,16 @@ class SuccessiveHalving:
         """Run candidates against the incumbent at a rung; return the successful ones."""
         graph, length = graph_of(self.plan), rung.length
         ordered = sorted(candidates, key=lambda one: graph_of(one.plan) != graph)
-        self.heats.begin(
+        self.paired_runs.begin(
             f"round {number}, {length.words}", (len(ordered) + 1) * rung.pairs, ordered
         )
         seeds = range(self.seed, self.seed + rung.pairs)
         if not ordered:
             return []
         plans = {INCUMBENT: self.plan, **{one.move.name: one.plan for one in ordered}}
-        runs = self.heats.runs_of(plans, length, seeds)
+        runs = self.paired_runs.runs_of(plans, length, seeds)
         for one in ordered:
-            self.heats.compare(one, length, runs[INCUMBENT], runs[one.move.name])
+            self.paired_runs.compare(one, length, runs[INCUMBENT], runs[one.move.name])
         return [one for one in ordered if not one.failed]
 
     def _accepted(self, alive: Sequence[Candidate]) -> Candidate | None:
@@ -303,21 +305,25 @@ class SuccessiveHalving:
         if best.gain < 0 and not best.rungs[-1]["distinguishable"]:
             self._more_pairs(best)
         clear = [one for one in ranked if one.rungs[-1]["distinguishable"] and one.gain < 0]
-        cheaper = [one for one in ranked if one.gain <= 0 and self.heats.saving(one.rungs[-1])]
+        cheaper = [
+            one for one in ranked if one.gain <= 0 and self.paired_runs.saving(one.rungs[-1])
+        ]
         return next(iter([*clear, *cheaper]), None)
 
     def _more_pairs(self, one: Candidate) -> None:
         """Train an undecided candidate with additional seeds, where the budget allows."""
         if (
-            self.heats.members.spent + self._reserved() + 2 * MORE * self.heats.cost(self.length)
+            self.paired_runs.members.spent
+            + self._reserved()
+            + 2 * MORE * self.paired_runs.cost(self.length)
             > self.budget
         ):
             return
-        self.heats.begin(f"{MORE} more pairs, {self.length.words}", 2 * MORE, [one])
+        self.paired_runs.begin(f"{MORE} more pairs, {self.length.words}", 2 * MORE, [one])
         seeds = range(self.seed, self.seed + PAIRS + MORE)
         plans = {INCUMBENT: self.plan, one.move.name: one.plan}
-        runs = self.heats.runs_of(plans, self.length, seeds)
-        self.heats.compare(one, self.length, runs[INCUMBENT], runs[one.move.name])
+        runs = self.paired_runs.runs_of(plans, self.length, seeds)
+        self.paired_runs.compare(one, self.length, runs[INCUMBENT], runs[one.move.name])
 
     def _judged(self, one: Candidate, accepted: Candidate | None) -> str:
         """Describe the outcome of a candidate."""
@@ -344,12 +350,14 @@ class SuccessiveHalving:
                 "round": number,
                 "name": one.move.name,
                 "parts": [part.name for part in one.move.parts] or [one.move.name],
-                "saves": "" if final["distinguishable"] else self.heats.saving(final),
+                "saves": "" if final["distinguishable"] else self.paired_runs.saving(final),
                 "by_rung": [{"length": r["length"], "effect": r["effect"]} for r in one.rungs],
                 **final,
             }
         )
-        self.heats.say(f"round {number}: {one.move.name}, {in_words(final)} at {self.length.words}")
+        self.paired_runs.say(
+            f"round {number}: {one.move.name}, {in_words(final)} at {self.length.words}"
+        )
         self._out |= {part.name for part in one.move.parts or (one.move,)}
         moves = self.space.moves(one.recipe, one.plan, self.base)
         for key in one.move.settings:  # never return to the replaced value

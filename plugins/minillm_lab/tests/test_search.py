@@ -44,7 +44,7 @@ def race(tmp_path: Path, planned: Any) -> Callable[..., SuccessiveHalving]:
     def make(rig: Any, searched: Space, base: Recipe = Recipe(), **more: Any) -> SuccessiveHalving:  # noqa: B008
         plan = planned(base)
         members = Members(tmp_path / more.get("folder", "out"), rig, "search")
-        heats = PairedRuns(
+        paired_runs = PairedRuns(
             *(members, plan, Length(tokens=100 * plan.tokens_per_step)),
             seed=0,
             speed=more.get("speed", 1e6),
@@ -53,7 +53,9 @@ def race(tmp_path: Path, planned: Any) -> Callable[..., SuccessiveHalving]:
             watch=lambda current, progress: None,
             turns=more.get("turns", True),
         )
-        return SuccessiveHalving(heats, planned, searched, base, budget=more.get("budget", 1000.0))
+        return SuccessiveHalving(
+            paired_runs, planned, searched, base, budget=more.get("budget", 1000.0)
+        )
 
     return make
 
