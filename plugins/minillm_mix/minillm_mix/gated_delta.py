@@ -11,8 +11,11 @@ up to t within a chunk that starts with the memory S,
 
     (I + L) U = b (V - g K S^T),   L_ti = b_t (g_t / g_i) (k_t k_i)  for i < t
     Y = g Q S^T + M U,             M_ti = (g_t / g_i) (q_t k_i)      for i <= t
+    S' = g_C S + U^T R,            R_i = (g_C / g_i) k_i
 
-where L is nilpotent, so that (I + L)^-1 = (I - L)(I + L^2)(I + L^4) ... exactly. Decoding stores S and the
+where L is nilpotent, so that (I + L)^-1 = (I - L)(I + L^2)(I + L^4) ... exactly. With W = (I + L)^-1 b V and
+Z = (I + L)^-1 b g K the memory is S' = g_C S + W^T R - S Z^T R: all but this one product of D x D matrices is
+computed for all chunks at once. Decoding stores S and the
 last three columns of the convolution: D^2 + 9 D numbers per head and layer, independent of the text's length.
 
 It replaces the whole attention of its layers, and all heads have keys of their own; it has no positions and no
@@ -50,7 +53,7 @@ TAPS = 4
 class GatedDelta(Plugin, api=1):
     """A memory of fixed size in the place of attention: it forgets by gates and is corrected by deltas."""
 
-    chunk: int = option(32, ge=1, le=256, help="tokens per chunk in training")
+    chunk: int = option(64, ge=1, le=256, help="tokens per chunk in training")
     eps: float | None = option(
         None, gt=0, help="epsilon of y's RMS norm per head; none: model.norm_eps"
     )
@@ -94,8 +97,9 @@ class Memory(Module):
         )
 
     def flops(self, keys: float) -> float:
-        """Count a token's FLOPs, forward and backward: products in a chunk, and with the memory."""
-        return 6 * self.heads * self.size * (3 * self.chunk + 4 * self.size)
+        """Count a token's FLOPs, forward and backward: products in a chunk, with the memory, and of memories."""
+        C, D = self.chunk, self.size
+        return 6 * self.heads * D * (5 * C + 4 * D + D * D / C)
 
     def forward(self, x: Any, documents: Any, memory: Any, tail: Any) -> tuple[Any, Any, Any]:
         """x (B, T, C), documents (B, S), memory (B, H, D, D), tail (B, 3, 3 H D) -> y, new memory and tail."""
@@ -141,50 +145,65 @@ class Memory(Module):
     def chunks(
         self, q: Any, k: Any, v: Any, log_a: Any, b: Any, memory: Any, of: Any
     ) -> tuple[Any, Any]:
-        """q, k, v float32 (B, H, T, D), of int32 (B, 3 + T) or None -> y, the memory after the last token."""
-        ops: Any = self.ops
-        T = q.shape[2]
-        if memory is None:
-            memory = ops.matrix_transpose(v[:, :, :1]) @ ops.zeros_like(k[:, :, :1])  # (B, H, D, D)
-        found = []
-        for at in range(0, T, self.chunk):
-            end = min(at + self.chunk, T)
-            part = (one[:, :, at:end] for one in (q, k, v, log_a, b))
-            masks = None
-            if of is not None:
-                its, before = of[:, TAPS - 1 + at : TAPS - 1 + end], of[:, TAPS - 2 + at]
-                masks = (alike(ops, its, its), alike(ops, its, ops.expand_dims(before, 1)))
-            y, memory = self.one_chunk(*part, memory, masks)
-            found.append(y)
-        return (found[0] if len(found) == 1 else ops.concat(found, 2)), memory
+        """Compute y from all chunks side by side; only the memory goes from one to the next.
 
-    def one_chunk(
-        self, q: Any, k: Any, v: Any, log_a: Any, b: Any, memory: Any, masks: Any
-    ) -> tuple[Any, Any]:
-        """Process C tokens together: y (B, H, C, D), and the memory after them.
+        Args:
+            q, k, v: float32 (B, H, T, D).
+            log_a, b: float32 (B, H, T, 1).
+            memory: before the first token, float32 (B, H, D, D); None: empty.
+            of: documents, int32 (B, 3 + T); None: all tokens are of one.
 
-        ``masks``: 1 where two tokens, (B, 1, C, C), and where a token and the one before the chunk,
-        (B, 1, C, 1), belong to one document; None: all do.
+        Returns:
+            y (B, H, T, D), and the memory after the last token.
         """
         ops: Any = self.ops
-        size, turned = q.shape[2], ops.matrix_transpose
-        log_g = ops.cumsum(log_a, 2)  # (B, H, C, 1)
+        turned, (B, H, T, D) = ops.matrix_transpose, q.shape
+        C = min(self.chunk, T)
+        N = -(-T // C)  # tokens that fill the last chunk write nothing and forget nothing
+
+        def cut(one: Any) -> Any:  # (B, H, T, d) -> (B, N, H, C, d)
+            if N * C > T:
+                one = ops.concat([one, *[ops.zeros_like(one[:, :, :1])] * (N * C - T)], 2)
+            return ops.permute_dims(ops.reshape(one, (B, H, N, C, one.shape[-1])), (0, 2, 1, 3, 4))
+
+        q, k, v, log_a, b = (cut(one) for one in (q, k, v, log_a, b))
+        log_g = ops.cumsum(log_a, 3)  # (B, N, H, C, 1)
         # at most 0 where i <= t; values above the diagonal are clipped
-        ratio = ops.exp(ops.minimum(log_g - turned(log_g), 0.0))  # (B, H, C, C): g_t / g_i
-        g, past = ops.exp(log_g), turned(memory)
-        if masks is not None:
-            ratio, g = ratio * masks[0], g * masks[1]
+        ratio = ops.exp(ops.minimum(log_g - turned(log_g), 0.0))  # (B, N, H, C, C): g_t / g_i
+        g = ops.exp(log_g)
+        if of is not None:
+            its, before = (
+                ops.reshape(
+                    ops.concat([of[:, at : at + T], *[of[:, -1:]] * (N * C - T)], 1), (B, N, C)
+                )
+                for at in (TAPS - 1, TAPS - 2)
+            )
+            ratio = ratio * alike(ops, its, its)
+            g = g * alike(ops, its, before[:, :, :1])
         lower = ops.tril(ratio * (k @ turned(k)), -1) * b
-        u = b * (v - g * (k @ past))
-        u = u - lower @ u
+        both = ops.concat([b * v, (b * g) * k], -1)  # (B, N, H, C, 2 D)
+        both = both - lower @ both
         power, span = lower @ lower, 2
-        while span < size:  # (I + L)^-1 = (I - L) (I + L^2) (I + L^4) ...: L^size is 0
-            u = u + power @ u
+        while span < C:  # (I + L)^-1 = (I - L) (I + L^2) (I + L^4) ...: L^C is 0
+            both = both + power @ both
             power, span = power @ power, 2 * span
+        written, read = ops.split(both, 2, -1)  # U = written - read S^T
+        kept = k * turned(ratio[:, :, :, C - 1 :])  # (B, N, H, C, D): keys, as their chunk's end sees them
+        if memory is None:
+            memory = ops.zeros_like(turned(v[:, 0, :, :1]) @ k[:, 0, :, :1])  # (B, H, D, D)
+
+        def step(memory: Any, chunk: Any) -> tuple[Any, Any]:
+            added, replaced, open_ = chunk  # (B, H, D, D) twice, (B, H, 1, 1)
+            return memory * open_ + added - memory @ replaced, memory
+
+        memory, found = ops.scan(
+            step, memory, (turned(written) @ kept, turned(read) @ kept, g[:, :, :, C - 1 :])
+        )
+        past = turned(found)  # (B, N, H, D, D): each chunk's S^T
+        u = written - read @ past
         y = g * (q @ past) + ops.tril(ratio * (q @ turned(k))) @ u
-        last = slice(size - 1, size)
-        memory = memory * g[:, :, last] + turned(u * turned(ratio[:, :, last])) @ k
-        return y, memory
+        y = ops.reshape(ops.permute_dims(y, (0, 2, 1, 3, 4)), (B, H, N * C, D))
+        return y[:, :, :T], memory
 
 
 def numbered(ops: Any, documents: Any, count: int) -> Any:
@@ -199,6 +218,6 @@ def numbered(ops: Any, documents: Any, count: int) -> Any:
 
 
 def alike(ops: Any, ones: Any, others: Any) -> Any:
-    """Return 1 where two columns are of one document, else 0: (B, N), (B, M) -> float32 (B, 1, N, M)."""
-    equal = ops.expand_dims(ones, 2) == ops.expand_dims(others, 1)
-    return ops.expand_dims(ops.astype(equal, "float32"), 1)
+    """Return 1 where two columns are of one document, else 0: (B, N, C), (B, N, D) -> float32 (B, N, 1, C, D)."""
+    equal = ops.expand_dims(ones, 3) == ops.expand_dims(others, 2)
+    return ops.expand_dims(ops.astype(equal, "float32"), 2)
