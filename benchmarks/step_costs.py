@@ -2,8 +2,10 @@
 
     python -m benchmarks.step_costs runs/a/ablation.json runs/b/ablation.json
     python -m benchmarks.step_costs runs/a/ablation.json --commit 0123abcd --out /tmp
+    python -m benchmarks.step_costs benchmarks/results/cards/*.json --untimed liger,moe
 
-Writes results/step_costs.json. A technique's step time is compared with that of the same run without
+Writes results/step_costs.json, from results of ``minillm ablate`` or of ``benchmarks.cards``; of one that has not
+ended, techniques with all their pairs are taken. A technique's step time is compared with that of the same run without
 it, pair by pair, as in its card; FLOPs and bytes are counted from the two plans
 (benchmarks/arithmetic.py). *Predicted* is the time of a device that reaches its datasheet's
 FLOP/s and bandwidth without overlap: (FLOPs / peak + bytes / bandwidth), with it over without.
@@ -13,7 +15,7 @@ FLOP/s and bandwidth without overlap: (FLOPs / peak + bytes / bandwidth), with i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,24 +45,27 @@ BANDWIDTH: Mapping[str, float] = {
 KEPT = ("date", "commit", "device", "dtype", "backend", "hardware", "versions", "preset", "steps")
 
 
-def collected(results: Sequence[Json], commit: str | None = None) -> dict[str, Any]:
+def collected(
+    results: Sequence[Json], commit: str | None = None, untimed: Collection[str] = ()
+) -> dict[str, Any]:
     """Return the figures of step_costs.json.
 
     Args:
         results: documents of ablation.json.
         commit: for documents without one.
+        untimed: techniques whose runs were disturbed by other work on the device.
 
     Raises:
-        SystemExit: one is not finished, two measured the same, or a plan differs from the measured one.
+        SystemExit: two measured the same, or a plan differs from the measured one.
     """
     rows: list[dict[str, Any]] = []
     left_out: dict[str, str] = {}
     for index, result in enumerate(results):
-        if not result["finished"]:
-            raise SystemExit(f"the ablation of {', '.join(result['plugins'])} is not finished")
         counted: dict[str, Arithmetic] = {}  # one baseline belongs to many techniques
         for name, found in result["plugins"].items():
-            if why := _unusable(found):
+            if name in untimed:
+                left_out[name] = "other work ran beside its runs"
+            elif why := _unusable(found, result):
                 left_out[name] = why
             else:
                 for variant in {found["with"], found["without"]} - counted.keys():
@@ -69,9 +74,10 @@ def collected(results: Sequence[Json], commit: str | None = None) -> dict[str, A
         left_out |= result["not_judged"]
     _refuse_twice(rows)
     rows.sort(key=lambda row: (-row["step_time"]["ratio"], row["technique"]))
+    measured = {row["technique"] for row in rows}
     return {
         "techniques": rows,
-        "left_out": left_out,
+        "left_out": {name: why for name, why in left_out.items() if name not in measured},
         "measured": [
             {key: result[key] for key in KEPT}
             | {"commit": result["commit"] or commit, "seeds": len(result["seeds"])}
@@ -153,9 +159,11 @@ def _side(
     }
 
 
-def _unusable(found: Json) -> str | None:
+def _unusable(found: Json, result: Json) -> str | None:
     if found["effect"] is None:
         return "no pair of its runs came to their end"
+    if not result["finished"] and found["pairs"] < len(result["seeds"]):
+        return f"it has {found['pairs']} of {len(result['seeds'])} pairs"
     if found["speed"]["low"] is None:
         return "one pair has no interval"
     return None
@@ -174,10 +182,12 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("results", type=Path, nargs="+", help="ablation.json of minillm ablate")
     options.add_argument("--commit", help="what was measured, where ablation.json does not know")
+    options.add_argument("--untimed", default="", help="techniques whose times are left out")
     options.add_argument("--out", type=Path, default=RESULTS, help="where step_costs.json goes")
     given = options.parse_args()
     documents = [json.loads(path.read_text()) for path in given.results]
-    figures = collected(documents, given.commit)
+    ablations = [one.get("figures", one) for one in documents]
+    figures = collected(ablations, given.commit, given.untimed.split(","))
     for row in figures["techniques"]:
         time = row["step_time"]
         print(
