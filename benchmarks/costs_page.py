@@ -21,7 +21,18 @@ STEPS, PLANNING = "step_costs", "planning"
 MOST = 1.3
 """Ratio of step times above which a technique needs a reason below."""
 
-EXPLANATIONS: Mapping[str, str] = {}
+EXPLANATIONS: Mapping[str, str] = {
+    "attn_sink": "attention of two products and a softmax: its scores, rows x heads x T x T of them a layer, go "
+    "through memory",
+    "forgetting_attn": "scores go through memory, as with `attn_sink`, and the sums of gates are added to them",
+    "gated_delta": "float32 chunks of 64 x 64 and memories of 64 x 64 a head, in separate kernels",
+    "hyper_connections": "four lanes of the stream are read and written around each sublayer",
+    "shampoo": "20 Newton iterations a root, every tenth step, whose products are in float32: predicted is bfloat16's "
+    "rate",
+    "soap": "every tenth step takes 0.3 s more: its bases are QR decompositions in float32, which are no products "
+    "and not counted",
+    "soap_muon": "QR decompositions, as with `soap`",
+}
 """Technique -> the reason why its step time exceeds MOST; shown where it does."""
 
 HEAD = (

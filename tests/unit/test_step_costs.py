@@ -151,9 +151,20 @@ def test_what_has_no_interval_is_left_out(
 
 
 @pytest.mark.usefixtures("uncounted")
-def test_an_unfinished_or_repeated_measurement_is_refused(result: dict[str, Any]) -> None:
-    with pytest.raises(SystemExit, match="not finished"):
-        collected([result | {"finished": False}])
+def test_an_unfinished_result_gives_the_techniques_with_all_pairs(result: dict[str, Any]) -> None:
+    plugins = result["plugins"] | {"moe": result["plugins"]["moe"] | {"pairs": 1}}
+    unfinished = result | {"plugins": plugins, "finished": False}
+    found = collected([unfinished])
+    assert [row["technique"] for row in found["techniques"]] == ["relu2"]
+    assert found["left_out"] == {"moe": "it has 1 of 2 pairs"}
+    alone = result | {"plugins": {"moe": result["plugins"]["moe"]}}
+    assert collected([unfinished, alone])["left_out"] == {}, "measured elsewhere"
+    found = collected([result], untimed=["moe"])
+    assert found["left_out"] == {"moe": "other work ran beside its runs"}
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_a_repeated_measurement_is_refused(result: dict[str, Any]) -> None:
     with pytest.raises(SystemExit, match="relu2 is measured twice"):
         collected([result, result])
 

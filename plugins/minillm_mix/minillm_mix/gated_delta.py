@@ -188,7 +188,9 @@ class Memory(Module):
             both = both + power @ both
             power, span = power @ power, 2 * span
         written, read = ops.split(both, 2, -1)  # U = written - read S^T
-        kept = k * turned(ratio[:, :, :, C - 1 :])  # (B, N, H, C, D): keys, as their chunk's end sees them
+        kept = k * turned(
+            ratio[:, :, :, C - 1 :]
+        )  # (B, N, H, C, D): keys, as their chunk's end sees them
         if memory is None:
             memory = ops.zeros_like(turned(v[:, 0, :, :1]) @ k[:, 0, :, :1])  # (B, H, D, D)
 

@@ -63,8 +63,8 @@ class Composed(Module):
         )
 
     def flops(self, keys: float) -> float:
-        """Count a token's FLOPs, forward and backward: the two products, and four of (H, H) with (H, keys)."""
-        return (12 * self.count + 24 * self.heads**2) * keys
+        """Count a token's FLOPs, forward and backward: the two products, and two compositions of H scores."""
+        return 12 * (self.count + self.heads * (self.heads + 4 * self.rank)) * keys
 
     def forward(
         self,
@@ -103,18 +103,14 @@ class Composed(Module):
         ops: Any = self.ops
         flat = ops.reshape(a, (*a.shape[:2], -1))  # (B, H, T S)
         fixed = ops.matrix_transpose(ops.astype(base, "float32")) @ flat
-        by_query = self.matrix(of_query) @ ops.permute_dims(a, (0, 2, 1, 3))  # (B, T, H, S)
-        by_key = self.matrix(of_key) @ ops.permute_dims(a, (0, 3, 1, 2))  # (B, S, H, T)
-        a = a + ops.reshape(fixed, a.shape) + ops.permute_dims(by_query, (0, 2, 1, 3))
-        return a + ops.permute_dims(by_key, (0, 2, 3, 1))
-
-    def matrix(self, weights: Any) -> Any:
-        """Build w2^T w1 + diag(tanh d), float32 (B, N, H, H), of N tokens' weights (B, N, 2 R + 1, H)."""
-        ops: Any = self.ops
-        weights, rank, heads = ops.astype(weights, "float32"), self.rank, ops.arange(self.heads)
-        alone = ops.astype(ops.expand_dims(heads, 1) == heads, "float32")  # (H, H)
-        opened = ops.expand_dims(weights[:, :, 2 * rank], -1) * alone
-        return ops.matrix_transpose(weights[:, :, rank : 2 * rank]) @ weights[:, :, :rank] + opened
+        found = a + ops.reshape(fixed, a.shape)
+        for of, axis in ((of_query, 4), (of_key, 3)):
+            # (2 R + 1, B, H, T, 1), or (2 R + 1, B, H, 1, S)
+            of = ops.expand_dims(ops.permute_dims(ops.astype(of, "float32"), (2, 0, 3, 1)), axis)
+            for r in range(self.rank):  # sums and products by element, which a compiler fuses
+                found = found + of[self.rank + r] * ops.sum(of[r] * a, 1, keepdims=True)
+            found = found + of[2 * self.rank] * a
+        return found
 
 
 class Weights(Module):
