@@ -82,10 +82,12 @@ def _ddp(rows: int, gpus: int) -> Case:
     return Case(f"nanogpt-ddp-{rows * 1024}", gpus, rows * 1024 * gpus, given, peer=True)
 
 
-def _weights(gpus: int) -> Case:
+def _weights(gpus: int, *, checkpointing: bool = False) -> Case:
     large = ("--preset", "1b", "--plugins", "muon", f"train.accumulate={2 * gpus}")
     shard = ("mesh.shard=weights",) if gpus > 1 else ()
-    return Case("weights-1b", gpus, 8 * 2048 * 2 * gpus, (*large, *shard))
+    again = ("train.checkpointing=true",) if checkpointing else ()
+    name = "checkpointed-1b" if checkpointing else "weights-1b"
+    return Case(name, gpus, 8 * 2048 * 2 * gpus, (*large, *shard, *again))
 
 
 def _fsdp(gpus: int) -> Case:
@@ -115,6 +117,8 @@ ROUNDS: tuple[tuple[Case, ...], ...] = (
     (_weights(1), _fsdp(1)),
     (_weights(2),),
     (_fsdp(2),),
+    (_weights(1, checkpointing=True),),
+    (_weights(2, checkpointing=True),),
     (_context(65_536, 1), _context(131_072, 1)),
     (_context(65_536, 2),),
     (_context(131_072, 2),),
