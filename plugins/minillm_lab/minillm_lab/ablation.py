@@ -34,11 +34,11 @@ RESULT, PAGE = ABLATION, "ablation.html"
 
 @dataclass(frozen=True)
 class RunSpec:
-    """A run to train: plugin set, seed and steps."""
+    """A run to train: plugin set, seed and length."""
 
     variant: str
     seed: int
-    steps: int
+    steps: int  # of the first variant, with as many tokens
 
     @property
     def file(self) -> str:
@@ -148,8 +148,23 @@ class Ablation:
                 self.make(variant)
             return self.train_reference()
 
+    def planned(self, variant: Variant, steps: int) -> Plan:
+        """Plan a variant's run with as many tokens as the first variant has in ``steps`` steps.
+
+        The numbers of steps differ where a plugin changes the tokens of a step (``batch_schedule``).
+        """
+        plan, first = (_with_steps(one.plan, steps) for one in (variant, self.reference))
+        ratio = first.tokens_per_step / plan.tokens_per_step
+        return plan if ratio == 1 else _with_steps(plan, max(1, round(steps * ratio)))
+
     def make(self, variant: Variant) -> None:
         """Train a variant's runs at equal tokens, one per seed; raises as :meth:`run`."""
+        steps = self.planned(variant, self.steps).config.train.steps or self.steps
+        if steps != self.steps:
+            self.say(
+                f"{variant.name}: {counted(steps, 'step')}, which have as many tokens as "
+                f"{self.steps:,} of {self.reference.name}"
+            )
         for seed in self.seeds:
             self._make(variant, RunSpec(variant.name, seed, self.steps))
 
@@ -225,6 +240,7 @@ class Ablation:
             "seeds": list(self.seeds),
             "runs": [
                 {"variant": spec.variant, **outcome.data()}
+                | ({"length": spec.steps} if outcome.steps != spec.steps else {})
                 if isinstance(outcome, Trained)
                 else {**asdict(spec), "error": outcome}
                 for spec, outcome in self.done.items()
@@ -239,7 +255,7 @@ class Ablation:
             return True
         outcome = self.members.take(
             spec.file,
-            identity_of(_with_steps(variant.plan, spec.steps), self.about),
+            identity_of(self.planned(variant, spec.steps), self.about),
             lambda was, now: self._unlike(was, now, variant),
         )
         if outcome is not None:
@@ -259,14 +275,14 @@ class Ablation:
         if self._take(variant, spec):
             return
         current = RunProgress.of(spec, self.course, self.done)
-        plan = _with_steps(variant.plan, spec.steps)
+        plan = self.planned(variant, spec.steps)
         try:
             outcome = self.members.make(
                 spec.file,
                 identity_of(plan, self.about),
                 plan,
                 spec.seed,
-                evaluations=self.evaluations or points(variant.plan, spec.steps),
+                evaluations=self.evaluations or points(plan),
                 watch=lambda progress: self.watch(current, progress),
             )
         except (Interrupted, KeyboardInterrupt):
@@ -291,12 +307,12 @@ class Ablation:
         """Train the missing runs of these on all devices at once."""
         if self.pool is None:
             return
-        plans = {one.name: one.plan for one in self.design.variants}
+        variants = {one.name: one for one in self.design.variants}
         missing = {one.file: one for one in specs if one not in self.done}
         wanted = []
         for file, spec in missing.items():
-            plan = _with_steps(plans[spec.variant], spec.steps)
-            evaluations = self.evaluations or points(plans[spec.variant], spec.steps)
+            plan = self.planned(variants[spec.variant], spec.steps)
+            evaluations = self.evaluations or points(plan)
             identity = identity_of(plan, self.about)
             wanted.append(Wanted(spec.label, plan, spec.seed, evaluations, file, identity))
         at_once = len(self.pool.devices)
@@ -358,12 +374,12 @@ class Ablation:
         return stopped(self.out, len(self.done), way_on)
 
 
-def points(plan: Plan, steps: int) -> int:
+def points(plan: Plan) -> int:
     """Choose the number of evaluations of a run: as many as take a quarter of its time, from 2 to 10.
 
     A forward pass costs a third of a training step on the same tokens.
     """
-    learnt = steps * plan.tokens_per_step
+    learnt = (plan.config.train.steps or 1) * plan.tokens_per_step
     return max(2, min(10, int(0.25 * 3 * learnt / plan.config.eval.tokens)))
 
 

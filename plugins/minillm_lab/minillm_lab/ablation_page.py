@@ -116,10 +116,10 @@ def _set_cells(result: Json, name: str, one: Json) -> Iterator[object]:
 
 def _other_lengths(runs: Sequence[Json], steps: int) -> Markup | str:
     """Show a plugin set's loss at further lengths, trained for the time that another set took."""
-    lengths = sorted({run["steps"] for run in runs} - {steps})
+    lengths = sorted({length_of(run) for run in runs} - {steps})
     words = [
         joined(
-            _losses([run for run in runs if run["steps"] == length]),
+            _losses([run for run in runs if length_of(run) == length]),
             tag("small", counted(length, "step")),
         )
         for length in lengths
@@ -336,8 +336,13 @@ def finished(result: Json) -> list[Json]:
 
 
 def at_equal_tokens(result: Json) -> list[Json]:
-    """List the finished runs that have the number of steps common to all plugin sets."""
-    return [run for run in finished(result) if run["steps"] == result["steps"]]
+    """List the finished runs that have the number of tokens common to all plugin sets."""
+    return [run for run in finished(result) if length_of(run) == result["steps"]]
+
+
+def length_of(run: Json) -> int:
+    """Return a run's length in steps of the first plugin set, which may have other tokens."""
+    return run.get("length", run["steps"])
 
 
 def _curves(result: Json) -> Markup:

@@ -42,6 +42,17 @@ class Scale(Plugin, api=1):
         attn.scale(0.5)
 
 
+def half_of(step: int, steps: int, seed: int) -> int:
+    return int(2 * step > steps)
+
+
+class Small(Plugin, api=1):
+    """Half of the rows in the first half of the run."""
+
+    def build_data(self, data: Any) -> None:
+        data.shapes(half_of, [(data.rows // 2, data.seq_len), (data.rows, data.seq_len)])
+
+
 class Watcher(Plugin, api=1):
     """Is called with events, and changes nothing."""
 
@@ -86,7 +97,10 @@ class FakeStudy:
         return 0.1
 
 
-PLUGINS = {"rule": Rule, "extension": Extension, "scale": Scale, "watcher": Watcher}
+PLUGINS = {
+    **{"rule": Rule, "extension": Extension, "scale": Scale},
+    **{"small": Small, "watcher": Watcher},
+}
 
 
 @pytest.fixture

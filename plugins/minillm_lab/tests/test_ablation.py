@@ -13,6 +13,7 @@ from minillm_core import build_plan, load
 from minillm_core.errors import Interrupted, Refusal, Stopped
 from minillm_core.plugins.manager import load as load_plugins
 from minillm_lab.ablation import Ablation, points
+from minillm_lab.ablation_page import at_equal_tokens
 from minillm_lab.members import BOUND
 from minillm_lab.result_diff import settings
 from minillm_lab.variants import leave_one_out, one_at_a_time, variant
@@ -58,6 +59,22 @@ def test_the_first_is_run_again_for_the_time_of_a_slower_one(ablation: Any, rigg
     assert rule["equal_seconds"]["between"] == [150, 150]  # measured, not interpolated between two
     assert rule["speed"]["effect"] == pytest.approx(1 / 1.5)
     assert found["variants"]["+rule"]["steps_at_equal_seconds"] == 150
+
+
+def test_smaller_steps_are_more_steps_with_as_many_tokens(ablation: Any, rigged: Any) -> None:
+    said: list[str] = []
+    rig = rigged({"small": 0.2}, {"small": 0.75})
+    found = ablation(rig, ("small",), say=said.append).run()
+    assert [steps for names, _, steps in rig.made if names] == [133] * 3
+    assert "+small: 133 steps, which have as many tokens as 100 of baseline" in said
+    equal = at_equal_tokens(found)
+    assert [run["variant"] for run in equal] == ["baseline"] * 3 + ["+small"] * 3
+    tokens = {run["variant"]: run["tokens"] for run in equal}
+    assert tokens["+small"] == pytest.approx(tokens["baseline"], rel=0.005)
+    assert found["plugins"]["small"]["pairs"] == 3
+    again = ablation(rigged({}), ("small",))
+    assert again.run()["plugins"] == found["plugins"]
+    assert not again.study.made
 
 
 def test_a_loss_is_read_between_lengths_that_lie_close(ablation: Any, rigged: Any) -> None:
@@ -318,7 +335,7 @@ def test_validation_takes_no_more_than_a_quarter_of_the_time(
     loaded, plugins = asked("rule")
     plan = one_at_a_time(loaded, plugins, ("rule",)).variants[0].plan
     assert plan.config.eval.tokens == tokens
-    assert points(plan, steps) == expected
+    assert points(plan.with_train(steps=steps)) == expected
 
 
 def test_a_plan_with_some_plugins_has_no_options_of_the_others() -> None:
