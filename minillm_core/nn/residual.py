@@ -117,7 +117,7 @@ class Site(Module):
         factor = check_dtype(coefficient, scope.apply(coefficient, own), value)
         if not _fits(factor, value):
             whole, did = tuple(value.shape), f"returned the coefficient {tuple(factor.shape)} from"
-            fix = f"return {whole}, or 1 in the place of any of its sizes: {(*whole[:-1], 1)}"
+            fix = f"return {whole}, or 1 in place of any of its sizes: {(*whole[:-1], 1)}"
             raise unusable(coefficient, did, fix)
         return value * factor
 

@@ -93,7 +93,7 @@ def _seen(ops: Any, member: Member, param: Any, held: Mapping[str, Any]) -> Any:
 
 
 def with_views(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's arrays with each view in the place of its parameter, ``model.<parameter>``."""
+    """Return a checkpoint's arrays with each view in place of its parameter, ``model.<parameter>``."""
     names = [name for name in arrays if name.startswith(VIEWED)]
     found = {name: array for name, array in arrays.items() if name not in names}
     return found | {f"model.{name.removeprefix(VIEWED)}": arrays[name] for name in names}

@@ -401,7 +401,7 @@ def _stages(name: str, slots: builders.OptimizerSlots, *, followed: bool) -> Ite
             yield SlotReport(slot, "claim", (), (Refused((), error.what, error.fix),))
             continue
         if extension.held:
-            instead = f"extends the rule, in the place of {words(draft)}" if draft else "extends it"
+            instead = f"extends the rule, in place of {words(draft)}" if draft else "extends it"
             report = _claim(extension, slot=slot, evidence=evidence, shapes=False)
             held = (replace(one, why=instead) for one in report.held)
         elif draft is not None:

@@ -304,7 +304,7 @@ class AttentionBuilder(Builder):
             self.qk.shift.close("its layout rotates q and k after they are rearranged")
 
     def core(self, cls: type, **arguments: Any) -> None:
-        """Claim: q, k, v, x, mask, distance, window, documents, scale -> y, in the place of softmax.
+        """Claim: q, k, v, x, mask, distance, window, documents, scale -> y, in place of softmax.
 
         Only scores, weights and their product with v are replaced. q (B, T, H, D) is already rotated and
         laid out; k and v (B, S, K, D) cover all S positions, of which the queries are the last T; y has

@@ -291,7 +291,7 @@ class ModelBuilder(Builder):
 
         The residual stream after a site is the sum over its sources of coefficient x source. The coefficients
         of carry and sublayer are claims; several plugins may add coefficients to any other source. A Module
-        returns a coefficient of its source's shape and dtype, or with 1 in the place of sizes, such as
+        returns a coefficient of its source's shape and dtype, or with 1 in place of sizes, such as
         (B, T, 1) or (C,): the norm of a sublayer's output is the coefficient gain / RMS(sublayer), (B, T, C).
 
         Args:

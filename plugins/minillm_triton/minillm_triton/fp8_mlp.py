@@ -42,7 +42,7 @@ class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
                 raise PlanError(
                     f"products of 8-bit numbers take multiples of {MULTIPLE}, and one side is {size}",
                     where=f"{key}={size}",
-                    fix=f"{key}={-(-size // MULTIPLE) * MULTIPLE}, or relu2 in the place of fp8_mlp",
+                    fix=f"{key}={-(-size // MULTIPLE) * MULTIPLE}, or relu2 in place of fp8_mlp",
                 )
         for layer in self.layers.resolve(model.layers):
             model.mlp(layer, MLP, hidden=hidden, down_lr_mul=self.down_lr_mul)
@@ -99,7 +99,7 @@ class MLP(PlainMLP):
             raise PlanError(
                 f"fp8_mlp multiplies '{leaf.path}' by itself, and '{leaf.product.owner}' claims it",
                 where=f"model.linear[{leaf.path}]",
-                fix=f"relu2 in the place of fp8_mlp, or leave '{leaf.product.owner}' out",
+                fix=f"relu2 in place of fp8_mlp, or leave '{leaf.product.owner}' out",
             )
         if served(x):
             weight: Any = leaf.weight
