@@ -1,7 +1,8 @@
 """Processes that compile concurrently and train in turns, one at a time per device, until a deadline.
 
 No run is timed while another process compiles on its device: a number of processes compile, then all of them
-train, then the next ones compile. The first turn of each wave is given once all are ready, or after a while.
+train, then the next ones compile. The first turn of each wave is given once all are ready, or after a while; a
+process that still compiles when all others have trained does not hold up the next wave.
 """
 
 from __future__ import annotations
@@ -77,13 +78,18 @@ class Turns:
 
     def _next(self, children: list[Child]) -> None:
         """Start the next wave of processes, or give the next turn on a device."""
-        if not any(child.busy for child in children):
-            self.waves[children[0].device] = time.monotonic()
-            waiting = [child for child in children if child.state is State.WAITING]
+        device, now = children[0].device, time.monotonic()
+        patient = now < self.waves[device] + self.patience
+        late = [one for one in children if one.state is State.COMPILING and not patient]
+        waiting = [child for child in children if child.state is State.WAITING]
+        if waiting and not any(child.busy for child in children if child not in late):
+            self.waves[device] = now
+            for child in late:
+                self.say(f"{child.label}: still compiles; the next ones start")
             for child in waiting[: self.ahead]:
                 child.start(self.heard, self.threads)
         compiling = any(child.state is State.COMPILING for child in children)
-        patient = time.monotonic() < self.waves[children[0].device] + self.patience
+        patient = now < self.waves[device] + self.patience
         if (compiling and patient) or any(child.state is State.TRAINING for child in children):
             return
         for child in children:

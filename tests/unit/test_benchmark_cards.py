@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from benchmarks.card_child import Child, State, visible
 from benchmarks.card_job import DONE, OVER, READY, Share
 from benchmarks.card_table import REFERENCE, SHAPE, TABLE, Judged, active, divided
+from benchmarks.card_turns import Turns
 from minillm_core.config.values import show
 from minillm_core.plugins.manager import find
 from minillm_lab.card import FOLDER, PAIRS, read_cards
@@ -103,6 +104,30 @@ def test_a_child_is_where_its_words_say(reference: bool) -> None:
     assert child.over
     child.take(None)
     assert (child.state, child.failure) == (State.ENDED, None)
+
+
+def test_one_that_compiles_for_long_does_not_hold_up_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def start(child: Child, heard: object, threads: int) -> None:
+        child.state = State.COMPILING
+
+    monkeypatch.setattr(Child, "start", start)
+    monkeypatch.setattr(Child, "grant", lambda child: setattr(child, "state", State.TRAINING))
+    share = Share("out", TABLE[:1], "small", SHAPE, 550, 5, "cuda", "cache", None)
+    said: list[str] = []
+    given = {"seconds": 60.0, "patience": 0.0, "ahead": 2, "reserve": 0.0, "say": said.append}
+    turns = Turns([(share, ("baseline", "slow", "next"))], **given)
+    first, slow, following = turns.children
+    turns._next(turns.children)
+    assert [child.state for child in turns.children] == [State.COMPILING] * 2 + [State.WAITING]
+    first.take(READY)
+    turns._next(turns.children)
+    assert (first.state, following.state) == (State.TRAINING, State.WAITING)
+    first.take(DONE)
+    turns._next(turns.children)
+    assert (slow.state, following.state) == (State.COMPILING, State.COMPILING)
+    assert said == ["device 0, slow: still compiles; the next ones start"]
 
 
 def test_a_share_gets_one_of_the_gpus_that_may_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
