@@ -159,11 +159,12 @@ class Memory(Module):
         ops: Any = self.ops
         turned, (B, H, T, D) = ops.matrix_transpose, q.shape
         C = min(self.chunk, T)
-        N = -(-T // C)  # tokens that fill the last chunk write nothing and forget nothing
+        N = -(-T // C)
+        missing = N * C - T  # tokens that fill the last chunk write nothing and forget nothing
 
         def cut(one: Any) -> Any:  # (B, H, T, d) -> (B, N, H, C, d)
-            if N * C > T:
-                one = ops.concat([one, *[ops.zeros_like(one[:, :, :1])] * (N * C - T)], 2)
+            if missing:
+                one = ops.concat([one, ops.zeros_like(one[:, :, :missing])], 2)
             return ops.permute_dims(ops.reshape(one, (B, H, N, C, one.shape[-1])), (0, 2, 1, 3, 4))
 
         q, k, v, log_a, b = (cut(one) for one in (q, k, v, log_a, b))
@@ -172,11 +173,10 @@ class Memory(Module):
         ratio = ops.exp(ops.minimum(log_g - turned(log_g), 0.0))  # (B, N, H, C, C): g_t / g_i
         g = ops.exp(log_g)
         if of is not None:
+            if missing:
+                of = ops.concat([of, of[:, -1:] + ops.zeros_like(of[:, :missing])], 1)
             its, before = (
-                ops.reshape(
-                    ops.concat([of[:, at : at + T], *[of[:, -1:]] * (N * C - T)], 1), (B, N, C)
-                )
-                for at in (TAPS - 1, TAPS - 2)
+                ops.reshape(of[:, at : at + N * C], (B, N, C)) for at in (TAPS - 1, TAPS - 2)
             )
             ratio = ratio * alike(ops, its, its)
             g = g * alike(ops, its, before[:, :, :1])
