@@ -126,6 +126,9 @@ class Ablation:
         self.reference = design.variants[0]
         self.done: dict[RunSpec, Trained | str] = {}  # a run, or why it failed
         self.steps = steps or 0
+        self.plans: dict[
+            tuple[str, int], Plan
+        ] = {}  # a plan's hash takes longer than to find a run
         self.course: list[RunSpec] = []  # all runs in order, as far as known
 
     def run(self) -> dict[str, Any]:
@@ -153,9 +156,13 @@ class Ablation:
 
         The numbers of steps differ where a plugin changes the tokens of a step (``batch_schedule``).
         """
-        plan, first = (_with_steps(one.plan, steps) for one in (variant, self.reference))
-        ratio = first.tokens_per_step / plan.tokens_per_step
-        return plan if ratio == 1 else _with_steps(plan, max(1, round(steps * ratio)))
+        if (key := (variant.name, steps)) not in self.plans:
+            plan, first = (_with_steps(one.plan, steps) for one in (variant, self.reference))
+            ratio = first.tokens_per_step / plan.tokens_per_step
+            self.plans[key] = (
+                plan if ratio == 1 else _with_steps(plan, max(1, round(steps * ratio)))
+            )
+        return self.plans[key]
 
     def make(self, variant: Variant) -> None:
         """Train a variant's runs at equal tokens, one per seed; raises as :meth:`run`."""
