@@ -150,7 +150,7 @@ def _mutated(seed: str, good: Path, place: Path) -> tuple[Path, str]:
 
 def _loader(reference: Reference) -> Callable[[Path], str]:
     """Return ``load(OUT)``, which returns refused, equal, or the fault; the trainer is built once."""
-    from minillm_core.backends.bind import create
+    from minillm_core.backends.bind import create_backend
     from minillm_core.backends.detect import choose, probe
     from minillm_core.checkpoint.read import newest_or_refuse
     from minillm_core.errors import MinillmError
@@ -159,7 +159,7 @@ def _loader(reference: Reference) -> Callable[[Path], str]:
 
     run = open_run(reference.out, say=lambda text: None)
     detected = choose(probe(), reference.run.backend, "cpu")
-    trainer = create(detected, run.plan).trainer(run.plan, run.plan.config.seed)
+    trainer = create_backend(detected, run.plan).trainer(run.plan, run.plan.config.seed)
 
     def load(out: Path) -> str:
         try:

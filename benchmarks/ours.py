@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core.backends.base import Backend, StepResult
-from minillm_core.backends.bind import create
+from minillm_core.backends.bind import create_backend
 from minillm_core.backends.detect import choose, probe
 from minillm_core.config.load import load as load_config
 from minillm_core.data import Documents, Loader
@@ -42,7 +42,7 @@ def activated(
     active = load_plugins(loaded.specs, loaded.config.plugins)
     check_support(active, detected.backend, detected.device)
     plan = build_plan(loaded.config, active)
-    return plan, create(detected, plan), tuple(active)
+    return plan, create_backend(detected, plan), tuple(active)
 
 
 def bound(*arguments: Any, **named: Any) -> tuple[Plan, Backend]:

@@ -56,18 +56,18 @@ def batch_of(plan: Any) -> dict[str, np.ndarray]:
 
 def save(preset: str, plugins: str, folder: str) -> None:
     """Write the checkpoint of a new model."""
-    from minillm_core.backends.bind import create
+    from minillm_core.backends.bind import create_backend
     from minillm_core.checkpoint.commit import commit
     from minillm_core.inspection import Detected
 
     plan = planned(preset, plugins, 1)
-    run = create(Detected("torch", "cpu", ""), plan).trainer(plan, 0)
+    run = create_backend(Detected("torch", "cpu", ""), plan).trainer(plan, 0)
     commit(Path(folder), 1, run.arrays(), {"step": 1})
 
 
 def start(preset: str, plugins: str, way: str, what: str, folder: str) -> None:
     """Start a run in this process of several; rank 0 writes all figures."""
-    from minillm_core.backends.bind import create
+    from minillm_core.backends.bind import create_backend
     from minillm_core.backends.ranks import join
     from minillm_core.checkpoint.read import Checkpoint
     from minillm_core.inspection import Detected
@@ -75,7 +75,7 @@ def start(preset: str, plugins: str, way: str, what: str, folder: str) -> None:
     detected = Detected("torch", "cpu", "")
     ranks = join(detected)
     plan = planned(preset, plugins, ranks.size)
-    backend: Any = create(detected, plan)
+    backend: Any = create_backend(detected, plan)
     saved = Checkpoint(Path(folder) / "checkpoints" / "step-00000001", 1)
     ranks.broadcast()
     before, began = psutil.Process().memory_info().rss, time.perf_counter()

@@ -26,7 +26,7 @@ from minillm_core.data.sources import (
     fitting_entries as fitting_entries,
 )
 from minillm_core.data.store import abandoned, alone, entry_folders as entry_folders, read_meta
-from minillm_core.data.turns import next_source as next_source
+from minillm_core.data.stream import next_source as next_source
 from minillm_core.plugins.sourcing import Segment as Segment, Special as Special
 from minillm_core.data.tokenise import Sample as Sample, encode_documents as encode_documents
 from minillm_core.data.tokenizer import (

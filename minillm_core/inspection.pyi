@@ -21,7 +21,7 @@ from minillm_core.backends.ranks import (
     launched as launched,
 )
 from minillm_core.backends.steps import warmed as warmed
-from minillm_core.backends.tables import rows_of as rows_of
+from minillm_core.backends.native import rows_of as rows_of
 from minillm_core.backends.torch.compiling import own_code as own_code
 from minillm_core.checkpoint.commit import non_finite as non_finite
 from minillm_core.checkpoint.layout import of_rank

@@ -6,7 +6,7 @@ from minillm_core.backends.base import (
     Binding as Binding,
     Trainer as Trainer,
 )
-from minillm_core.backends.bind import create
+from minillm_core.backends.bind import create_backend as create_backend
 from minillm_core.backends.detect import Detected as Detected
 from minillm_core.backends.ranks import divides as divides
 from minillm_core.checkpoint.lock import lock as lock
@@ -51,6 +51,5 @@ from minillm_core.train.signals import (
     stop_on_signals as stop_on_signals,
 )
 
-create_backend = create
 replace_file = replace
 show_value = show

@@ -60,7 +60,7 @@ def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]
     return binding, found.candidates
 
 
-def create(
+def create_backend(
     detected: Detected, plan: Plan, *, compiler: Callable[..., Any] | None = None
 ) -> Backend:
     """Bind the plan and create the framework's backend, which imports the framework.
@@ -114,13 +114,13 @@ def create_trainer(
         backend: ``torch`` or ``mlx``; it is imported.
         seed: the seed of the initial values.
         device: ``cpu``, ``cuda``, ``mps`` or ``gpu``.
-        compiler: as for :func:`create`.
+        compiler: as for :func:`create_backend`.
         ranks: the processes that train together, each of which calls this: see ``Backend.trainer``.
 
     Raises:
         BackendError: no kernel can serve an op here, or the framework finds no such device.
     """
-    return create(Detected(backend, device, "inspection"), plan, compiler=compiler).trainer(
+    return create_backend(Detected(backend, device, "inspection"), plan, compiler=compiler).trainer(
         plan, seed, ranks=ranks
     )
 

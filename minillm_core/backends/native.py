@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 
 from minillm_core.backends.base import Backend, Batch, Binding, Decoding, Model, Trainer
-from minillm_core.backends.bind import create
+from minillm_core.backends.bind import create_backend
 from minillm_core.backends.detect import Detected
 from minillm_core.backends.memory import memory_or_error
 from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.backends.steps import Statistics, supervised_positions
-from minillm_core.backends.tables import Tables
 from minillm_core.errors import DataError, PluginCodeError
 from minillm_core.nn.block import GATHERED
 from minillm_core.nn.decoder import decoder, lookup
@@ -33,9 +32,11 @@ from minillm_core.nn.module import materialising
 from minillm_core.nn.node import ModelShape, Scope
 from minillm_core.ops.contract import CONTRACTS
 from minillm_core.ops.select import Candidate, Choice, load
+from minillm_core.optim.rows import rules_of
 from minillm_core.plan import Plan
 from minillm_core.plugins.builders.loss import LEFT_OUT, POSITIONS, Reference
 from minillm_core.plugins.builders.optimizer import ROWS
+from minillm_core.plugins.provided import required
 
 LastLogits = Callable[[Batch, Callable[..., object]], np.ndarray]
 """(batch, maker of its scope) -> float32 (V,): the logits after the last column."""
@@ -47,7 +48,7 @@ class NativeBackend(Backend):
     Args:
         binding: the decisions, kernels included.
         candidates: the kernels to load from: the core's and the plugins'.
-        compiler: as for :func:`create`; also used for reference models.
+        compiler: as for :func:`create_backend`; also used for reference models.
     """
 
     _seed: Callable[[int], None]  # seeds the framework's own random generators
@@ -100,7 +101,7 @@ class NativeBackend(Backend):
         # without kernels of plugins: they were for the reference model's own training
         there = replace(there, config=config, candidates=())
         detected = Detected(bound.backend, bound.device, "the run's")
-        model: Any = create(detected, there, compiler=self._compiler).model(there, 0)
+        model: Any = create_backend(detected, there, compiler=self._compiler).model(there, 0)
         model.load(one.model.arrays())
         return model.frozen(one.method)
 
@@ -184,6 +185,53 @@ def _watched(choice: Choice, framework: Any, owner: str) -> Callable[..., Any]:
         return result
 
     return call
+
+
+def rows_of(name: str) -> str:
+    """Return the name of the entry in a step's values with the rows of a table that it holds, int32 (S,)."""
+    return f"rows.of.{name}"
+
+
+class Tables:
+    """The tables that are updated by rows, of which a step holds only the rows that it reads; here none.
+
+    Entry points of the group ``minillm.tables`` have the names of backends; the value is a class with the
+    methods of the backend's subclass, constructed with the rules by table, the plan, and the trainer's own
+    arguments. A plan without such tables imports nothing.
+    """
+
+    def rows_read(self, micro: Sequence[Batch]) -> tuple[Sequence[Batch], dict[str, np.ndarray]]:
+        """Find the rows that a step reads.
+
+        Args:
+            micro: the step's micro-batches.
+
+        Returns:
+            The micro-batches, each with the positions of its ids among the step's rows, int32 (B, T);
+            and the rows by table, int32 (S,), sorted and distinct.
+        """
+        return micro, {}
+
+    def packed(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Convert a snapshot's tables to checkpoint form: up to date, plus data to restore the same bits."""
+        return arrays
+
+    def unpacked(self, arrays: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        """Invert :meth:`packed`: ``model.<name>`` is then the table as on the device."""
+        return arrays
+
+
+def tables_of(plan: Plan, backend: str, none: type[Tables], *of: Any) -> Any:
+    """Create the tables of a plan, with the backend's arguments ``of``; ``none`` is its class for no tables.
+
+    Raises:
+        BackendError: no installed distribution provides the backend's class.
+        PluginError: several do.
+    """
+    if not plan.by_rows:
+        return none()
+    made = required("minillm.tables", backend, f"updating tables by rows on {backend}")
+    return made(rules_of(plan), plan, *of)
 
 
 class NativeModel(Model):

@@ -30,14 +30,14 @@ from minillm_core.errors import MinillmError, PluginCodeError, PluginError
 from minillm_core.plugins import first_party
 from minillm_core.plugins.attribution import root_of, shown_frames, watch_signals
 from minillm_core.plugins.discover import CommandEntry, find_module, installed_commands, unreadable
-from minillm_core.plugins.manifest import command_summary
+from minillm_core.plugins.manifest import doc_summary
 from minillm_core.text import few, plain
 
 OTHERS = "Commands of other distributions"
 """Title of the help panel of these commands."""
 
 
-def help_without_command(context: typer.Context) -> None:
+def help_if_bare(context: typer.Context) -> None:
     """Show the help of a group that is called without a command."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
@@ -195,7 +195,7 @@ def group_command(
 
 
 def _root(context: typer.Context, debug: Debug = False, show_help: Help = False) -> None:
-    help_without_command(context)
+    help_if_bare(context)
 
 
 def _core_command(name: str, target: str | Group, prefix: str) -> LazyCommand:
@@ -210,7 +210,7 @@ def _summary(target: str) -> str:
     spec = find_module(module)
     assert spec is not None
     assert spec.origin is not None
-    return command_summary(Path(spec.origin).read_bytes(), function)
+    return doc_summary(Path(spec.origin).read_bytes(), function)
 
 
 def _shown(offers: list[CommandEntry], ours: str | None) -> dict[str, str | None]:

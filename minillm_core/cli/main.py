@@ -13,14 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from minillm_core.cli.commands import (
-    CommandGroup,
-    Debug,
-    Group,
-    Help,
-    group_command,
-    help_without_command,
-)
+from minillm_core.cli.commands import CommandGroup, Debug, Group, Help, group_command, help_if_bare
 from minillm_core.cli.console import explain, say, silence
 from minillm_core.errors import Refusal
 from minillm_core.plugins.attribution import SIGNALS
@@ -90,7 +83,7 @@ def _root(
     debug: Debug = False,
     show_help: Help = False,
 ) -> None:
-    help_without_command(context)
+    help_if_bare(context)
 
 
 def program() -> CommandGroup:

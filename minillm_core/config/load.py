@@ -8,19 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from minillm_core.config import schema
+from minillm_core.config import origins, schema
 from minillm_core.config.check import check, check_option, refusal, validated, without_effect
-from minillm_core.config.origins import (
-    FLAGS,
-    Follows,
-    Layer,
-    Setting,
-    flatten,
-    from_assignments,
-    from_file,
-    from_flags,
-    from_python,
-)
+from minillm_core.config.origins import FLAGS, Follows, Layer, Setting, flatten
 from minillm_core.config.presets import DEPTH, read_preset
 from minillm_core.config.schema import Config
 from minillm_core.config.selection import Spec, check_name, select, taken_away
@@ -207,8 +197,9 @@ def _upper_layers(
     preset: str | None = None,
 ) -> list[Layer]:
     named = Path(preset) if preset and _is_file(preset) else None
-    layers = [from_file(one) for one in (named, file) if one]
-    return [*layers, from_assignments(assignments), from_flags(flags), from_python(settings or {})]
+    layers = [origins.from_file(one) for one in (named, file) if one]
+    typed = origins.from_assignments(assignments), origins.from_flags(flags)
+    return [*layers, *typed, origins.from_python(settings or {})]
 
 
 def _is_file(preset: str) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -26,7 +28,6 @@ from minillm_core.data.documents import (
     fingerprint,
     permutation,
 )
-from minillm_core.data.turns import next_source, whole_shares
 from minillm_core.errors import DataError
 from minillm_core.nn.reference import Function
 from minillm_core.plugins.sourcing import TARGET, WEIGHTS, Packer, Piece
@@ -521,6 +522,40 @@ class MixedRows:
 
 Rows = PlainRows | PackedRows | MixedRows
 """A reader of rows, from a cursor on."""
+
+
+def whole_shares(weights: Iterable[float]) -> list[int]:
+    """Convert weights to integers in exactly the same proportions.
+
+    Sums of floats would depend on the machine.
+
+    Args:
+        weights: finite, above 0.
+    """
+    exact = [Fraction(weight) for weight in weights]
+    unit = math.lcm(*(one.denominator for one in exact))
+    return [int(one * unit) for one in exact]
+
+
+def next_source(shares: Sequence[int], used: Sequence[int], sizes: Sequence[int]) -> int:
+    """Choose the source of the next row or document.
+
+    The rule is worst-case fair weighted fair queueing (Bennett and Zhang 1996): of the sources that are not
+    ahead of their share, the one whose next row or document would end first. Each source's part of the whole
+    is then its share to within about one item, after any number.
+
+    Args:
+        shares: of each source, in any unit, above 0.
+        used: tokens, bytes or rows taken of each so far.
+        sizes: sizes of the next row or document of each, in the same unit; above 0.
+
+    Returns:
+        The index of the source, the lowest in a tie. At least one source is not ahead, since the shares
+        of what was taken add up to all of it.
+    """
+    whole, total = sum(shares), sum(used)
+    behind = [i for i, n in enumerate(used) if n * whole <= shares[i] * total]
+    return min(behind, key=lambda i: Fraction(used[i] + sizes[i], shares[i]))
 
 
 def open_rows(

@@ -17,13 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from minillm_core.errors import PluginError
-from minillm_core.plugins.manifest import (
-    RESERVED,
-    Manifest,
-    ManifestError,
-    command_summary,
-    read_class,
-)
+from minillm_core.plugins.manifest import RESERVED, Manifest, ManifestError, doc_summary, read_class
 from minillm_core.text import nearest, plain
 
 GROUP = "minillm.plugins"
@@ -109,7 +103,7 @@ class CommandEntry(Offer):
     @staticmethod
     def facts(source: bytes, name: str) -> dict[str, Any]:
         """Read the summary of the function."""
-        return {"summary": command_summary(source, name)}
+        return {"summary": doc_summary(source, name)}
 
 
 _Entry = TypeVar("_Entry", PluginEntry, CommandEntry)

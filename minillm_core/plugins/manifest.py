@@ -150,7 +150,7 @@ def plugin_classes(source: bytes) -> list[str]:
     ]
 
 
-def command_summary(source: bytes, name: str) -> str:
+def doc_summary(source: bytes, name: str) -> str:
     """Return the summary of a command: the first line of its function's docstring.
 
     For a typer app: the first line of the callback's docstring, or the app's ``help``. Of a function only

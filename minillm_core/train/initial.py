@@ -17,14 +17,8 @@ from typing import Any
 import numpy as np
 
 from minillm_core.backends.base import Trainer
-from minillm_core.checkpoint.directories import (
-    Fitted,
-    ModelDirectory,
-    absent,
-    fetch_directory,
-    offers,
-    read_directory,
-)
+from minillm_core.checkpoint import directories
+from minillm_core.checkpoint.directories import Fitted, ModelDirectory
 from minillm_core.checkpoint.read import Checkpoint, chosen_or_refuse
 from minillm_core.config.origins import Layer, Setting
 from minillm_core.config.schema import Config
@@ -63,7 +57,9 @@ def initial_layer(
             fix=f"init='./{directory}' where the directory is called that, or leave it out",
         )
     layer, place = Layer(), directory
-    if not os.path.lexists(directory) and (fetched := fetch_directory(directory, say)) is not None:
+    there = os.path.lexists(directory)
+    fetched = None if there else directories.fetch_directory(directory, say)
+    if fetched is not None:
         place = str(fetched)
     for key, value in read_initial(place).settings.items():
         layer.add(key, Setting(value, f"--init {directory}", f"{place}/config.json"))
@@ -77,10 +73,10 @@ def read_initial(directory: str) -> ModelDirectory:
         Refusal: it is no model directory, or a run cannot start from it.
     """
     path = Path(directory)
-    if (found := read_directory(path)) is not None:
+    if (found := directories.read_directory(path)) is not None:
         return found
-    if not offers():
-        raise absent(f"{path} cannot be read as a model directory")
+    if not directories.offers():
+        raise directories.absent(f"{path} cannot be read as a model directory")
     raise Refusal(
         f"{path} is no model directory",
         where=str(path / "config.json") if path.is_dir() else "there is no such folder",

@@ -223,7 +223,7 @@ def train(
         cache: where tokenizers and tokens are kept.
         say: prints a line.
         verbose: print every note before the first step.
-        create: builds the backend; default: :func:`minillm_core.backends.bind.create`.
+        create: builds the backend; default: :func:`minillm_core.backends.bind.create_backend`.
 
     Returns:
         0.

@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core.backends.base import Backend, Model
-from minillm_core.backends.bind import create as create_backend
-from minillm_core.backends.bind import requests_here
+from minillm_core.backends.bind import create_backend, requests_here
 from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint.read import chosen_or_refuse
 from minillm_core.config.kernels import AUTO, parse_policy
@@ -80,7 +79,7 @@ class SavedModel:
             exact: use float32, eager mode, and the best kernels for them.
             max_positions: longest row to feed; default: the run's seq_len.
             say: prints a line for each plugin that the model is read without.
-            create: builds the backend; default: :func:`minillm_core.backends.bind.create`.
+            create: builds the backend; default: :func:`minillm_core.backends.bind.create_backend`.
 
         Raises:
             Refusal: a plugin that shaped the model, its data or its loss does not run there, or the

@@ -13,17 +13,8 @@ import numpy as np
 
 from minillm_core.backends import detect
 from minillm_core.backends.base import Backend, Binding, Model, Trainer
-from minillm_core.checkpoint import layout
-from minillm_core.checkpoint.directories import (
-    ModelDirectory,
-    TrainedModel,
-    absent,
-    export_checked,
-    exporting,
-    offers,
-    read_directory,
-    refuse_taken,
-)
+from minillm_core.checkpoint import directories, layout
+from minillm_core.checkpoint.directories import ModelDirectory, TrainedModel
 from minillm_core.config.folders import cache_folder
 from minillm_core.config.load import Loaded
 from minillm_core.config.selection import select
@@ -203,9 +194,10 @@ class Run:
         run._set_up(out, say, cache, create, shown)
         assert run.out is not None
         if not os.path.lexists(run.out / RUN):
-            run._directory = read_directory(run.out)
-            if run._directory is None and (run.out / "config.json").is_file() and not offers():
-                raise absent(f"{out} looks like a model directory and cannot be read")
+            run._directory = directories.read_directory(run.out)
+            unread = (run.out / "config.json").is_file() and not directories.offers()
+            if run._directory is None and unread:
+                raise directories.absent(f"{out} looks like a model directory and cannot be read")
         if run._directory is None:
             read_record(run.out)  # raises for a folder without a run
         elif step is not None or best:
@@ -646,8 +638,8 @@ class Run:
             Refusal: ``to`` is taken, a plugin prevents the export, or minillm-hf is not installed.
         """
         to = Path(to)
-        refuse_taken(to)
-        plan, kept = export_checked(self.plan), self.checkpoint
+        directories.refuse_taken(to)
+        plan, kept = directories.export_checked(self.plan), self.checkpoint
         arrays = with_views(self._job.trainer.arrays()) if self._job else self._saved.arrays()
         arrays = {
             name: one for name, one in arrays.items() if name.startswith(("model.", "state."))
@@ -656,7 +648,7 @@ class Run:
         record = read_record(self.out) if self.out is not None and has_record else {}
         model = TrainedModel(plan, arrays, self.tokenizer, self.step, record, self.specials)
         options = {"shard_bytes": shard_bytes, "dtype": dtype}
-        form = exporting(plan, layout)
+        form = directories.exporting(plan, layout)
         parameters = form.write(to, model, self._session.shown.say, **options)
         return {
             "directory": str(to),

@@ -16,11 +16,10 @@ from typing import Any
 
 from minillm_core import disk
 from minillm_core.backends.base import Backend
-from minillm_core.backends.bind import create as create_backend
+from minillm_core.backends.bind import create_backend
 from minillm_core.backends.detect import Detected
 from minillm_core.backends.ranks import ALONE, Ranks, divides
-from minillm_core.checkpoint import best, layout
-from minillm_core.checkpoint import commit as saving
+from minillm_core.checkpoint import best, commit, layout
 from minillm_core.checkpoint.directories import export_checked
 from minillm_core.checkpoint.lock import RunLock, lock
 from minillm_core.checkpoint.read import Checkpoint
@@ -79,7 +78,7 @@ class Session:
     cache: Path  # folder of tokens
     shown: Display
     stop: StopRequest
-    # default: :func:`minillm_core.backends.bind.create`
+    # default: :func:`minillm_core.backends.bind.create_backend`
     create: Callable[[Detected, Plan], Backend] | None = None
     resume: bool = False  # ``out`` may hold a run, to be resumed
     runs: Path | None = None  # parent of a folder whose name is chosen
@@ -305,8 +304,8 @@ class Session:
     def _train_in_folder(self, job: Job, held: RunLock) -> Iterator[events.Event]:
         """Train in a folder, and keep its run.json up to date."""
         earlier, out, say = self.earlier, held.out, self.shown.say
-        saving.sweep(out)
-        if earlier is None and (kept := saving.archive_orphans(out)) is not None:
+        commit.sweep(out)
+        if earlier is None and (kept := commit.archive_orphans(out)) is not None:
             say(f"checkpoints of an unknown run were there; they are kept in {kept.name}")
         position, checkpoint = job.begins, None
         with self.shown.phase("loading the checkpoint") if self.resume else nullcontext():
@@ -318,7 +317,7 @@ class Session:
                 position = resume.load(checkpoint, job.trainer)
                 say(f"resumed after step {position.step:,} from {checkpoint.path.name}")
         if position.saved is not None:  # a kill may have prevented this after the last commit
-            saving.retain(out, job.config.checkpoint.keep, spare=best.protected(out))
+            commit.retain(out, job.config.checkpoint.keep, spare=best.protected(out))
         else:
             self._load_initial(job)
         before = truncate(out / METRICS, position.step if job.branch is None else -1)
@@ -334,7 +333,7 @@ class Session:
         }
         if at_once:
             scalars, snapshot = {**position.data(), **constants}, job.trainer.snapshot()
-            saving.commit(out, position.step, snapshot(), scalars, beside=snapshot.beside)
+            commit.commit(out, position.step, snapshot(), scalars, beside=snapshot.beside)
             position.saved = position.step
         evidence = Evidence.of(job, say)
         text = document.settings_file(job.config, document.remarks(job, earlier))

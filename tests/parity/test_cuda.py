@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core.backends.bind import create
+from minillm_core.backends.bind import create_backend
 from minillm_core.backends.detect import Detected
 from minillm_core.ops.contract import CONTRACTS
 from minillm_core.plan import stages_of
@@ -30,7 +30,7 @@ DEVICE = "cuda"
 
 
 def trainer(plan: Any, device: str = DEVICE) -> Any:
-    return create(Detected("torch", device, "test"), plan).trainer(plan, 0)
+    return create_backend(Detected("torch", device, "test"), plan).trainer(plan, 0)
 
 
 def kernels(run: Any) -> dict[str, str]:

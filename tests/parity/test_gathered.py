@@ -187,7 +187,7 @@ def test_rows_are_taken_and_their_gradient_is_written(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device")
 def test_cuda_computes_the_same_bits_each_time(lab: Any) -> None:
     """Compiled, in bfloat16, without clipping: close to the dense result, and bitwise repeatable."""
-    from minillm_core.backends import create
+    from minillm_core.backends.bind import create_backend
     from minillm_core.backends.detect import Detected
 
     settings = {"train_clip": 0.0, "train_dtype": "bfloat16", "train_compile": "on"}
@@ -195,7 +195,7 @@ def test_cuda_computes_the_same_bits_each_time(lab: Any) -> None:
     micro = [batch_of(lab, dense, 0.5, 1), batch_of(lab, dense, 0.2)]
 
     def ran(plan: Any) -> Any:
-        run = create(Detected("torch", "cuda", "test"), plan).trainer(plan, 0)
+        run = create_backend(Detected("torch", "cuda", "test"), plan).trainer(plan, 0)
         return lab.gradients(run, plan, micro)
 
     (loss, expected), (found, got), (_, again) = ran(dense), ran(sparse), ran(sparse)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Plugin, stages
-from minillm_core.backends.bind import create
+from minillm_core.backends.bind import create_backend
 from minillm_core.backends.detect import Detected
 
 torch = pytest.importorskip("torch")
@@ -61,7 +61,7 @@ def test_a_compiled_step_on_cuda_never_waits(lab: Any, case: str) -> None:
     if "sparse_rows" in names:
         shape["sparse_rows.buckets"] = 1  # one size: another would be compiled
     plan = lab.plan(*names, plugins=plugins, train_compile="on", train_dtype=dtype, **shape)
-    run = create(Detected("torch", "cuda", "test"), plan).trainer(plan, 0)
+    run = create_backend(Detected("torch", "cuda", "test"), plan).trainer(plan, 0)
 
     def step(index: int) -> Any:
         batch = lab.batch(plan, index, unsupervised=60 + index)
@@ -89,7 +89,7 @@ def test_a_snapshot_on_cuda_waits_where_it_has_no_room_alone(
     lab: Any, room: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = lab.plan("muon", train_compile="off")
-    run = create(Detected("torch", "cuda", "test"), plan).trainer(plan, 0)
+    run = create_backend(Detected("torch", "cuda", "test"), plan).trainer(plan, 0)
     micro = [lab.batch(plan)]
 
     def step() -> Any:

@@ -14,11 +14,10 @@ from mlx.utils import tree_map
 from minillm_core.backends.base import Batch, Binding, Snapshot, StepResult, Trainer
 from minillm_core.backends.memory import memory_or_error
 from minillm_core.backends.mlx import random
-from minillm_core.backends.mlx.graphs import Figures, Graphs
+from minillm_core.backends.mlx.graphs import Figures, Graphs, MLXTables
 from minillm_core.backends.mlx.model import Arrays, MLXFramework, MLXModel, assign, checked, loaded
-from minillm_core.backends.mlx.tables import MLXTables
+from minillm_core.backends.native import rows_of, tables_of
 from minillm_core.backends.steps import loss_scale, step_result, warmed
-from minillm_core.backends.tables import rows_of, tables_of
 from minillm_core.nn.initial import initial_arrays
 from minillm_core.optim.groups import Group
 from minillm_core.optim.rows import groups_of_whole

@@ -16,14 +16,13 @@ from torch import _foreach_add_ as foreach_add_  # pyright: ignore[reportPrivate
 
 from minillm_core.backends.base import Batch, Binding, Snapshot, StepResult, Trainer
 from minillm_core.backends.memory import memory_or_error, process_peak
+from minillm_core.backends.native import tables_of
 from minillm_core.backends.ranks import Ranks
 from minillm_core.backends.steps import TERM, loss_scale, next_loss_scale, step_result, warmed
-from minillm_core.backends.tables import tables_of
 from minillm_core.backends.torch import transfer
 from minillm_core.backends.torch.model import TorchFramework, TorchModel
-from minillm_core.backends.torch.optimizer import Optimizer
+from minillm_core.backends.torch.optimizer import Optimizer, TorchTables
 from minillm_core.backends.torch.share import Share
-from minillm_core.backends.torch.tables import TorchTables
 from minillm_core.backends.torch.transfer import PendingFigures, foreach_copy_, overwrite
 from minillm_core.nn.block import GATHERED
 from minillm_core.nn.decoder import Loss

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from minillm_core.backends.base import Model, lone_row
-from minillm_core.backends.bind import create
+from minillm_core.backends.bind import create_backend
 from minillm_core.backends.detect import Detected
 from minillm_core.checkpoint.commit import commit
 from minillm_core.config.load import load
@@ -225,7 +225,7 @@ def test_a_model_of_transformers_is_the_same_here(
     _, plan = planned(found.settings, qk_norm("Weighted") if kind == "Qwen3" else None)
     fitted = fit(plan, found)
     assert fitted.initial == ()
-    model = create(Detected(backend, "cpu", "test"), plan).model(plan, 0)
+    model = create_backend(Detected(backend, "cpu", "test"), plan).model(plan, 0)
     model.load(fitted.arrays)
     assert_the_same(model, [transformers_logits(tmp_path / "theirs")])
 

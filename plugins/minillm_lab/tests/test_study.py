@@ -25,7 +25,7 @@ from minillm_core import (
     build_plan,
     load,
 )
-from minillm_core.backends.bind import create
+from minillm_core.backends.bind import create_backend
 from minillm_core.backends.detect import Detected
 from minillm_core.studies import METRICS, StopRequest, read_events
 from minillm_lab.study import Study, Trained, bind, open_corpus
@@ -58,7 +58,7 @@ def study(tmp_path: Path, planned: Callable[..., Plan]) -> Any:
 
     def noted(detected: Detected, plan: Plan) -> Any:
         made.append(plan)
-        return create(detected, plan)
+        return create_backend(detected, plan)
 
     corpus = open_corpus(planned().config, cache=tmp_path / "cache")
     return Study(corpus, DETECTED, create=noted), made

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minillm_core import Plugin, Request, TanhCap, piecewise, stages
-from minillm_core.backends.bind import bind, create, requests_of
+from minillm_core.backends.bind import bind, create_backend, requests_of
 from minillm_core.backends.candidates import CORE
 from minillm_core.backends.detect import Detected
 from minillm_core.errors import BackendError, ConfigError
@@ -165,10 +165,10 @@ def test_a_device_that_is_not_there_is_refused(plan_of: Any) -> None:
     torch, mx = pytest.importorskip("torch"), pytest.importorskip("mlx.core")
     if not torch.cuda.is_available():
         with pytest.raises(BackendError, match="sees no CUDA device"):
-            create(Detected("torch", "cuda", "test"), plan_of())
+            create_backend(Detected("torch", "cuda", "test"), plan_of())
     if not (mx.metal.is_available() or mx.cuda.is_available()):
         with pytest.raises(BackendError, match="no GPU"):
-            create(Detected("mlx", "gpu", "test"), plan_of())
+            create_backend(Detected("mlx", "gpu", "test"), plan_of())
 
 
 @pytest.mark.parametrize(("given", "found"), [(None, "passive"), ("active", "active")])
@@ -179,7 +179,7 @@ def test_threads_sleep_while_they_wait_unless_told_otherwise(
     monkeypatch.setenv("OMP_WAIT_POLICY", given or "")
     if given is None:
         monkeypatch.delenv("OMP_WAIT_POLICY")
-    create(Detected("torch", "cpu", "test"), plan_of())
+    create_backend(Detected("torch", "cpu", "test"), plan_of())
     assert os.environ["OMP_WAIT_POLICY"] == found
 
 

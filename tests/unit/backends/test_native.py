@@ -9,7 +9,7 @@ import pytest
 
 from minillm_core import Buffer, Linear, Module, Param, Plugin, State, ones, zeros
 from minillm_core.backends.base import lone_row
-from minillm_core.backends.bind import create
+from minillm_core.backends.bind import create_backend
 from minillm_core.backends.detect import Detected
 from minillm_core.nn.module import declared, materialising, named_modules
 from minillm_core.nn.param import Declaration
@@ -53,7 +53,7 @@ class Keeper(Plugin, api=1):
 def trainer_of(plan_of: Any) -> Any:
     def make(backend: str, **settings: Any) -> Any:
         plan = plan_of({"keeper": Keeper()}, **settings)
-        return plan, create(Detected(backend, "cpu", "test"), plan).trainer(plan, 0)
+        return plan, create_backend(Detected(backend, "cpu", "test"), plan).trainer(plan, 0)
 
     return make
 
@@ -183,7 +183,7 @@ def test_what_is_for_training_alone_is_off_elsewhere(plan_of: Any, backend: str)
     found = []
     for plugin in (Doubler(), Same()):
         plan = plan_of({"one": plugin}, train_compile="off")
-        run = create(Detected(backend, "cpu", "test"), plan).trainer(plan, 0)
+        run = create_backend(Detected(backend, "cpu", "test"), plan).trainer(plan, 0)
         row = lone_row(np.arange(5, dtype=np.int32))
         batch = {**row, "labels": np.roll(row["ids"], -1, 1)}
         logits = run.next_logits(row), run.decoding().feed(row)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Candidate, Module, Normal, Plugin, ones, piecewise, zeros
-from minillm_core.backends.bind import create
+from minillm_core.backends.bind import create_backend
 from minillm_core.backends.detect import Detected
 from minillm_core.errors import PluginCodeError
 from minillm_core.nn.initial import witness_inits
@@ -22,7 +22,7 @@ OUTPUT = "layers.0.attention.o.weight"
 
 def trained(plan: Any, backend: str) -> Any:
     """Return a trainer after one step."""
-    run = create(Detected(backend, "cpu", "test"), plan).trainer(plan, 0)
+    run = create_backend(Detected(backend, "cpu", "test"), plan).trainer(plan, 0)
     ids = np.arange(16, dtype=np.int32).reshape(2, 8)
     batch = {"ids": ids, "labels": ids, "documents": ids * 0, "positions": ids % 8}
     return run, run.read(run.step([batch], plan.values(1.0), 16))
@@ -47,7 +47,7 @@ def test_claimed_initial_values_are_shown(plan_of: Any, backend: str) -> None:
 
 def test_other_initial_values_are_no_evidence(plan_of: Any) -> None:
     plan, seen = plan_of(), []
-    model = create(Detected("torch", "cpu", "test"), plan).trainer(plan, 0).model
+    model = create_backend(Detected("torch", "cpu", "test"), plan).trainer(plan, 0).model
     mine = {OUTPUT: zeros, "norm.weight": ones}
     witness_inits(model, mine, 0, lambda t: t.detach().numpy(), seen.append)
     assert seen == ["init:norm.weight"]

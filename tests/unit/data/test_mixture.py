@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from minillm_core.config.schema import weighted_path
 from minillm_core.data import Corpus, Documents, Loader, StepBatch, write_shard
 from minillm_core.data.documents import digest
-from minillm_core.data.stream import Batch, MixedRows
-from minillm_core.data.turns import next_source, whole_shares
+from minillm_core.data.stream import Batch, MixedRows, next_source, whole_shares
 from minillm_core.errors import ConfigError, DataError
 from minillm_core.nn.reference import Function
 from minillm_core.plugins.sourcing import Packer, Piece
