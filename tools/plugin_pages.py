@@ -17,7 +17,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
-from minillm_core.plugins.manifest import command_summary
+from minillm_core.plugins.manifest import doc_summary
 from tools import worth
 from tools.markdown import table
 from tools.pages import Page, main
@@ -73,7 +73,7 @@ def commands_of(folder: Path) -> str:
     for name, target in sorted(project["entry-points"]["minillm.commands"].items()):
         module, _, function = target.partition(":")
         source = (folder / Path(*module.split("."))).with_suffix(".py").read_bytes()
-        rows.append((f"`minillm {name.replace('.', ' ')}`", command_summary(source, function)))
+        rows.append((f"`minillm {name.replace('.', ' ')}`", doc_summary(source, function)))
     return table(("command", "what it does"), rows)
 
 
