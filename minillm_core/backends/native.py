@@ -159,7 +159,8 @@ def _watch_kernels(framework: Any, plan: Plan, choices: Iterable[Choice]) -> Non
 def _watched(choice: Choice, framework: Any, owner: str) -> Callable[..., Any]:
     kernel, witness = getattr(framework.ops, choice.op), framework.witness
     versions = framework.versions
-    key, op = f"kernel:{choice.op}={choice.kernel}", CONTRACTS[choice.op].signature
+    key, contract = f"kernel:{choice.op}={choice.kernel}", CONTRACTS[choice.op]
+    op = contract.signature
 
     def wrong(did: str, fix: str) -> PluginCodeError:
         return PluginCodeError(owner, kernel.__name__, did=did, where=key, fix=fix)
@@ -178,10 +179,15 @@ def _watched(choice: Choice, framework: Any, owner: str) -> Callable[..., Any]:
         result = kernel(*arguments, **named)
         if versions(arguments) != before:
             raise wrong("changed an argument in place in", "write into new arrays")
-        for part in result if isinstance(result, tuple) else (result,):
+        parts = result if isinstance(result, tuple) else (result,)
+        for part in parts:
             if isinstance(part, np.ndarray) or not hasattr(part, "shape"):
                 did = f"returned {type(part).__name__} from"
                 raise wrong(did, "return what the op's contract says")
+        shapes = [tuple(part.shape) for part in parts]
+        if shapes != (asked := [*map(tuple, contract.shapes(*arguments, **named))]):
+            found, needed = (", ".join(map(str, each)) for each in (shapes, asked))
+            raise wrong(f"returned shape {found} from", f"return shape {needed}")
         return result
 
     return call

@@ -48,6 +48,17 @@ def option(
     return field(default=default, metadata={"option": value(metavar, help, panel, **more)})
 
 
+def folder(text: str) -> Path:
+    """Return the path of a folder to write to; an empty one, of an unset variable, would be the current folder.
+
+    Raises:
+        typer.BadParameter: it is empty.
+    """
+    if not text.strip():
+        raise typer.BadParameter("it is empty; --out . is the current folder")
+    return Path(text)
+
+
 _choice = partial(option, panel=_CHOICE)
 _setting = partial(option, panel=_SETTINGS)
 _machine = partial(option, panel=_MACHINE)
@@ -132,7 +143,7 @@ class RunOptions:
         "Start from the weights, shape and tokenizer of a run (RUN[@STEP]), of a model directory "
         "(Hugging Face format), or of a model of the hub: OWNER/NAME[@REVISION].",
     )
-    out: Path | None = _choice("DIR", "Folder of the run; default: runs/PRESET-N.")
+    out: Path | None = _choice("DIR", "Folder of the run; default: runs/PRESET-N.", parser=folder)
     resume: bool = _switched(
         "--resume", "Resume the run in --out from its newest valid checkpoint.", _CHOICE
     )

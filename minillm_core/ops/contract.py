@@ -8,7 +8,7 @@ C width, O outputs, V vocabulary, N = B * T positions; in the loss, K is the num
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -124,7 +124,7 @@ class Operations(ArrayFunctions, Protocol):
 
 @dataclass(frozen=True)
 class Contract:
-    """An op's name, signature, tolerance and differentiable arguments.
+    """An op's name, signature, tolerance, differentiable arguments and output shapes.
 
     ``tolerance``: dtype -> the largest ``norm(got - reference) / max(norm(reference), sqrt(size))``
     of any output and any gradient, with inputs and upstream gradients of order one and the
@@ -136,6 +136,9 @@ class Contract:
     doc: str
     differentiable: tuple[str, ...]
     tolerance: Mapping[str, float]
+    shapes: Callable[
+        ..., tuple[Sequence[int], ...]
+    ]  # the op's arguments -> the shape of each output
 
 
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
@@ -154,6 +157,21 @@ _OPS: tuple[tuple[Callable[..., Any], tuple[str, ...], tuple[float, ...]], ...] 
 """(op, its differentiable arguments, its tolerance for each of ``_DTYPES``)."""
 
 
+_SHAPES: Mapping[str, Callable[..., tuple[Sequence[int], ...]]] = {
+    "linear": lambda x, weight: ((*x.shape[:-1], weight.shape[0]),),
+    "embedding": lambda ids, weight: ((*ids.shape, weight.shape[1]),),
+    "rms_norm": lambda x, *_, **__: (x.shape,),
+    "rotate": lambda q, k, table: (q.shape, k.shape),
+    "attention": lambda q, *_, **__: (q.shape,),
+    "logits": lambda hidden, weight, form: ((*hidden.shape[:-1], weight.shape[0]),),
+    "swiglu": lambda gate, up: (gate.shape,),
+    "gram": lambda x, *_, **__: ((*x.shape[:-1], x.shape[-2]),),
+    "linear_cross_entropy": lambda hidden, weight, targets, *_, **__: ((), targets.shape[:1], ()),
+    "token_losses": lambda hidden, weight, targets, *_, **__: (targets.shape,),
+}
+"""Op -> the shapes of its outputs, from its arguments."""
+
+
 def _without_self(function: Callable[..., Any]) -> inspect.Signature:
     signature = inspect.signature(function)
     return signature.replace(parameters=[*signature.parameters.values()][1:])
@@ -166,6 +184,7 @@ CONTRACTS: Mapping[str, Contract] = {
         doc=inspect.getdoc(op) or "",
         differentiable=differentiable,
         tolerance=dict(zip(_DTYPES, tolerance, strict=True)),
+        shapes=_SHAPES[op.__name__],
     )
     for op, differentiable, tolerance in _OPS
 }

@@ -67,7 +67,7 @@ class Check:
             found = "\n".join(filter(None, map(plain, lines)))
             return Outcome("failed", found, error.fix, error)
         except (Exception, SystemExit) as error:  # from a node or a stage; hooks are wrapped
-            found = f"{type(error).__name__}: {_place(error, subject)}"
+            found = f"{type(error).__name__}: {place(error, subject)}"
             return Outcome("failed", found, RAISED, error)
 
 
@@ -76,7 +76,7 @@ def raised(error: BaseException) -> str:
     return plain(f"{type(error).__name__}: {error}", 200)
 
 
-def _place(error: BaseException, subject: Subject) -> str:
+def place(error: BaseException, subject: Subject) -> str:
     """Return an error's message, and the innermost line of the plugin's code in its traceback."""
     said = plain(str(error), limit=600) or "no message"
     try:

@@ -35,7 +35,7 @@ from minillm_core.inspection import (
     part_of,
 )
 from minillm_kit import fresh
-from minillm_kit.check import Failed, NotApplicable
+from minillm_kit.check import Failed, NotApplicable, place
 from minillm_kit.probe import prepared
 from minillm_kit.subject import Batch, Subject, first_row, supervised, traced_trainer
 
@@ -52,6 +52,10 @@ AGAIN, NUDGES = 10, 8
 """Or this multiple of the deviation of one process from itself with the rows in reverse order and weights off by
 their last bit, the largest of this many trials: AdamW makes a full step from a gradient that is only
 rounding."""
+
+
+RAISED = "\n--- raised ---\n"
+"""Encloses the error of a rank, as a report shows it."""
 
 
 @dataclass(frozen=True)
@@ -127,8 +131,12 @@ def _asked(subject: Subject) -> dict[str, dict[str, Any]]:
         cause = "a rank waits for another: a hook or a node computes otherwise in each process"
         raise Failed(f"not done after {PATIENCE} seconds", cause=cause) from None
     if ended.code:
+        raised = ended.stderr.split(RAISED)[
+            1:2
+        ]  # the first one: the other process may have lost this one
         last = plain((ended.stderr.strip().splitlines() or ["no output"])[-1])
-        raise Failed(f"exit {ended.code}: {last}", cause="it raised in one of two processes")
+        cause = "it raises in one of two processes, which has a part of the rows, columns, heads or layers"
+        raise Failed(*raised or [f"exit {ended.code}: {last}"], cause=cause)
     return json.loads(ended.stdout.splitlines()[-1])
 
 
@@ -287,12 +295,20 @@ def main(arguments: list[str]) -> None:
         with redirect_stdout(sys.stderr):  # keeps a hook's prints out of the answer
             subject = Subject(spec, **json.loads(given))
             ranks = join(Detected("torch", "cpu", ""))
-            found = {axis.name: tried(subject, axis, ranks) for axis in AXES}
+            found = {}
+            for axis in AXES:
+                try:
+                    found[axis.name] = tried(subject, axis, ranks)
+                except Exception as error:
+                    raised = f"{type(error).__name__} along {axis.name}: {place(error, subject)}"
+                    sys.stderr.write(f"{traceback.format_exc()}{RAISED}{raised}{RAISED}")
+                    raise SystemExit(1) from error
         if child:
             sys.stdout.write(json.dumps(found))
         ranks.close()
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        if not isinstance(error, SystemExit):
+            traceback.print_exc()
         code = 1
         if child:  # it may wait for this one, whose connections are still there
             os.kill(child, signal.SIGKILL)

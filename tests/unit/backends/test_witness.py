@@ -65,6 +65,10 @@ def of_numpy(gate: Any, up: Any) -> Any:
     return np.ones(tuple(gate.shape), np.float32)
 
 
+def of_half(gate: Any, up: Any) -> Any:
+    return gate[..., ::2] * up[..., ::2]
+
+
 class Kernels(Plugin, api=1):
     """A kernel for an op that runs, and one for an op that training does not use."""
 
@@ -106,6 +110,7 @@ class Misfit(Plugin, api=1):
     [
         ("of_ops", r"does not take the op's arguments \(.*'up'\) in of_ops"),
         ("of_numpy", "returned ndarray from of_numpy"),
+        ("of_half", r"returned shape \(.*\) from of_half"),
     ],
 )
 def test_a_kernel_that_is_not_its_op_s_is_its_plugin_s_fault(

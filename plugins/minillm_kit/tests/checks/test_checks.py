@@ -441,6 +441,36 @@ def test_a_node_that_mixes_heads_is_refused_where_they_are_divided(tmp_path: Pat
     assert "tensor: refused, plugin 'mixes' finds something else of some heads" in found.found
 
 
+RAISES = '''
+import os
+
+from minillm_core import Module, Plugin
+
+class Raises(Plugin, api=1):
+    """Raises in the second process alone."""
+
+    def build_model(self, model):
+        model.residual("layers.0.out", "sublayer", Whole)
+
+class Whole(Module):
+    """Return its input."""
+
+    def forward(self, x):
+        """x (B, T, C) -> the same."""
+        if os.environ.get("RANK") == "1":
+            raise ValueError("whole batches only")
+        return x
+'''
+
+
+def test_the_error_of_the_process_that_raised_is_shown_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "raises.py"
+    file.write_text(RAISES)
+    (found,) = outcomes(Subject(f"{file}:Raises", backend="torch"), "mesh").values()
+    assert found.verdict == "failed"
+    assert found.found == f"ValueError along data: whole batches only\n{file}:18 in forward"
+
+
 def test_a_plugin_that_several_processes_refuse_says_so_along_each_axis() -> None:
     (found,) = outcomes(Subject("sparse_rows", backend="torch"), "mesh").values()
     assert found.verdict == "not applicable"
