@@ -112,6 +112,7 @@ def test_an_interruption_is_130_and_one_line(program: Program, monkeypatch) -> N
             "minillm plan: Option '-c' requires an argument.\n  fix:   minillm plan --help",
         ),
         (["train", "--steps", "x"], "Invalid value for '--steps'"),
+        (["train", "--out", ""], "Invalid value for '--out': it is empty"),
         (["eval"], "minillm eval: Missing"),
         (["export", "OUT"], "minillm export: Missing option '--to'."),
         (
