@@ -1,6 +1,6 @@
 """kill -9 of a run with each plugin of the repository, a resume, and a bitwise equal end.
 
-    python -m benchmarks.plugins_killed [--tried 1] [--backend torch|mlx|both] [--seed S]
+    python -m benchmarks.plugins_killed [--tried 1] [--once] [--backend torch|mlx|both] [--seed S]
 
 A trial is a run of 24 steps with one plugin and its requirements, or with all at once: killed at a
 random moment after a checkpoint exists, the 4th step's or a later one's, then resumed to its end and
@@ -113,15 +113,31 @@ def _ended(trial: Trial, code: int) -> None:
         raise RuntimeError(f"a run with {trial.plugin} ended with {code}")
 
 
-def trials(folder: Path, backends: list[str], tried: int, seed: int) -> list[Trial]:
-    """Return each form of each plugin, and all plugins at once, on each backend."""
-    chosen = [form for form in forms() if not form.left_out and form.name not in SPARSE]
-    sets = [(form.name, form.given, form.names, form.settings) for form in chosen]
-    names, settings = all_at_once()
-    sets += [(TOGETHER, "", tuple(name for name in names if name not in SPARSE), settings)]
+def trials(
+    folder: Path, backends: list[str], tried: int, seed: int, *, once: bool = False
+) -> list[Trial]:
+    """Return each form of each plugin, and all plugins at once, on each backend.
+
+    ``once``: forms that train in the run of all at once are tried there alone, the others on one
+    backend, by turns.
+    """
+    together, settings = all_at_once()
+    sets, seen = [], set()
+    for form in forms():
+        inside = (
+            form.name in together and form.name not in seen
+        )  # it has the first form of a plugin
+        seen.add(form.name)
+        if not form.left_out and form.name not in SPARSE and not (once and inside):
+            sets.append((form.name, form.given, form.names, form.settings))
+    names = tuple(name for name in together if name not in SPARSE)
+    sets.append((TOGETHER, "", names, settings))
     made = []
     for backend in backends:
         for place, (plugin, options, names, settings) in enumerate(sets):
+            turn = backends[(place + seed) % len(backends)]
+            if once and plugin != TOGETHER and turn != backend:
+                continue
             typed = tuple(f"{key}={value}" for key, value in settings.items())
             run = TinyRun(folder, backend, ",".join(names), typed)
             numbers = range(place * tried, (place + 1) * tried)
@@ -147,13 +163,14 @@ def attempt(planned: list[Trial], jobs: int) -> tuple[list[Row], Cells]:
     """Run all trials; return a row for each backend, and each result."""
     found: dict[str, Row] = {}
     cells: Cells = {}
+    names: dict[str, set[str]] = {}  # of the plugins in runs of a backend
     for one in planned:
-        what = f"kill -9 with each plugin, {one.run.backend}"
-        found.setdefault(one.run.backend, Row(what, facts={"plugins": 0}))
-        cells.setdefault(one.plugin, {}).setdefault(one.run.backend, [])
+        what, backend = f"kill -9 with each plugin, {one.run.backend}", one.run.backend
+        names.setdefault(backend, set()).update(one.run.plugins.split(","))
+        found.setdefault(backend, Row(what)).facts["plugins"] = len(names[backend])
+        cells.setdefault(one.plugin, {}).setdefault(backend, [])
     for trial, outcome in each(survive, planned, jobs):
         row, cell = found[trial.run.backend], cells[trial.plugin][trial.run.backend]
-        row.count("plugins", not cell)
         row.tried += 1
         row.ended += 1
         row.detected += outcome.resumed_from > 0
@@ -174,7 +191,9 @@ def main() -> int:
     options = parser(__doc__, both=True)
     options.add_argument("--tried", type=int, default=1, help="trials of each form and backend")
     options.add_argument(
-        "--alternate", action="store_true", help="each form on one of the backends, by turns"
+        "--once",
+        action="store_true",
+        help="forms that train together only in the run of all at once, others on one backend each",
     )
     options.add_argument("--only", metavar="NAME", help="one plugin, or 'all at once'")
     given = options.parse_args()
@@ -183,18 +202,10 @@ def main() -> int:
     with workshop(given) as folder:
         for name, why in left_out.items():
             print(f"{name} is left out: {why}", flush=True)
-        planned = trials(folder, backends, given.tried, given.seed)
+        planned = trials(folder, backends, given.tried, given.seed, once=given.once)
         for backend in backends:
             together = (one.run for one in planned if one.plugin == TOGETHER)
             warm(next(run for run in together if run.backend == backend))
-        if given.alternate:  # all at once is last, and runs on each
-            planned = [
-                one
-                for one in planned
-                if one.plugin == TOGETHER
-                or backends[(one.number // given.tried + given.seed) % len(backends)]
-                == one.run.backend
-            ]
         if given.only:
             planned = [one for one in planned if one.plugin == given.only]
         rows, cells = attempt(planned, given.jobs)

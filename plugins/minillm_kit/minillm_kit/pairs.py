@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -57,7 +58,7 @@ def _partner(subject: Subject, spec: str) -> tuple[Partner, tuple[str, ...]]:
     """
     served, reasons = [], []
     try:
-        partner = subject.with_companions(Subject(spec))
+        partner = subject.with_companions(_other(spec))
     except MinillmError as error:
         raise _NotRun(error.what) from error
     for backend in subject.backends:
@@ -144,11 +145,28 @@ def _fault(subject: Subject, plan: Plan, backend: str, partner: Partner) -> _Fau
     return _Fault(f"losses {losses}", f"its losses alone are {losses}", "both change one tensor")
 
 
+@cache
+def _other(spec: str) -> Subject:
+    """Return a partner, found once for all plugins of a process."""
+    return Subject(spec)
+
+
+@cache
+def _slots_alone(spec: str) -> frozenset[str]:
+    """Return the slots that a partner takes without the plugin; none where that plan is refused."""
+    other = _other(spec)
+    try:
+        return _slots(other.plan(), other.name)
+    except MinillmError:
+        return frozenset()
+
+
 def chosen(subject: Subject) -> list[str]:
     """Choose the plugins to pair it with, at most ``subject.pairs``.
 
-    First plugins with a declared conflict; then those in one of its slots; then those at another
-    anchor of one of its sites; last those that cannot run here; each group in alphabetical order.
+    First plugins with a declared conflict, among those that change the same part of the model; then
+    those in one of its slots; then those at another anchor of one of its sites; last those that cannot
+    run here; each group in alphabetical order.
     """
     names = subject.partners()
     if subject.pairs is None or len(names) <= subject.pairs:
@@ -167,23 +185,28 @@ def _distance(subject: Subject, spec: str) -> int:
         partner, _ = _partner(subject, spec)
     except _NotRun:
         return NOT_HERE
-    other = partner[0].name
-    try:
-        plan = subject.planned(*partner)
-    except PlanError as error:
-        return REFUSED if {subject.name, other} <= {*error.plugins} else ELSEWHERE
-    except MinillmError:
-        return ELSEWHERE  # a hook raised
-    mine, theirs = (_slots(plan, name) for name in (subject.name, other))
+    mine, theirs = _slots(subject.plan(), subject.name), _slots_alone(spec)
+    if {*map(_part, mine)} & {*map(_part, theirs)}:  # else there is nothing to conflict in
+        try:
+            subject.planned(*partner)
+        except PlanError as error:
+            return REFUSED if {subject.name, partner[0].name} <= {*error.plugins} else ELSEWHERE
+        except MinillmError:
+            return ELSEWHERE  # a hook raised
     if mine & theirs:
         return SAME_SLOT
     return SAME_SITE if {*map(_site, mine)} & {*map(_site, theirs)} else ELSEWHERE
 
 
-def _slots(plan: Plan, owner: str) -> set[str]:
+def _slots(plan: Plan, owner: str) -> frozenset[str]:
     """Return ``attention.qk.norm``, ``model.mlp``, ``opt.rule``: slots without layers and keys."""
     slots = {one.slot for one in plan.placements if one.owner == owner}
-    return {LAYER.sub("", slot) for slot in slots if slot not in HOOKS}
+    return frozenset(LAYER.sub("", slot) for slot in slots if slot not in HOOKS)
+
+
+def _part(slot: str) -> str:
+    """Return ``attention`` of ``attention.qk.norm`` and of ``model.attention``, which replaces it."""
+    return slot.removeprefix("model.").partition(".")[0]
 
 
 def _site(slot: str) -> str:
