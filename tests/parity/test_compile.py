@@ -77,7 +77,7 @@ CASES = {
 """Plugins, settings and backend options; the default is a single layer, which is traced fastest."""
 
 
-SLOW = ("checkpointing", "float16")
+SLOW = ("both", "checkpointing", "bfloat16", "float16")
 
 
 @pytest.mark.parametrize(
@@ -283,6 +283,7 @@ class Growing(Plugin, api=1):
         attn.window(stages(*knots), name="long" if attn.layer else "short")
 
 
+@pytest.mark.slow
 def test_windows_as_inputs_change_no_bit(lab: Any, compiler: Compiler) -> None:
     """A window as long as a row is not an input of the graph, which is then a different one."""
     plan = lab.plan(plugins={"growing": Growing()}, train_compile="on", model_layers=2)

@@ -56,13 +56,20 @@ def test_steps_stay_together(lab: Any) -> None:
 
 
 def each_form() -> list[Any]:
-    """List every plugin; in the full tier also its further forms."""
-    names = [one.name for one in forms()]
-    first = [one.name not in names[:n] for n, one in enumerate(forms())]
-    return [
-        pytest.param(one, id=str(one), marks=() if fast else pytest.mark.slow)
-        for one, fast in zip(forms(), first, strict=True)
-    ]
+    """List every plugin that the test of all plugins at once leaves out; others alone in the nightly tests.
+
+    The further forms of a plugin are in the full tier.
+    """
+    together, _ = all_at_once()
+    seen: set[str] = set()
+    listed = []
+    for form in forms():
+        first = form.name not in seen
+        seen.add(form.name)
+        inside = first and form.name in together
+        marks = pytest.mark.nightly if inside else () if first else pytest.mark.slow
+        listed.append(pytest.param(form, id=str(form), marks=marks))
+    return listed
 
 
 @pytest.mark.parametrize("form", each_form())
