@@ -82,7 +82,7 @@ def stepped(processes: Run) -> Stepped:
 @pytest.mark.parametrize(
     ("size", "split", "how"),
     [
-        (2, "micro", "alone,off,updates,weights"),
+        (2, "micro", "alone,off,updates"),
         (2, "rows", "alone,updates"),
         (4, "micro", "alone,updates,weights"),
     ],
