@@ -82,6 +82,7 @@ CASES = st.tuples(
 @given(CASES)
 @example((17, 4, 32, 1, 0, None, LossForm()))  # whole blocks; three chunks, the last of one row
 @example((3, 2, 7, 2, 1, "position", LossForm(smoothing=0.1, z=0.01)))  # less than one block
+@example((1, 1, 2, 1, 36, None, LossForm(cap=TanhCap(60.0), scale=0.25)))  # small under a large cap
 def test_the_loss_keeps_its_contract(module: Any, case: Case) -> None:
     hidden, weight, *rest = arguments(case)
     with torch.no_grad():
