@@ -23,7 +23,7 @@ from benchmarks.trials.bench import Row, backends_of, each, finish, parser, work
 from benchmarks.trials.compare import broken, differences, newest_step
 from benchmarks.trials.forked import import_all, modules_of
 from benchmarks.trials.tiny_run import EVERY, STEPS, TinyRun
-from tools.every_plugin import SPARSE, all_at_once, forms
+from tools.every_plugin import SPARSE, all_at_once, forms, together
 
 ATTEMPTS = 20  # to kill a run before it ends
 TOGETHER = "all at once"
@@ -118,20 +118,18 @@ def trials(
 ) -> list[Trial]:
     """Return each form of each plugin, and all plugins at once, on each backend.
 
-    ``once``: forms that train in the run of all at once are tried there alone, the others on one
-    backend, by turns.
+    ``once``: forms of the run of all at once are tried in that run only, the others on one backend each,
+    by turns.
     """
-    together, settings = all_at_once()
-    sets, seen = [], set()
-    for form in forms():
-        inside = (
-            form.name in together and form.name not in seen
-        )  # it has the first form of a plugin
-        seen.add(form.name)
-        if not form.left_out and form.name not in SPARSE and not (once and inside):
-            sets.append((form.name, form.given, form.names, form.settings))
-    names = tuple(name for name in together if name not in SPARSE)
-    sets.append((TOGETHER, "", names, settings))
+    elsewhere = together() if once else ()
+    chosen = [
+        form
+        for form in forms()
+        if not form.left_out and form.name not in SPARSE and form not in elsewhere
+    ]
+    sets = [(form.name, form.given, form.names, form.settings) for form in chosen]
+    names, settings = all_at_once()
+    sets += [(TOGETHER, "", tuple(name for name in names if name not in SPARSE), settings)]
     made = []
     for backend in backends:
         for place, (plugin, options, names, settings) in enumerate(sets):
@@ -193,7 +191,7 @@ def main() -> int:
     options.add_argument(
         "--once",
         action="store_true",
-        help="forms that train together only in the run of all at once, others on one backend each",
+        help="try each form once: in the run of all at once, or alone on one of the backends by turns",
     )
     options.add_argument("--only", metavar="NAME", help="one plugin, or 'all at once'")
     given = options.parse_args()

@@ -15,7 +15,17 @@ from minillm_kit.runner import as_typed
 from minillm_kit.subject import Subject
 from tools.repository import ours
 
-__all__ = ["ALONE", "APART", "MIXERS", "SPARSE", "WHOLE", "Form", "all_at_once", "forms"]
+__all__ = [
+    "ALONE",
+    "APART",
+    "MIXERS",
+    "SPARSE",
+    "WHOLE",
+    "Form",
+    "all_at_once",
+    "forms",
+    "together",
+]
 
 OPTIONS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "bigram_hash": ({}, {"signs": 64, "behind_attention": True}),
@@ -146,15 +156,19 @@ def forms() -> list[Form]:
     return [Form(name, options) for name in ours() for options in OPTIONS.get(name, ({},))]
 
 
-def all_at_once() -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return all plugins that a CPU step exercises and that train together in one model: names, settings.
-
-    The model has at least two layers.
-    """
+def together() -> tuple[Form, ...]:
+    """Return the forms that train in one model of at least two layers: a plugin's first that a CPU step exercises."""
     first: dict[str, Form] = {}
     for one in forms():
         if one.left_out is None and one.name not in ALONE:
             first.setdefault(one.name, one)
-    settings = {key: value for one in first.values() for key, value in one.settings.items()}
-    apart = {key: value for key, value in APART.items() if key.partition(".")[0] in first}
-    return tuple(first), {**settings, **apart}
+    return tuple(first.values())
+
+
+def all_at_once() -> tuple[tuple[str, ...], dict[str, str]]:
+    """Return the plugins of :func:`together`, and the settings with which they train: names, settings."""
+    chosen = together()
+    names = tuple(one.name for one in chosen)
+    settings = {key: value for one in chosen for key, value in one.settings.items()}
+    apart = {key: value for key, value in APART.items() if key.partition(".")[0] in names}
+    return names, {**settings, **apart}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tools.every_plugin import Form, all_at_once, forms
+from tools.every_plugin import Form, all_at_once, forms, together
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
@@ -56,20 +56,15 @@ def test_steps_stay_together(lab: Any) -> None:
 
 
 def each_form() -> list[Any]:
-    """List every plugin that the test of all plugins at once leaves out; others alone in the nightly tests.
+    """List every plugin in each form: nightly where the test of all plugins has it, further forms slow."""
+    inside, firsts = together(), {one.name: one for one in reversed(forms())}
 
-    The further forms of a plugin are in the full tier.
-    """
-    together, _ = all_at_once()
-    seen: set[str] = set()
-    listed = []
-    for form in forms():
-        first = form.name not in seen
-        seen.add(form.name)
-        inside = first and form.name in together
-        marks = pytest.mark.nightly if inside else () if first else pytest.mark.slow
-        listed.append(pytest.param(form, id=str(form), marks=marks))
-    return listed
+    def marks(form: Form) -> Any:
+        if form in inside:
+            return pytest.mark.nightly
+        return () if form == firsts[form.name] else pytest.mark.slow
+
+    return [pytest.param(one, id=str(one), marks=marks(one)) for one in forms()]
 
 
 @pytest.mark.parametrize("form", each_form())

@@ -185,9 +185,10 @@ def _ordered(old: Any, new: Any) -> Any:
 
 
 class MLXTables(Tables):
-    """The tables that are updated by rows, as pure functions; constructed from the rules by table, the plan, and the framework's ops.
+    """The tables that are updated by rows, as pure functions.
 
-    Masters are name -> float32; ``updates`` is 0-d float32: the number of updates so far.
+    Constructed from the rules by table, the plan, and the framework's ops. Masters are name -> float32;
+    ``updates`` is 0-d float32: the number of updates so far.
     """
 
     def initial_state(self) -> dict[str, Arrays]:

@@ -131,9 +131,8 @@ def _asked(subject: Subject) -> dict[str, dict[str, Any]]:
         cause = "a rank waits for another: a hook or a node computes otherwise in each process"
         raise Failed(f"not done after {PATIENCE} seconds", cause=cause) from None
     if ended.code:
-        raised = ended.stderr.split(RAISED)[
-            1:2
-        ]  # the first one: the other process may have lost this one
+        # the first error: the other process may raise because it lost this one
+        raised = ended.stderr.split(RAISED)[1:2]
         last = plain((ended.stderr.strip().splitlines() or ["no output"])[-1])
         cause = "it raises in one of two processes, which has a part of the rows, columns, heads or layers"
         raise Failed(*raised or [f"exit {ended.code}: {last}"], cause=cause)
@@ -284,31 +283,30 @@ def tried(subject: Subject, axis: Axis, ranks: Ranks) -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     """Train on two ranks, one of them forked here."""
     spec, given = arguments
+    subject = Subject(spec, **json.loads(given))
     with socket.create_server(("localhost", 0)) as held:
         port = held.getsockname()[1]
     met = {"WORLD_SIZE": str(RANKS), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     child = os.fork()
     rank = 0 if child else 1
     os.environ.update(met, RANK=str(rank), LOCAL_RANK=str(rank))
-    code = 0
+    code, along = 0, ""  # the axis that is being tried
     try:
         with redirect_stdout(sys.stderr):  # keeps a hook's prints out of the answer
-            subject = Subject(spec, **json.loads(given))
             ranks = join(Detected("torch", "cpu", ""))
             found = {}
             for axis in AXES:
-                try:
-                    found[axis.name] = tried(subject, axis, ranks)
-                except Exception as error:
-                    raised = f"{type(error).__name__} along {axis.name}: {place(error, subject)}"
-                    sys.stderr.write(f"{traceback.format_exc()}{RAISED}{raised}{RAISED}")
-                    raise SystemExit(1) from error
+                along = axis.name
+                found[along] = tried(subject, axis, ranks)
+            along = ""
         if child:
             sys.stdout.write(json.dumps(found))
         ranks.close()
     except BaseException as error:
-        if not isinstance(error, SystemExit):
-            traceback.print_exc()
+        traceback.print_exc()
+        if along:
+            raised = f"{type(error).__name__} along {along}: {place(error, subject)}"
+            sys.stderr.write(f"{RAISED}{raised}{RAISED}")
         code = 1
         if child:  # it may wait for this one, whose connections are still there
             os.kill(child, signal.SIGKILL)

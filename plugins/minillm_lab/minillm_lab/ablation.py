@@ -126,9 +126,8 @@ class Ablation:
         self.reference = design.variants[0]
         self.done: dict[RunSpec, Trained | str] = {}  # a run, or why it failed
         self.steps = steps or 0
-        self.plans: dict[
-            tuple[str, int], Plan
-        ] = {}  # a plan's hash takes longer than to find a run
+        # by variant and steps, kept: a plan's hash takes longer than reading a finished run
+        self.plans: dict[tuple[str, int], Plan] = {}
         self.course: list[RunSpec] = []  # all runs in order, as far as known
 
     def run(self) -> dict[str, Any]:
