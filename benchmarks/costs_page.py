@@ -24,6 +24,8 @@ MOST = 1.3
 EXPLANATIONS: Mapping[str, str] = {
     "attn_sink": "attention of two products and a softmax: its scores, rows x heads x T x T of them a layer, go "
     "through memory",
+    "dc_mha": "float32 scores of all heads are composed twice, and the gradients of its weights are sums over keys, over "
+    "queries and over heads: passes over rows x heads x T x T numbers that share no kernel",
     "forgetting_attn": "scores go through memory, as with `attn_sink`, and the sums of gates are added to them",
     "gated_delta": "float32 chunks of 64 x 64 and memories of 64 x 64 a head, in separate kernels",
     "hyper_connections": "four lanes of the stream are read and written around each sublayer",

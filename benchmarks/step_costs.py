@@ -166,6 +166,9 @@ def _unusable(found: Json, result: Json) -> str | None:
         return f"it has {found['pairs']} of {len(result['seeds'])} pairs"
     if found["speed"]["low"] is None:
         return "one pair has no interval"
+    sides = (found["with"], found["without"])
+    if len({run["tokens"] for run in at_equal_tokens(result) if run["variant"] in sides}) > 1:
+        return "its runs had other numbers of tokens"
     return None
 
 

@@ -57,7 +57,10 @@ def result() -> dict[str, Any]:
         "steps": 10,
         "seeds": [0, 1],
         "runs": [
-            {"variant": name, "seed": seed, "steps": 10, "seconds": 10 * SECONDS[name] + seed / 100}
+            {
+                **{"variant": name, "seed": seed, "steps": 10, "tokens": 5120},
+                "seconds": 10 * SECONDS[name] + seed / 100,
+            }
             for name in sets
             for seed in (0, 1)
         ],
@@ -148,6 +151,14 @@ def test_what_has_no_interval_is_left_out(
     assert [row["technique"] for row in found["techniques"]] == ["relu2"]
     assert why in found["left_out"]["moe"]
     assert found["left_out"]["xsa"] == "it needs more"
+
+
+@pytest.mark.usefixtures("uncounted")
+def test_runs_of_other_tokens_are_left_out(result: dict[str, Any]) -> None:
+    runs = [run | {"tokens": 4096} if run["variant"] == "+moe" else run for run in result["runs"]]
+    found = collected([result | {"runs": runs}])
+    assert [row["technique"] for row in found["techniques"]] == ["relu2"]
+    assert found["left_out"] == {"moe": "its runs had other numbers of tokens"}
 
 
 @pytest.mark.usefixtures("uncounted")

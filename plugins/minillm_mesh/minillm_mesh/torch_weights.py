@@ -77,7 +77,9 @@ class TorchWeights(ShardedArrays):
         super().__init__(groups, parts, shapes, rank, device, saves)
         self.exchange = RowExchange(_owners(groups, updated), shapes, rank, size, device)
         self.open = self.helping = False  # inside lent(); while this rank only gathers for others
-        self.running: Mapping[int, Callable[..., Any]] = {}  # compiled blocks, during a micro-batch
+        # compiled blocks, by id: those in use, and those of the last forward pass
+        self.running: Mapping[int, Callable[..., Any]] = {}
+        self.last = self.running
         for number, block in enumerate(self.blocks):
             # before FSDP's own hook, which gathers
             block.register_forward_pre_hook(self._announced(number + 1), prepend=True)
@@ -103,17 +105,24 @@ class TorchWeights(ShardedArrays):
             }
 
             def run(*arguments: Any) -> Any:
-                self.running = blocks
-                try:
+                self.last = blocks
+                with self._running(blocks):
                     return function(*arguments)
-                finally:
-                    self.running = {}
 
             return run
 
         for block in self.blocks:
             vars(block)["forward"] = self._dispatch(block, block.forward)
         return compiled
+
+    @contextmanager
+    def _running(self, blocks: Mapping[int, Callable[..., Any]]) -> Iterator[None]:
+        """Compute layers with these compiled blocks, all others as they are."""
+        self.running = blocks
+        try:
+            yield
+        finally:
+            self.running = {}
 
     def _dispatch(self, block: Any, eager: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*arguments: Any, **named: Any) -> Any:
@@ -125,7 +134,7 @@ class TorchWeights(ShardedArrays):
         """Run the backward pass: FSDP reduce-scatters the gradients and accumulates this rank's rows."""
         if first:
             self._drop()
-        with met():
+        with self._running(self.last), met():  # checkpointed layers are computed again, by the same code
             objective.backward()
 
     def warm(self, objective: Tensor) -> None:
@@ -199,9 +208,10 @@ class TorchWeights(ShardedArrays):
     @torch.no_grad()
     def _help(self, block: Any) -> None:
         """Gather a layer for other ranks by FSDP's own hooks, so that all ranks see the same layer order."""
-        self.running, self.helping = {id(block): lambda x: x}, True
-        block(torch.zeros(()))
-        self.running, self.helping = {}, False
+        self.helping = True
+        with self._running({id(block): lambda x: x}):
+            block(torch.zeros(()))
+        self.helping = False
 
     def _announced(self, number: int) -> Callable[..., None]:
         def hook(block: Any, arguments: Any) -> None:

@@ -70,7 +70,10 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "freeze": ("freeze", {}),
     "bfloat16": ("muon", {"train.dtype": "bfloat16"}),
     "float16": ("muon", {"train.dtype": "float16"}),
-    "compiled": ("muon,layer_clip", {"train.compile": "on", "model.layers": 2}),
+    "compiled": (
+        "muon,layer_clip",
+        {"train.compile": "on", "train.checkpointing": True, "model.layers": 2},
+    ),
 }
 """Cases that only sharded updates treat specially: name -> plugins, settings."""
 
@@ -140,10 +143,10 @@ def train(
         the bits of weights and the evaluation loss, and the bytes of the update's own arrays.
     """
     compiler = None
-    if plan.config.train.compile == "on":  # traced into whole graphs, which run eagerly
+    if plan.config.train.compile == "on":  # forward and backward graphs, whose operations run one by one
         import torch
 
-        compiler = partial(torch.compile, backend="eager")
+        compiler = partial(torch.compile, backend="aot_eager")
     divided = how in ("updates", "weights")
     ranks.shard = how if divided else ""
     more: dict[str, Any] = {"ranks": ranks} if divided and not moved else {}
