@@ -1,4 +1,4 @@
-"""Generator of the README's table of time to loss, from time_to_loss.json, modded_nanogpt.json and peers.json.
+"""Generator of the README's table of time to loss, from the results named in FILES.
 
 python -m benchmarks.loss_table             # check that the page is up to date
 python -m benchmarks.loss_table --write     # write it
@@ -27,7 +27,8 @@ from tools.pages import Page, main
 __all__ = ["PAGE", "Reached", "below", "best", "row"]
 
 RECIPE = "speedrun"  # the preset
-FILES = "time_to_loss", "modded_nanogpt", "peers"
+FILES = "time_to_loss", "modded_nanogpt", "peers", "time_to_three"
+THREE = 3.0  # nats
 
 NEAR = 0.1
 """Fraction of the later time: evaluations further apart only bound the crossing."""
@@ -52,7 +53,7 @@ class Reached:
 
 def table(folder: Path = RESULTS) -> str:
     """Generate Markdown: the table, and its environment."""
-    ours, rival, peers = (json.loads((folder / f"{n}.json").read_text()) for n in FILES)
+    ours, rival, peers, three = (json.loads((folder / f"{n}.json").read_text()) for n in FILES)
     ends = {one["loss"]: one for one in peers["figures"]["targets"]}
     targets = sorted({4.0, *ends}, reverse=True)
     jobs, runs = ours["figures"]["jobs"], rival["figures"]["runs"]
@@ -64,7 +65,8 @@ def table(folder: Path = RESULTS) -> str:
         "tokens, ours / theirs",
     )
     rows = [row(target, ends.get(target), jobs, runs) for target in targets]
-    return f"{markdown(head, rows, text=(0, 1, 2))}\n\n{provenance(ours, rival, peers)}\n"
+    rows.append(unreached(THREE, three["figures"]))
+    return f"{markdown(head, rows, text=(0, 1, 2))}\n\n{provenance(ours, rival, peers, three)}\n"
 
 
 def row(
@@ -94,6 +96,30 @@ def row(
         f"**{recipe}**",
         f"**{recipe.seconds / rival.seconds:.2f}**",
         f"{recipe.tokens / rival.tokens:.2f}",
+    )
+
+
+def unreached(target: float, figures: Document) -> tuple[str, ...]:
+    """Return the row of a target that we reach, and modded-nanogpt's runs beside ours do not.
+
+    Raises:
+        SystemExit: we do not reach it, or they do.
+    """
+    recipe, runs = best(figures["jobs"], target), figures["beside"]["runs"]
+    if recipe is None or best(runs, target) is not None:
+        raise SystemExit(
+            f"{target:g} is reached by both or by neither: it has a row of another kind"
+        )
+    point, run = min(
+        ((point, run) for run in runs for point in run["curve"]), key=lambda one: one[0]["val_loss"]
+    )
+    return (
+        f"{target:g}",
+        f"not reached: {point['val_loss']:.3f} after {point['seconds']:.0f} of {run['seconds']:.0f} s "
+        f"({named(run['settings'])})",
+        f"**{recipe}**",
+        f"**below {recipe.seconds / run['seconds']:.2f}**",
+        f"below {recipe.tokens / run['tokens']:.2f}",
     )
 
 
@@ -136,7 +162,7 @@ def below(curve: Sequence[Document], loss: float) -> tuple[float, float] | None:
     return found["seconds"], found["tokens"]
 
 
-def provenance(ours: Document, rival: Document, peers: Document) -> str:
+def provenance(ours: Document, rival: Document, peers: Document, three: Document) -> str:
     """Describe the environment of all of them."""
     environment = ours["environment"]
     gpu = unique(one["name"] for one in environment["hardware"]["gpus"])
@@ -149,7 +175,8 @@ def provenance(ours: Document, rival: Document, peers: Document) -> str:
         "both. modded-nanogpt is its record of 2025-02-01 on one GPU, with its fp8 head, at its rates or half of "
         f"them, whichever is sooner. Trained at the same time, on one {gpu} each of one host, at up to "
         f"{speeds[1]:,} (theirs) and {speeds[0]:,} tokens/s (ours); PyTorch {versions['torch']}, "
-        f"Python {versions['python']}; commit {environment['commit'][:7]}. Our rows are shuffled "
+        f"Python {versions['python']}; commit {environment['commit'][:7]}. The last row: on one such GPU, one after "
+        f"the other, their published rates, at commit {three['environment']['commit'][:7]}. Our rows are shuffled "
         "(`shuffle_rows`); theirs follow the shuffled documents, as in their own loader. "
         f"nanoGPT's and nanochat's tokens are of their own recipes on one {elsewhere}. How it was measured, "
         "and what failed: [docs/experiments.md](docs/experiments.md)."

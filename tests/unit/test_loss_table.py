@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.loss_table import PAGE, Reached, below, best, named, row
+from benchmarks.loss_table import PAGE, Reached, below, best, named, row, unreached
 
 END = {"loss": 4.5, "peer": "theirs", "tokens": 63_000_000}
 
 
-def job(seconds: float | None, *, preset: str = "speedrun", steps: int = 10, **more: Any) -> dict:
+def job(time: float | None, *, preset: str = "speedrun", steps: int = 10, **more: Any) -> dict:
     end = {
         "step": steps,
-        "seconds": seconds or 1.0,
+        "seconds": time or 1.0,
         "tokens": 2_000_000,
-        "val_loss": 4.0 if seconds else 5.0,
+        "val_loss": 4.0 if time else 5.0,
     }
     return {"preset": preset, "settings": [f"train.steps={steps}"], "curve": [end], **more}
 
@@ -45,6 +45,15 @@ def test_a_target_that_was_not_reached_has_no_row() -> None:
         row(4.5, END, [job(None), job(1.0, preset="gpt2-124m")], [job(1.0)])
     with pytest.raises(SystemExit, match=r"4\.5 was not reached .* of modded-nanogpt"):
         row(4.5, END, [job(1.0)], [job(None)])
+
+
+def test_a_target_that_they_do_not_reach_has_their_lowest_loss() -> None:
+    theirs = job(None, seconds=20.0, tokens=4_000_000)
+    found = unreached(4.5, {"jobs": [job(8.0)], "beside": {"runs": [theirs]}})
+    assert found[1] == "not reached: 5.000 after 1 of 20 s (10 steps)"
+    assert found[2:] == ("**8.0 s, 2.0 M tokens (10 steps)**", "**below 0.40**", "below 0.50")
+    with pytest.raises(SystemExit, match="reached by both"):
+        unreached(4.5, {"jobs": [job(8.0)], "beside": {"runs": [job(9.0)]}})
 
 
 @given(st.lists(st.floats(1, 1e3), min_size=1, max_size=5), st.floats(1, 1e3))

@@ -24,48 +24,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
 
 from minillm_core.inspection import COLUMNS, Scope, ahead
-from minillm_mesh.collectives import all_gather, reduce_scatter
+from minillm_mesh.collectives import all_gather_autograd, all_to_all_autograd
 
 Batch = Mapping[str, np.ndarray]
-
-
-class _AllGather(Function):
-    """All-gather: (N x n, ...) from every rank's (n, ...), in rank order; backward is a reduce-scatter."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, size: int) -> Tensor:
-        ctx.group, ctx.size = group, size
-        whole = x.new_empty((size * x.shape[0], *x.shape[1:]))
-        all_gather(whole, x.contiguous(), group=group)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
-        (by,) = upstream
-        own = by.new_empty((by.shape[0] // ctx.size, *by.shape[1:]))
-        reduce_scatter(own, by.contiguous(), group=ctx.group)
-        return own, None, None
-
-
-class _AllToAll(Function):
-    """All-to-all of (N, ...): part r is sent to rank r, part s received from rank s; backward reverses it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group, x = group, x.contiguous()
-        found = torch.empty_like(x)
-        dist.all_to_all_single(found, x, group=group)
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        (by,) = upstream
-        found, by = torch.empty_like(by, memory_format=torch.contiguous_format), by.contiguous()
-        dist.all_to_all_single(found, by, group=ctx.group)
-        return found, None
 
 
 class Columns:
@@ -110,7 +73,7 @@ class Columns:
 
     def chunked(self, x: Tensor) -> list[Tensor]:
         """All-gather two chunks (2, ...) of every rank: 2 N arrays (...), in row order."""
-        return self.ordered(_AllGather.apply(x, self.group, self.size))
+        return self.ordered(all_gather_autograd(x, self.group))
 
     def row(self, x: Tensor) -> Tensor:
         """All-gather the columns (B, S / N, ...) of every rank: (B, S, ...), in row order."""
@@ -127,14 +90,14 @@ class Columns:
         parts = [one.unflatten(2, (self.size, -1)) for one in x]  # (B, S / N, N, H / N, D)
         pair = torch.stack(torch.cat(parts, 3).chunk(2, 1))  # (2, B, c, N, heads, D)
         sent = pair.permute(3, 0, 1, 2, 4, 5)  # to each rank: its heads of this one's chunks
-        whole = torch.cat(self.ordered(_AllToAll.apply(sent, self.group).flatten(0, 1)), 1)
+        whole = torch.cat(self.ordered(all_to_all_autograd(sent, self.group).flatten(0, 1)), 1)
         return list(whole.split([one.shape[3] for one in parts], 2))
 
     def to_columns(self, y: Tensor) -> Tensor:
         """Exchange all columns of this rank's heads (B, S, H / N, D) for its columns of all, (B, S / N, H, D)."""
         chunks = y.chunk(2 * self.size, 1)
         sent = torch.stack([chunks[at] for at in self.held]).unflatten(0, (self.size, 2))
-        got = _AllToAll.apply(sent, self.group)  # (N, 2, B, c, H / N, D)
+        got = all_to_all_autograd(sent, self.group)  # (N, 2, B, c, H / N, D)
         return got.permute(2, 1, 3, 0, 4, 5).flatten(3, 4).flatten(1, 2)
 
 

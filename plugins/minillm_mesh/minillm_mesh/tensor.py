@@ -1,7 +1,7 @@
 """Tensor parallelism on torch: N ranks compute the same tokens, each with some heads and hidden units.
 
 A process holds whole parameters, as in a single-process run, and computes with a second model of 1 / N of the
-geometry (heads.py), whose parameters are views of slices of the first one's, without storage.
+geometry (tensor_spec.py), whose parameters are views of slices of the first one's, without storage.
 So plans, updates, State and checkpoints need no change.
 
 The output of a leaf with a part of its input (``o``, ``down``) is all-reduced over the neighbours. Each then
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.autograd import Function
 
 from minillm_core import Buffer, Param
 from minillm_core.inspection import (
@@ -31,26 +30,9 @@ from minillm_core.inspection import (
     materialising,
     named_modules,
 )
+from minillm_mesh.collectives import all_reduce_autograd
 from minillm_mesh.tensor_spec import Cut, cuts, divided, summed
 from minillm_mesh.tensor_validation import validate
-
-
-class _AllReduce(Function):
-    """All-reduce (sum) of an array over the neighbours, in the forward and the backward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        whole = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(whole, group=group)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        (by,) = upstream
-        whole = by.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(whole, group=ctx.group)
-        return whole, None
 
 
 class Share:
@@ -126,7 +108,7 @@ class Share:
         group = self.group
 
         def forward(module: Any, x: Tensor, scope: Any = None) -> Tensor:
-            return _AllReduce.apply(kind.forward(module, x, scope), group)
+            return all_reduce_autograd(kind.forward(module, x, scope), group)
 
         return forward
 
@@ -148,11 +130,9 @@ class Share:
 
         def forward(module: Any, batch: dict[str, Tensor], values: dict[str, Any]) -> Any:
             loss = kind.forward(module, own(batch), values)
-            once = {
-                name: value / size if kinds[name] == "sum" else value
-                for name, value in loss.statistics.items()
-            }
-            return loss._replace(statistics=once)
+            sums = {n: v / size for n, v in loss.statistics.items() if kinds[n] == "sum"}
+            loss.statistics.update(sums)  # torch 2.11 does not compile a _replace here
+            return loss
 
         def evaluate(module: Any, batch: dict[str, Tensor], values: dict[str, Any]) -> Any:
             return kind.evaluate(module, own(batch), values)

@@ -25,7 +25,7 @@ from minillm_core import Plan
 from minillm_core.inspection import Detected, Group, Ranks
 from minillm_mesh import context as rows
 from minillm_mesh import context_checks, stages, step_checks, tensor_spec, weight_checks
-from minillm_mesh.collectives import Ended, met
+from minillm_mesh.collectives import Ended, met, require_gradients
 from minillm_mesh.cost import CARDS, DEFAULT
 from minillm_mesh.exchange import HEADS, chosen
 from minillm_mesh.forecast import Forecast
@@ -72,6 +72,7 @@ class TorchRanks(Ranks):
         """Set up tensor parallelism over ``tensor`` adjacent ranks, and context parallelism over ``context``."""
         if (context, tensor) == (self.context, self.tensor):
             return
+        require_gradients(f"mesh.context={context} mesh.tensor={tensor}")
         self.context, self.tensor = context, tensor
         self._columns = rows.Columns(*self._neighbours(tensor, context))
         self._heads = Share(*self._neighbours(1, tensor))

@@ -134,7 +134,10 @@ class TorchWeights(ShardedArrays):
         """Run the backward pass: FSDP reduce-scatters the gradients and accumulates this rank's rows."""
         if first:
             self._drop()
-        with self._running(self.last), met():  # checkpointed layers are computed again, by the same code
+        with (
+            self._running(self.last),
+            met(),
+        ):  # checkpointed layers are computed again, by the same code
             objective.backward()
 
     def warm(self, objective: Tensor) -> None:

@@ -143,7 +143,9 @@ def train(
         the bits of weights and the evaluation loss, and the bytes of the update's own arrays.
     """
     compiler = None
-    if plan.config.train.compile == "on":  # forward and backward graphs, whose operations run one by one
+    if (
+        plan.config.train.compile == "on"
+    ):  # forward and backward graphs, whose operations run one by one
         import torch
 
         compiler = partial(torch.compile, backend="aot_eager")
