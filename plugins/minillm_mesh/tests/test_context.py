@@ -19,6 +19,7 @@ from minillm_core.nn.decoder import ahead
 from minillm_kit import small
 from minillm_kit.subject import with_stand_ins
 from minillm_mesh import step_checks
+from minillm_mesh.collectives import require_gradients
 from minillm_mesh.context import Columns
 from minillm_mesh.context_checks import check
 
@@ -53,6 +54,17 @@ def plan_of(**settings: Any) -> minillm.Plan:
     """Build a plan of preset tiny."""
     given = {key.replace("_", ".", 1): value for key, value in settings.items()}
     return minillm.build_plan(minillm.load(preset="tiny", settings=given))
+
+
+def test_a_torch_whose_collectives_have_no_gradients_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require_gradients("mesh.context=2")
+    monkeypatch.setattr("torch.__version__", "2.10.1+cu130")
+    with pytest.raises(minillm.BackendError, match=r"torch 2\.10\.1\+cu130 cannot") as refused:
+        require_gradients("mesh.context=2")
+    assert refused.value.where == "mesh.context=2"
+    assert refused.value.fix == "pip install 'torch>=2.11'"
 
 
 def test_rows_that_cannot_be_cut_are_refused() -> None:
