@@ -134,10 +134,8 @@ class TorchWeights(ShardedArrays):
         """Run the backward pass: FSDP reduce-scatters the gradients and accumulates this rank's rows."""
         if first:
             self._drop()
-        with (
-            self._running(self.last),
-            met(),
-        ):  # checkpointed layers are computed again, by the same code
+        # checkpointing computes layers again here, and needs the code of their forward pass
+        with self._running(self.last), met():
             objective.backward()
 
     def warm(self, objective: Tensor) -> None:

@@ -143,11 +143,10 @@ def train(
         the bits of weights and the evaluation loss, and the bytes of the update's own arrays.
     """
     compiler = None
-    if (
-        plan.config.train.compile == "on"
-    ):  # forward and backward graphs, whose operations run one by one
+    if plan.config.train.compile == "on":
         import torch
 
+        # traced into forward and backward graphs, whose operations run one by one
         compiler = partial(torch.compile, backend="aot_eager")
     divided = how in ("updates", "weights")
     ranks.shard = how if divided else ""
