@@ -17,7 +17,7 @@ Bytes are counted in two ways, since they depend on the compiler's fusion:
   mode. A compiled step is between the two.
 
 The optimizer's bytes, in both: each gradient once in float32, each master weight and each number of
-optimizer state twice (read, written), each compute copy once. Products in its stages are added.
+optimizer state twice (read, written) as it is stored, each compute copy once. Products in its stages are added.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import lcm, prod
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -177,12 +177,12 @@ def _updates(plan: Plan, itemsize: int) -> float:
     """Count bytes of gradients, master weights, state and compute copies."""
     copies = itemsize if itemsize < MASTER else 0
     state = sum(
-        prod(shape)
+        one.nbytes
         for group in plan.groups
-        for entries in group.state_shapes().values()
-        for shape in entries.values()
+        for entries in group.state_arrays().values()
+        for one in entries.values()
     )
-    return plan.num_parameters * (MASTER + 2 * MASTER + copies) + state * 2 * MASTER
+    return plan.num_parameters * (MASTER + 2 * MASTER + copies) + 2 * state
 
 
 def _rounded(numbers: Mapping[str, float]) -> dict[str, int]:

@@ -15,7 +15,7 @@ FLOP/s and bandwidth without overlap: (FLOPs / peak + bytes / bandwidth), with i
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -51,15 +51,17 @@ def collected(
     """Return the figures of step_costs.json.
 
     Args:
-        results: documents of ablation.json.
+        results: documents of ablation.json, oldest first: of a technique that several measured in the same
+            company, the last one counts.
         commit: for documents without one.
         untimed: techniques whose runs were disturbed by other work on the device.
 
     Raises:
-        SystemExit: two measured the same, or a plan differs from the measured one.
+        SystemExit: a plan differs from the measured one.
     """
-    rows: list[dict[str, Any]] = []
+    rows: dict[tuple[str, ...], dict[str, Any]] = {}
     left_out: dict[str, str] = {}
+    replaced: list[dict[str, Any]] = []
     for index, result in enumerate(results):
         counted: dict[str, Arithmetic] = {}  # one baseline belongs to many techniques
         for name, found in result["plugins"].items():
@@ -70,14 +72,18 @@ def collected(
             else:
                 for variant in {found["with"], found["without"]} - counted.keys():
                     counted[variant] = arithmetic(planned(result, variant), result["dtype"])
-                rows.append({**_row(name, found, result, counted), "measured": index})
+                row = {**_row(name, found, result, counted), "measured": index}
+                if earlier := rows.get(key := (name, *row["company"])):
+                    replaced.append({"technique": name, "measured": earlier["measured"]})
+                rows[key] = row
         left_out |= result["not_judged"]
-    _refuse_twice(rows)
-    rows.sort(key=lambda row: (-row["step_time"]["ratio"], row["technique"]))
-    measured = {row["technique"] for row in rows}
+    measured = {row["technique"] for row in rows.values()}
     return {
-        "techniques": rows,
+        "techniques": sorted(
+            rows.values(), key=lambda row: (-row["step_time"]["ratio"], row["technique"])
+        ),
         "left_out": {name: why for name, why in left_out.items() if name not in measured},
+        "replaced": replaced,
         "measured": [
             {key: result[key] for key in KEPT}
             | {"commit": result["commit"] or commit, "seeds": len(result["seeds"])}
@@ -173,15 +179,6 @@ def _unusable(found: Json, result: Json) -> str | None:
     return None
 
 
-def _refuse_twice(rows: Iterable[Json]) -> None:
-    seen: set[tuple[str, ...]] = set()
-    for row in rows:
-        key = (row["technique"], *row["company"])
-        if key in seen:
-            raise SystemExit(f"{row['technique']} is measured twice in the same company")
-        seen.add(key)
-
-
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("results", type=Path, nargs="+", help="ablation.json of minillm ablate")
@@ -201,6 +198,9 @@ def main() -> None:
         )
     for name, why in figures["left_out"].items():
         print(f"{name:16} {why}")
+    for one in figures["replaced"]:
+        older = figures["measured"][one["measured"]]
+        print(f"{one['technique']:16} measured again: its figure of {older['date']} is left out")
     print(f"wrote {write('step_costs', figures, folder=given.out)}")
 
 

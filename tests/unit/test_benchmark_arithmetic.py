@@ -122,6 +122,8 @@ def test_the_optimizer_moves_its_arrays() -> None:
     moved = {dtype: arithmetic(plan, dtype).least["optimizer"] for dtype in ("float32", "bfloat16")}
     assert moved["float32"] == n * (4 + 8 + 16)  # gradient, master, two moments
     assert moved["bfloat16"] == moved["float32"] + 2 * n  # plus the compute copy
+    half = planned("adam8bit", settings=("adam8bit.moments=bfloat16",))
+    assert arithmetic(half).least["optimizer"] == n * (4 + 8 + 8 + 2)
 
 
 def test_muon_has_one_moment_and_moves_its_products() -> None:

@@ -175,9 +175,17 @@ def test_an_unfinished_result_gives_the_techniques_with_all_pairs(result: dict[s
 
 
 @pytest.mark.usefixtures("uncounted")
-def test_a_repeated_measurement_is_refused(result: dict[str, Any]) -> None:
-    with pytest.raises(SystemExit, match="relu2 is measured twice"):
-        collected([result, result])
+def test_the_last_of_several_measurements_counts(result: dict[str, Any]) -> None:
+    slower = [
+        run | {"seconds": 2 * run["seconds"]} if run["variant"] == "+moe" else run
+        for run in result["runs"]
+    ]
+    again = result | {"plugins": {"moe": result["plugins"]["moe"]}, "runs": slower}
+    moe, relu2 = collected([result, again])["techniques"]
+    assert (moe["technique"], moe["measured"]) == ("moe", 1)
+    assert (relu2["technique"], relu2["measured"]) == ("relu2", 0)
+    assert moe["with"]["step_seconds"] == pytest.approx(0.301)
+    assert collected([result, again])["replaced"] == [{"technique": "moe", "measured": 0}]
 
 
 # The page
