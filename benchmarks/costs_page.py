@@ -29,6 +29,8 @@ EXPLANATIONS: Mapping[str, str] = {
     "forgetting_attn": "scores go through memory, as with `attn_sink`, and the sums of gates are added to them",
     "gated_delta": "float32 chunks of 64 x 64 and memories of 64 x 64 a head, in separate kernels",
     "hyper_connections": "four lanes of the stream are read and written around each sublayer",
+    "iha": "attention is over 2 T positions, 4 times the scores, whose products run below the predicted rate; a window of "
+    "half the length, as in slowrun, would halve them",
     "shampoo": "20 Newton iterations a root, every tenth step, whose products are in float32: predicted is bfloat16's "
     "rate",
     "soap": "every tenth step takes 0.3 s more: its bases are QR decompositions in float32, which are no products "
