@@ -124,5 +124,8 @@ class Site(Module):
 
 def _fits(array: Any, like: Any) -> bool:
     """Return whether an array can be broadcast to the shape of ``like``."""
-    sizes = zip(reversed(array.shape), reversed(like.shape), strict=False)
-    return len(array.shape) <= len(like.shape) and all(n in (1, size) for n, size in sizes)
+    shape, whole = tuple(array.shape), tuple(like.shape)
+    if shape in (whole, (1,)):  # most are, and Dynamo takes long to trace what is below
+        return True
+    sizes = zip(shape[::-1], whole[::-1], strict=False)
+    return len(shape) <= len(whole) and all(n in (1, size) for n, size in sizes)
