@@ -42,7 +42,7 @@ YES: tuple[Usage, ...] = (
     ),
     Usage("T5's relative position bias", "`attn.core` with `distance`"),
     Usage("Linear attention", "`model.attention`, `recurrent`"),
-    Usage("A norm behind each sublayer (Peri-LN)", '`model.residual(site, "sublayer", cls)`'),
+    Usage("A norm after each sublayer (Peri-LN)", '`model.residual(site, "sublayer", cls)`'),
     Usage("An MLP that two layers share", "`optimizer.follow`"),
     Usage("DenseFormer", "`model.tap`, `model.residual`"),
     Usage(
@@ -142,7 +142,7 @@ YES: tuple[Usage, ...] = (
     Usage("Tokens dropped or reordered", "`on_batch`"),
     Usage("Quantisation-aware training", "`model.linear`, `surrogate=True`", "minillm_hf.qat"),
     Usage("A kernel for one device", "`kernels.candidate`", "minillm_triton.triton"),
-    Usage("An evaluation of one's own", "`on_evaluated`", "title=hard_words.py"),
+    Usage("Another evaluation", "`on_evaluated`", "title=hard_words.py"),
     Usage("Early stopping", "`on_evaluated`", "minillm_optim.early_stop"),
 )
 """Techniques that are implemented without loss."""

@@ -300,7 +300,7 @@ class OptimizerSlots:
         if (beside := [entry for entry, _ in of_write.stage.state]) and looks != writes:
             where = f"opt.extend({name}, lookahead)"
             what = (
-                f"'{looks}' moves parameters behind the write of '{writes}', which keeps "
+                f"'{looks}' moves parameters after the write of '{writes}', which keeps "
                 f"{listed(beside)} for where it left them"
             )
             refusal = PlanError(what, where=where, fix=clash_fix(looks, writes))

@@ -42,7 +42,7 @@ def tuned(prepared: Any, plan: Plan, corpus: Any) -> Any | None:
     if request.given("train.steps") is None and request.given("train.minutes") is None:
         steps = max(math.ceil(epochs * corpus.train.tokens / plan.tokens_per_step), 1)
         chosen = {"steps": first + steps, "minutes": None}
-        more = f" behind the {first:,} of the branch" if first else ""
+        more = f" after the {first:,} of the branch" if first else ""
         notes.append(
             f"{steps:,} steps{more}: the documents are read {epochs:g} times, since train.steps is not given"
         )

@@ -23,7 +23,7 @@ __all__ = ["Further", "HyperConnections", "Mixing"]
 
 
 class HyperConnections(Plugin, api=1, identity_at_init=True):
-    """Several lanes of the stream, mixed by learned weights before and behind each sublayer."""
+    """Several lanes of the stream, mixed by learned weights before and after each sublayer."""
 
     lanes: int = option(
         4,

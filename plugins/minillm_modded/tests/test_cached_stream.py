@@ -50,5 +50,5 @@ def test_nothing_reads_the_last_block_s(lab: Any, first: int) -> None:
 
 
 def test_one_block_has_none_behind_it(lab: Any) -> None:
-    with pytest.raises(PlanError, match="cached_stream needs an attention behind another"):
+    with pytest.raises(PlanError, match="cached_stream needs an attention after another"):
         lab.plan(CachedStream(), layers=1)

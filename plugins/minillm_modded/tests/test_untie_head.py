@@ -142,8 +142,8 @@ def test_killed_on_either_side_of_the_parting_it_ends_with_the_same_bits(
     assert [k for k in theirs if not np.array_equal(ours[k], theirs[k])] == []
 
 
-def test_a_tied_model_has_no_head_to_let_go_of(lab: Any) -> None:
-    with pytest.raises(PlanError, match="lets go of a head") as caught:
+def test_a_tied_model_has_no_head_of_its_own(lab: Any) -> None:
+    with pytest.raises(PlanError, match="needs a head of its own") as caught:
         lab.plan(UntieHead(), tied=True)
     assert "model.tied=false" in str(caught.value.fix)
 

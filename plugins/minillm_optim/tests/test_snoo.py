@@ -71,7 +71,7 @@ def test_it_goes_with_an_average_and_with_a_write_of_another(planned: Any) -> No
 def test_it_does_not_move_what_a_write_keeps_points_beside(planned: Any, scope: str) -> None:
     """Schedule-free's z and its average refer to the parameter that its write left."""
     with pytest.raises(
-        PlanError, match=r"'snoo' moves parameters behind the write of 'free'"
+        PlanError, match=r"'snoo' moves parameters after the write of 'free'"
     ) as found:
         planned({"free": ScheduleFree(scope=scope), "snoo": Snoo()})
     assert "peak, total and z" in str(found.value)

@@ -433,6 +433,6 @@ def check_mask(mask, cached):
         )
     if cached and not whole.all():
         raise ValueError(
-            "attention_mask hides the end of a row, behind which nothing can be generated: generate "
+            "attention_mask hides the end of a row, after which nothing can be generated: generate "
             "from prompts of one length, or one at a time"
         )
