@@ -96,6 +96,7 @@ def update(
     versions: Callable[[Iterable[Any]], tuple[int, ...]] = lambda arrays: (),
     due: Set[int] | None = None,
     norms: Mapping[str, Any] | None = None,
+    copied: Callable[[Any], Any] = lambda array: array,
 ) -> tuple[dict[str, Any], State]:
     """Compute one optimizer step.
 
@@ -112,6 +113,7 @@ def update(
         versions: returns how often arrays were written in place, if the framework counts it.
         due: the result of :func:`due_at`; None: every stage is due.
         norms: layer -> 0-d norm of its gradients; needed if ``grads`` is only a part of them.
+        copied: returns a copy of an array, if the framework writes results into the arrays given here.
 
     Raises:
         PluginCodeError: a stage returned a wrong result, or wrote in place.
@@ -144,26 +146,29 @@ def update(
                 continue
             flat = {entry: flatten(ops, group, one) for entry, one in old.get(anchor, {}).items()}
             held = stage.unpacked(ops, flat, axes)
-            before = versions((p, *held.values()))
+            given_arrays = (u, p, *held.values())
+            before = versions(given_arrays)
             made = stage.apply(ops, u, u if anchor in BEHIND else p, held, given)
             _check(made, u, stage, owner, where)
-            if versions((p, *held.values())) != before:
-                did = "changed param or state in place in"
-                raise _did(stage, owner, did, "return new arrays instead")
+            if versions(given_arrays) != before:
+                did = "changed update, param or state in place in"
+                raise _did(stage, owner, did, "return new arrays instead", where)
             u, entries = made
             _check_state(entries, held, stage, owner, where)
             if entries:
+                # state that is another array of the stage, such as param, would follow it when that is written
+                entries = {
+                    entry: copied(one)
+                    if one is not held[entry] and _among(one, given_arrays)
+                    else one
+                    for entry, one in entries.items()
+                }
                 kept = stage.packed(ops, entries, axes)
                 new[anchor] = {entry: unflatten(ops, group, one) for entry, one in kept.items()}
             for _ in names:
                 witness(f"stage:{where}")
         if new:
             new_state[key] = new
-        if u.dtype != p.dtype:
-            _, owner, stage = group.rule.stages[-1]
-            did = f"returned parameters of {dtype_name(u)} from"
-            fix = f"parameters stay {dtype_name(p)}: ops.astype(param, {dtype_name(p)!r})"
-            raise _did(stage, owner, did, fix, f"{group.rule.name}, parameter '{names[0]}'")
         new_params.update(zip(names, apart(ops, group, u), strict=True))
     return new_params, new_state
 
@@ -233,6 +238,14 @@ def _check(made: Any, u: Any, stage: Stage, owner: str, where: str) -> None:
     if got := mismatch(made[0], u):
         fix = f"an update is made by ops, and has the shape that it came with, {tuple(u.shape)}"
         raise _did(stage, owner, f"returned an update of {got} from", fix, where)
+    if made[0].dtype != u.dtype:
+        got, kept = dtype_name(made[0]), dtype_name(u)
+        fix = f"updates and parameters are {kept}: ops.astype(update, {kept!r})"
+        raise _did(stage, owner, f"returned an update of {got} from", fix, where)
+
+
+def _among(array: Any, others: Iterable[Any]) -> bool:
+    return any(array is other for other in others)
 
 
 def _check_state(

@@ -57,6 +57,18 @@ class Narrow(Plugin, api=1):
         optimizer.extend("adamw", "scale", stage(narrow, state={"m": "like"}))
 
 
+def remembered(ops: Any, update: Any, param: Any, state: Any) -> Any:
+    return update, {"last": param, "older": state["last"]}
+
+
+class Remembers(Plugin, api=1):
+    """Keeps the weights before the last update, and those before the one before it."""
+
+    def optimizer_factory(self, optimizer: Any) -> None:
+        kept = stage(remembered, state={"last": "like", "older": "like"})
+        optimizer.extend("adamw", "scale", kept)
+
+
 def adamw_by_hand(
     weights: dict[str, np.ndarray],
     grads: list[dict[str, np.ndarray]],
@@ -238,6 +250,21 @@ def test_state_of_another_dtype_is_refused_at_the_first_step(lab: Any, backend: 
     said = "plugin 'narrow' returned state 'm' of bfloat16 from narrow"
     assert (caught.value.what, caught.value.where) == (said, "adamw.scale, state 'm'")
     assert "ops.astype(m, 'float32')" in (caught.value.fix or "")
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "compiled"])
+def test_state_that_is_an_argument_keeps_its_value(lab: Any, backend: str, aot: Any) -> None:
+    compiled = backend == "compiled"
+    plan = lab.plan(plugins={"remembers": Remembers()}, train_compile="on" if compiled else "off")
+    run = lab.trainer(plan, compiler=aot) if compiled else lab.trainer(plan, backend)
+    before = []
+    for seed in range(3):
+        before.append({name: value.copy() for name, value in weights_of(run).items()})
+        lab.losses(run, plan, [[lab.batch(plan, seed)]])
+    held = run.arrays()
+    for entry, step in (("last", 2), ("older", 1)):
+        for name, value in before[step].items():
+            np.testing.assert_array_equal(held[f"optimizer.scale.{entry}.{name}"], value)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -195,7 +195,7 @@ class Optimizer:
         norms: Tensors | None,
     ) -> None:
         masters, of = self.weights.masters, self.framework
-        more = (self.state, self.updates, values, of.witness, of.versions, due, norms)
+        more = (self.state, self.updates, values, of.witness, of.versions, due, norms, torch.clone)
         params, state = update(of.ops, self.staged, masters, grads, factor, *more)
         if self.behind:  # their update is the parameter that the kernel has written
             last, states = update(of.ops, self.behind, masters, masters, 1.0, *more)

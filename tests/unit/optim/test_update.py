@@ -229,7 +229,7 @@ def inplace(ops: Any, update: Any, param: Any, state: Any) -> Any:
         (nothing, "returned no \\(update, state\\) from nothing"),
         (shorter, "returned an update of shape \\(1, 3\\) from shorter"),
         (numbers, "returned an update of float from numbers"),
-        (inplace, "changed param or state in place in inplace"),
+        (inplace, "changed update, param or state in place in inplace"),
         (halved_state, "returned state 'm' of float32 from halved_state"),
         (shrunk_state, "returned state 'm' of shape \\(1, 3\\) from shrunk_state"),
         (no_state, "returned the state \\[\\] instead of \\['m'\\] from no_state"),
@@ -237,7 +237,7 @@ def inplace(ops: Any, update: Any, param: Any, state: Any) -> Any:
             further_state,
             "returned the state \\['m', 'zz'\\] instead of \\['m'\\] from further_state",
         ),
-        (narrow, "returned parameters of float32 from narrow"),
+        (narrow, "returned an update of float32 from narrow"),
     ],
 )
 def test_what_a_stage_may_not_do_is_its_plugin_s_fault(function: Any, said: str) -> None:
