@@ -9,6 +9,7 @@ from minillm_core.cli.options import (
     SamplingOptions as SamplingOptions,
     Steps as Steps,
     StudyOptions as StudyOptions,
+    folder as folder,
 )
 from minillm_core.config.folders import cache_folder as cache_folder, data_folder as data_folder
 from minillm_core.install import pip_line as pip_line

@@ -300,8 +300,14 @@ def refuse_taken(folder: Path) -> None:
     """Refuse an existing path, except an empty folder.
 
     Raises:
-        Refusal: it is no folder, is not empty, or cannot be read.
+        Refusal: it is no folder, is not empty, is the current folder, or cannot be read.
     """
+    if os.path.realpath(folder) == os.path.realpath("."):  # a shell would stay in the replaced one
+        raise Refusal(
+            "a model directory is written whole, and cannot replace the current folder",
+            where=str(folder),
+            fix="--to with the name of a new folder",
+        )
     try:
         with os.scandir(folder) as entries:
             first = next(entries, None)

@@ -12,7 +12,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
@@ -126,6 +127,7 @@ class CommandGroup(TyperGroup):
             self._guards.enter_context(found.guard())
             found = found.load()
         self._chosen = name, found
+        _refuse_repeated(found, rest)
         return name, found, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -230,6 +232,20 @@ def _shown(offers: list[CommandEntry], ours: str | None) -> dict[str, str | None
     else:
         text = f"{first.summary} ({by})"
     return {"short_help": escape(text), "rich_help_panel": OTHERS}
+
+
+def _refuse_repeated(found: Any, arguments: Sequence[str]) -> None:
+    """Refuse an option with one value that is given several times: the last one alone would count.
+
+    Raises:
+        typer.BadParameter: there is one.
+    """
+    arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    typed = Counter(word.partition("=")[0] for word in arguments)
+    for option in getattr(found, "params", ()):
+        single = not (option.multiple or option.is_flag) if hasattr(option, "is_flag") else False
+        if single and sum(typed[name] for name in option.opts) > 1:
+            raise typer.BadParameter("it is given several times, and takes one value", param=option)
 
 
 def _import(name: str, target: str) -> TyperCommand | TyperGroup:

@@ -21,7 +21,10 @@ EXAMPLES = options.examples(
 
 def export(
     out: options.Model,
-    to: Annotated[Path, options.value("DIR", "Folder to write the model to: new or empty.")],
+    to: Annotated[
+        Path,
+        options.value("DIR", "Folder to write the model to: new or empty.", parser=options.folder),
+    ],
     read: Annotated[options.InferenceOptions, options.LeaveOut("backend device")],
     dtype: Annotated[
         str, options.value("DTYPE", "Data type: float32, or bfloat16, half as large.")

@@ -55,7 +55,7 @@ def folder(text: str) -> Path:
         typer.BadParameter: it is empty.
     """
     if not text.strip():
-        raise typer.BadParameter("it is empty; --out . is the current folder")
+        raise typer.BadParameter("it is empty; . is the current folder")
     return Path(text)
 
 

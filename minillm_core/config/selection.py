@@ -12,8 +12,8 @@ from minillm_core.config.schema import SECTIONS
 from minillm_core.errors import ConfigError
 from minillm_core.text import nearest, plain
 
-RESERVED = frozenset({*SECTIONS, "plugins"})
-"""Names that no plugin may have: they are tables of the config."""
+RESERVED = frozenset({*SECTIONS, "plugins", "core"})
+"""Names that no plugin may have: tables of the config, and the name of the core in plans."""
 
 _FILE = re.compile(r"(?P<file>.+\.py):(?P<attribute>[A-Za-z_]\w*)")
 
@@ -93,7 +93,8 @@ def check_name(name: str, *, where: str) -> None:
         raise ConfigError(what, where=where, fix=meant if meant.isidentifier() else rule)
     if name in RESERVED:
         raise ConfigError(
-            f"no plugin may be called '{name}': it is a table of the config",
+            f"no plugin may be called '{name}': "
+            + ("it is the name of the core" if name == "core" else "it is a table of the config"),
             where=where,
             fix="rename the plugin (its file, or its entry point)",
         )

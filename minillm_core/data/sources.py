@@ -136,10 +136,14 @@ def check_weighted(paths: Sequence[str]) -> None:
     """Refuse a missing path whose end was read as its weight.
 
     Raises:
-        DataError: there is none of its name without the weight.
+        DataError: there is none of its name without the weight, or it is empty.
     """
     for text in paths:
         path, weight = weighted_path(text)
+        if weight is not None and not path:
+            raise DataError(
+                "a path of the data is empty", where=f"--data '{text}'", fix="name a file, or ."
+            )
         if weight is not None and not os.path.lexists(Path(path).expanduser()):
             raise DataError(
                 "there is no such file or folder",
@@ -261,7 +265,9 @@ def _unreadable(path: Path, error: OSError) -> DataError:
     return DataError(
         "there is no such file or folder" if missing else f"cannot be read: {error.strerror}",
         where=place,
-        fix="check the path" if missing else "check its permissions",
+        fix="check the path; if the text was moved, give its new path with --data"
+        if missing
+        else "check its permissions",
     )
 
 

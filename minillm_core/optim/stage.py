@@ -22,6 +22,9 @@ ANCHORS = ("momentum", "orthogonalise", "precondition", "scale", "decay", "write
 GRADIENT = "gradient"
 """The anchor of the chain in front of these: stages that plugins add to rules, each on the result of the last."""
 
+GIVEN = ("ops", "update", "param", "state")
+"""What every stage's function is given, in this order."""
+
 SUPPLIED = ("lr_mul", "wd_mul", "layer_grad_norm", "updates", "due")
 """Arguments that the core supplies: ``lr_mul``, ``wd_mul``: each parameter's factor, a number or float32
 (N, 1, ...); the norm of the clipped gradients of the parameter's whole layer, 0-d or (N, 1, ...); the number
@@ -178,14 +181,20 @@ def stage(
             of the parameter's layer together, or of the parameter alone if it is in no layer.
 
     Raises:
-        ValueError: an argument that the function does not take, or lacks, or that is not JSON; an
-            unknown kind of state.
+        ValueError: an argument that the function does not take, or lacks, or that is not JSON; the
+            first four in another order; an unknown kind of state.
     """
     if needs not in NEEDS:
         raise ValueError(f"needs={needs!r}: one of {', '.join(NEEDS)}")
     if type(every) is not int or every < 1:
         raise ValueError(f"every={every!r}: a whole number of updates, 1 or more")
-    takes = dict(list(inspect.signature(function).parameters.items())[4:])
+    parameters = inspect.signature(function).parameters
+    first = [*parameters][: len(GIVEN)]
+    if any(name in GIVEN and name != given for name, given in zip(first, GIVEN, strict=False)):
+        raise ValueError(
+            f"{function.__name__} takes ({', '.join(first)}), not ({', '.join(GIVEN)})"
+        )
+    takes = dict(list(parameters.items())[len(GIVEN) :])
     supplied = tuple(name for name in SUPPLIED if name in takes)
     for name in arguments:
         if name not in takes or name in supplied:

@@ -132,7 +132,14 @@ def build_plan(
         candidates=tuple(kernels[key] for key in sorted(kernels)),
         references=tuple(one for _, _, one in state.loss.references.resolve()),
         plugins=tuple(
-            _planned(one, model, trained, table, outranked.get(one.name, ()))
+            _planned(
+                one,
+                model,
+                trained,
+                table,
+                outranked.get(one.name, ()),
+                [rule for rule, (owner, _) in state.optimizer.rules.items() if owner == one.name],
+            )
             for one in manager.plugins
         ),
         digests=_digests(manager, spec, updated, (arrangement, shaping, curve), sourcing),
@@ -617,11 +624,12 @@ def _planned(
     trained: Mapping[str, builders.ParamInfo],
     table: SlotTable,
     over: Collection[str],
+    rules: Collection[str],
 ) -> PlannedPlugin:
     """Return the record of a plugin with the evidence that a run must show (minillm_core.train.evidence).
 
     For a plugin that sets only numbers, these are the evidence: they hold once planned.
-    ``over``: the plugins whose claims on parameters outranked its own.
+    ``over``: the plugins whose claims on parameters outranked its own; ``rules``: its update rules.
 
     Raises:
         PlanError: it adds nothing to the plan.
@@ -633,6 +641,8 @@ def _planned(
     keys = keys or [f"slot:{p.slot}" for p in table.placements() if p.owner == name and p.settled]
     if not keys:
         why = f": what it claims of parameters is that of {', '.join(sorted(over))}" if over else ""
+        if rules and not over:
+            why = f": no parameter follows its rule '{min(rules)}' (optimizer.assign)"
         raise PlanError(
             f"plugin '{name}' put nothing into the plan{why}",
             where=plugin.source,

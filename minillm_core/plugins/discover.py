@@ -225,7 +225,7 @@ def _installed(kind: type[_Entry], wanted: Callable[[str], bool]) -> list[_Entry
 def bad_name(name: str) -> str | None:
     """Return the reason why no plugin may be called ``name``; None if it is valid."""
     if name in RESERVED:
-        return f"the name '{name}' is reserved for a table of settings"
+        return f"the name '{name}' is reserved for {'the core' if name == 'core' else 'a table of settings'}"
     if not name.isidentifier() or not name.isascii():
         return f"the name {name!a} is no identifier: letters a to z, digits and _ only"
     return None

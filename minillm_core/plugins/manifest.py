@@ -20,7 +20,9 @@ HOOK_API = 1
 """The version of the hook API; a change that can break a plugin increments it, with a CHANGELOG line."""
 
 BACKENDS = ("torch", "mlx", "numpy")
-RESERVED = frozenset({"model", "train", "eval", "checkpoint", "data", "log", "mesh", "plugins"})
+RESERVED = frozenset(
+    {"model", "train", "eval", "checkpoint", "data", "log", "mesh", "plugins", "core"}
+)
 """Names of the tables of a run's settings, which no plugin may have."""
 
 

@@ -59,7 +59,7 @@ def check_plan(earlier: RunFolder, plan: Plan) -> tuple[list[str], list[str]]:
         )
     free = {path: pair for path, pair in found.items() if path.startswith(FREE)}
     other = {path: pair for path, pair in found.items() if path not in free}
-    edited, free = edited_plugins(free, plan.active)
+    edited, free = edited_plugins(free, [p for p in plan.active if p.name in before.plugins])
     begin = f"step {earlier.newest.step:,}" if edited and earlier.newest else "the run began"
     warnings = [
         f"the file of plugin {name} ({place}) has changed since {begin}"

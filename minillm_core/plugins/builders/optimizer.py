@@ -273,7 +273,8 @@ class OptimizerSlots:
         return PlanError(
             f"plugin '{owner}' builds on the rule '{rule}', which no active plugin provides",
             where=where,
-            fix=f"name the plugin that provides it too (--plugins {rule},{owner}), or leave out '{owner}'",
+            fix=f"{did_you_mean(rule, self.rules)}name the plugin that provides it too "
+            f"(--plugins {rule},{owner}), or leave out '{owner}'",
         ).concerning(plugins=(owner,))
 
     def rule(self, name: str) -> Rule:

@@ -121,6 +121,12 @@ class Output:
 
     def __init__(self, folder: Path, key: str, own: tuple[str, ...] = ()) -> None:
         self.to, self._own = folder, own
+        if folder.resolve() == Path.cwd():
+            raise DataError(
+                "the output is written whole, and cannot replace the current folder",
+                where=str(folder),
+                fix="name a new folder with --to",
+            )
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             raise DataError(
                 "there is something already",

@@ -90,6 +90,18 @@ def rows(config: Config, steps: int) -> list[Batch]:
     return found
 
 
+def sourced(plan: Plan, batch: Batch) -> Batch:
+    """Return a batch with values for the fields of the plan's source, as a run would read them."""
+    rng, shape, found = np.random.default_rng(0), batch["ids"].shape, dict(batch)
+    for field in plan.sourcing.batch_fields:
+        drawn = rng.random((*shape, *field.shape))
+        whole = np.issubdtype(field.dtype, np.integer)
+        found.setdefault(field.name, (3 * drawn if whole else drawn).astype(field.dtype))
+    if any(field.name == "weights" for field in plan.sourcing.fields):
+        found.setdefault("weights", (0.5 + rng.random(shape)).astype(np.float32))
+    return found
+
+
 class StandIn:
     """A reference model of the small model's sizes, which stands in for a missing run."""
 
@@ -280,7 +292,8 @@ class Subject:
     def hooked(
         self, plan: Plan, batch: Batch, *others: LoadedPlugin, phase: str = "train"
     ) -> Batch:
-        """Return a batch processed by a run's first ``on_batch``."""
+        """Return a batch with the fields of the plan's source, processed by a run's first ``on_batch``."""
+        batch = batch if phase == "decode" else sourced(plan, batch)  # decoding has no source
         hook = batch_hook(plan, (self.loaded, *self.companions, *others), pieces=spelt(plan))
         return hook({**batch}, phase) if hook else batch
 

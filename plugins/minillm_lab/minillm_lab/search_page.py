@@ -77,8 +77,12 @@ def headline(result: Json) -> str:
     found = f"{_effect(gain)} nats a token against the settings as they were"
     sure = "" if gain["distinguishable"] else ", within noise"
     target = result.get("target")
-    reached = f" It reaches the target in {target['seconds']:,.1f} s." if target else ""
+    reached = f" It reaches the target in {_seconds(target['seconds'])} s." if target else ""
     return f"{recipe}: {found}{sure}, by seeds that chose nothing.{reached} {_cap(counts)}."
+
+
+def _seconds(number: float) -> str:
+    return f"{number:,.1f}" if number >= 1 else f"{number:.2g}"
 
 
 def _cap(words: str) -> str:

@@ -251,17 +251,26 @@ class Times:
         return (self.exposed + self.slowed) / self.total
 
 
-def times(work: Work, ranks: int, card: Card) -> Times:
-    """Estimate the time of a step on ``ranks`` cards, each with this work.
+def check_ranks(ranks: int) -> None:
+    """Refuse more cards than the model covers.
 
     Raises:
-        ConfigError: more cards than the model covers.
+        ConfigError: there are more.
     """
     if not 1 <= ranks <= MOST:
         fix = f"1 to {MOST:,}"
         raise ConfigError(
             "the cost model is not meant for so many", where=f"--gpus {ranks}", fix=fix
         )
+
+
+def times(work: Work, ranks: int, card: Card) -> Times:
+    """Estimate the time of a step on ``ranks`` cards, each with this work.
+
+    Raises:
+        ConfigError: more cards than the model covers.
+    """
+    check_ranks(ranks)
     rate = card.flops * card.utilisation
     computing = work.flops / rate
     update = work.update_flops / rate + work.update_bytes / card.bandwidth

@@ -32,6 +32,7 @@ from minillm_mesh.cost import (
     Times,
     Work,
     card_of,
+    check_ranks,
     times,
 )
 from minillm_mesh.exchange import HEADS, KEYS, chosen, numbers
@@ -608,6 +609,7 @@ def forecast(plan: Plan, gpus: int, card: str | None, dtype: str) -> Forecast:
         ConfigError: an unknown card, too many cards, or layers that the cards cannot share.
         PlanError: a plugin's part does not support the parallelism.
     """
+    check_ranks(gpus)
     if plan.config.mesh.shard == "weights":
         weight_checks.check(plan)
     if (tensor := plan.config.mesh.tensor) > 1:

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from minillm_core.commands import folder
+
 Paths = Annotated[
     list[str],
     typer.Argument(
@@ -17,7 +19,9 @@ Paths = Annotated[
 ]
 To = Annotated[
     Path,
-    typer.Option("--to", metavar="DIR", help="Output folder, which must not exist yet."),
+    typer.Option(
+        "--to", metavar="DIR", help="Output folder, which must not exist yet.", parser=folder
+    ),
 ]
 Malformed = Annotated[
     str,

@@ -23,6 +23,7 @@ from minillm_core.commands import (
     counted,
     duration,
     emit,
+    folder,
     plain,
     say,
 )
@@ -111,6 +112,7 @@ def ablate(
         Path | None,
         typer.Option(
             metavar="DIR",
+            parser=folder,
             help="Output folder; an interrupted study continues there. Default: runs/ablation-N.",
         ),
     ] = None,

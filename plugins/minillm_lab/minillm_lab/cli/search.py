@@ -20,6 +20,7 @@ from minillm_core.commands import (
     counted,
     duration,
     emit,
+    folder,
     plain,
     say,
 )
@@ -107,7 +108,7 @@ def search(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Output folder; default: runs/search-N."),
+        typer.Option(metavar="DIR", help="Output folder; default: runs/search-N.", parser=folder),
     ] = None,
     resume: Annotated[
         bool,
