@@ -90,7 +90,9 @@ def test_another_command_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert content(tmp_path / "a")["part-00000.jsonl"].count(b"\n") == 3
 
 
-def test_what_is_there_is_never_written_over(tmp_path: Path) -> None:
+def test_what_is_there_is_never_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a").mkdir()
     write(tmp_path / "a", 2)  # empty
     for there in ("a", "file"):
@@ -99,6 +101,9 @@ def test_what_is_there_is_never_written_over(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="there is something already") as raised:
             Output(tmp_path / there, "k")
         assert "--to" in str(raised.value.fix)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="cannot replace the current folder"):
+        Output(Path(), "k")
     (tmp_path / "b.unfinished").mkdir()
     (tmp_path / "b.unfinished" / "notes.txt").write_text("mine")
     with pytest.raises(DataError, match="not of this command"):

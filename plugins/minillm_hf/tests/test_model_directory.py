@@ -296,6 +296,9 @@ def test_a_place_that_is_taken_meanwhile_is_left_alone(
     monkeypatch.setattr(hf_write, "rename_path", late)
     with pytest.raises(Refusal, match="not empty"):
         write(tmp_path / "model", planned())
+    monkeypatch.chdir(tmp_path / "model")
+    with pytest.raises(Refusal, match="cannot replace the current folder"):
+        write(Path(), planned())
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "mine"]
 
 

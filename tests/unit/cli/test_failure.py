@@ -113,6 +113,9 @@ def test_an_interruption_is_130_and_one_line(program: Program, monkeypatch) -> N
         ),
         (["train", "--steps", "x"], "Invalid value for '--steps'"),
         (["train", "--out", ""], "Invalid value for '--out': it is empty"),
+        (["export", "runs/a", "--to", ""], "Invalid value for '--to': it is empty"),
+        (["ablate", "--out", ""], "Invalid value for '--out': it is empty"),
+        (["train", "--plugins", "muon", "--plugins=relu2"], "it is given several times"),
         (["eval"], "minillm eval: Missing"),
         (["export", "OUT"], "minillm export: Missing option '--to'."),
         (

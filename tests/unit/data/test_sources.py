@@ -80,6 +80,8 @@ def test_a_missing_path_names_the_end_that_was_read_as_its_weight(tmp_path: Path
         open_corpus(config, 300, 8, cache=tmp_path / "cache", say=quiet)
     assert raised.value.where == f"{tmp_path / 'v2'} (:0.5 was read as its weight)"
     assert f"{tmp_path / 'v2:0.5'}:1" in str(raised.value.fix)
+    with pytest.raises(DataError, match="a path of the data is empty"):
+        check_weighted([":0.5"])  # an unset variable: it would be the current folder
 
 
 def test_paths_keep_their_order_and_named_files_are_read_whatever_their_suffix(

@@ -70,6 +70,17 @@ def test_a_wrong_argument_is_refused(arguments: dict[str, Any], message: str) ->
         stage(scaled, **arguments)
 
 
+def swapped(ops: Any, param: Any, update: Any, state: Any) -> Any:
+    return update, state
+
+
+def test_swapped_arguments_are_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"takes \(ops, param, .*not \(ops, update, param, state\)"
+    ):
+        stage(swapped)
+
+
 def test_a_closure_is_refused() -> None:
     def local(ops: Any, update: Any, param: Any, state: Any) -> Any:
         return update, state

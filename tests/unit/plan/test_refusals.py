@@ -504,6 +504,10 @@ ALONE: dict[str, tuple[Made, str]] = {
         optimizer(lambda o: o.assign("muon", always)),
         "plugin 'one' builds on the rule 'muon', which no active plugin provides",
     ),
+    "a rule that no parameter follows": (
+        optimizer(lambda o: o.rule("mine", lr=1.0, scale=stage(scale))),
+        "plugin 'one' put nothing into the plan: no parameter follows its rule 'mine'",
+    ),
     "an unknown rule to extend": (
         optimizer(lambda o: o.extend("muon", "scale", stage(scale))),
         "plugin 'one' builds on the rule 'muon', which no active plugin provides",

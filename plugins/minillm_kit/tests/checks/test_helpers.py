@@ -25,6 +25,33 @@ class Penalty(Plugin, api=1):
 '''
 
 
+HEATED = '''
+from minillm_core import Module, Param, Plugin, ones
+from minillm_core.documents import Segment
+
+class Heated(Plugin, api=1):
+    """Adds what a field of the source says."""
+
+    def build_data(self, data):
+        data.source(words, fields={"heat": "float32", "kind": "int32"})
+
+    def build_model(self, model):
+        model.embed.mix(Heat)
+
+class Heat(Module):
+    def __init__(self, geometry):
+        super().__init__()
+        self.scale = Param((geometry.dim,), init=ones, role="embedding.heat")
+
+    def forward(self, x, heat):
+        return x + self.ops.expand_dims(heat, -1) * self.scale
+
+def words(files, reading):
+    for file in files:
+        yield [Segment("word", {"heat": 0.5, "kind": 1})]
+'''
+
+
 class Everything(Module):
     """A module with one of each declaration: x (B, T, C), ids (B, T)."""
 
@@ -98,6 +125,16 @@ def test_a_step_is_all_that_went_in_and_came_out(tmp_path: Path) -> None:
         np.testing.assert_array_equal(before, second.before[name])
         size = np.linalg.norm(first.gradients[name])
         assert np.linalg.norm(first.gradients[name] - second.gradients[name]) <= 1e-4 * size + 1e-7
+
+
+def test_fields_of_a_source_have_values(tmp_path: Path) -> None:
+    (tmp_path / "heated.py").write_text(HEATED)
+    step = one_step(f"{tmp_path / 'heated.py'}:Heated", backend="torch")
+    assert 0 < np.mean(step.batch["heat"]) < 1
+    assert set(np.unique(step.batch["kind"])) == {0, 1}
+    assert step.batch["target_heat"].shape == step.batch["ids"].shape
+    (gradient,) = (one for name, one in step.gradients.items() if "heated" in name)
+    assert np.any(gradient != 0)
 
 
 def test_a_backend_that_a_plugin_does_not_have_says_so(tmp_path: Path) -> None:
