@@ -142,6 +142,7 @@ class RunOptions:
         "RUN|DIR",
         "Start from the weights, shape and tokenizer of a run (RUN[@STEP]), of a model directory "
         "(Hugging Face format), or of a model of the hub: OWNER/NAME[@REVISION].",
+        parser=folder,
     )
     out: Path | None = _choice("DIR", "Folder of the run; default: runs/PRESET-N.", parser=folder)
     resume: bool = _switched(

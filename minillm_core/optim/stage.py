@@ -164,7 +164,8 @@ def stage(
     """Make a stage from ``function(ops, update, param, state, *, ...) -> (update, state)``.
 
     Args:
-        function: a module-level function; pure: it returns new arrays.
+        function: a module-level function; pure: it returns new arrays. An argument that it returns
+            as state, such as ``param``, is kept with the value that it has then.
         state: entry -> "like" (the parameter's shape), "scalar", or a function that maps the shape,
             and those of the stage's constants that it names (``rank``), to another shape; float32.
             "like:bfloat16" and "like:int8" are stored in these dtypes between updates (int8 with

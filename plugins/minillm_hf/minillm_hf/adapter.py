@@ -185,7 +185,10 @@ def _scale(config: Mapping[str, Any], where: str, path: Path) -> tuple[float, in
 def _base(config: Mapping[str, Any], path: Path, where: str) -> HuggingFaceDirectory:
     """Read an adapter's base model: a folder, or a model of the hub."""
     named = config.get("base_model_name_or_path")
-    fix = "base_model_name_or_path: the folder of the base model, or its name on the hub"
+    fix = (
+        "base_model_name_or_path: the model directory of the base (minillm export makes one of a "
+        "run), or its name on the hub"
+    )
     if not isinstance(named, str) or not named or "\0" in named:
         raise Refusal("the adapter does not say which model it changes", where=where, fix=fix)
     folder = Path(named)

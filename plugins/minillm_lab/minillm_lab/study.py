@@ -150,9 +150,11 @@ def _joined(asked: Sourcing, plan: Plan) -> Sourcing:
     """
     if (both := asked.joined(plan.sourcing)) is None:
         raise PlanError(
-            "plugins of the plans read other documents, or mean other special tokens by one name",
+            "the compared plans read documents from different sources, or have different special tokens "
+            "of one name",
             where="the corpus of the study",
-            fix="open_corpus(config, plans=[...]) with plans of one source; compare others apart",
+            fix="compare plans whose documents have one source: minillm ablate --with names the plugin "
+            "that reads them in every run",
         )
     return both
 
