@@ -26,7 +26,7 @@ import typer.main
 from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
-from minillm_core.cli.console import documents_alone
+from minillm_core.cli.console import documents_alone, say
 from minillm_core.errors import MinillmError, PluginCodeError, PluginError
 from minillm_core.plugins import first_party
 from minillm_core.plugins.attribution import root_of, shown_frames, watch_signals
@@ -127,7 +127,7 @@ class CommandGroup(TyperGroup):
             self._guards.enter_context(found.guard())
             found = found.load()
         self._chosen = name, found
-        _refuse_repeated(found, rest)
+        _note_repeated(found, rest)
         return name, found, rest
 
     def invoke(self, ctx: Any) -> Any:
@@ -234,18 +234,14 @@ def _shown(offers: list[CommandEntry], ours: str | None) -> dict[str, str | None
     return {"short_help": escape(text), "rich_help_panel": OTHERS}
 
 
-def _refuse_repeated(found: Any, arguments: Sequence[str]) -> None:
-    """Refuse an option with one value that is given several times: the last one alone would count.
-
-    Raises:
-        typer.BadParameter: there is one.
-    """
+def _note_repeated(found: Any, arguments: Sequence[str]) -> None:
+    """Print a note for each option with one value that is given several times, since the last one counts."""
     arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments
     typed = Counter(word.partition("=")[0] for word in arguments)
     for option in getattr(found, "params", ()):
-        single = not (option.multiple or option.is_flag) if hasattr(option, "is_flag") else False
+        single = hasattr(option, "is_flag") and not (option.multiple or option.is_flag)
         if single and sum(typed[name] for name in option.opts) > 1:
-            raise typer.BadParameter("it is given several times, and takes one value", param=option)
+            say(f"note: {option.opts[0]} is given several times: the last one counts")
 
 
 def _import(name: str, target: str) -> TyperCommand | TyperGroup:

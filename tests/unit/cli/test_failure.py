@@ -115,7 +115,6 @@ def test_an_interruption_is_130_and_one_line(program: Program, monkeypatch) -> N
         (["train", "--out", ""], "Invalid value for '--out': it is empty"),
         (["export", "runs/a", "--to", ""], "Invalid value for '--to': it is empty"),
         (["ablate", "--out", ""], "Invalid value for '--out': it is empty"),
-        (["train", "--plugins", "muon", "--plugins=relu2"], "it is given several times"),
         (["eval"], "minillm eval: Missing"),
         (["export", "OUT"], "minillm export: Missing option '--to'."),
         (
@@ -138,6 +137,13 @@ def test_usage_errors_are_2(program: Program, arguments: list[str], what: str) -
     assert what in err
     assert "--help" in err
     assert err.count("\n") <= LINES
+
+
+def test_a_repeated_option_is_noted(program: Program) -> None:
+    code, _, err = program("plan", "--preset", "tiny", "--preset=nope", "--diff", "none", "muon")
+    assert code == 2
+    assert "note: --preset is given several times: the last one counts" in err
+    assert "--diff" not in err.partition("there is no preset")[0]
 
 
 @given(st.text(), st.text(), st.none() | st.text())
