@@ -220,7 +220,7 @@ def test_a_name_of_the_template_s_own_hides_nothing(kind: str, name: str, tmp_pa
         ("gate-", "small letters"),
         ("lambda", "is a word of Python's"),
         ("reference", "reference.py is the file"),
-        ("core", "there is a package minillm_core already"),
+        ("core", "is reserved for the core"),
         ("muon", "a plugin 'muon' is installed already, by minillm-muon"),
         ("modded", "there is a package minillm_modded already"),
     ],
