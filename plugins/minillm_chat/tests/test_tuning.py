@@ -56,7 +56,7 @@ def test_defaults_keep_a_good_model_and_improve_a_base_model(
     train("base", "--data", base, "--preset", "tiny", "--steps", "100", *SHAPE)
     train("good", "--branch", "base", *TASK, "--data", first, "--steps", "300")
     told = train("branched", "--branch", "good", *TASK, "--data", second)
-    assert "steps behind the 300 of the branch: the documents are read 2 times" in told
+    assert "steps after the 300 of the branch: the documents are read 2 times" in told
     assert "rates fall to 0 from 10 % of the branch's" in told
     assert main(["export", "good", "--to", "model"]) == 0
     told = train("started", "--init", "model", "--preset", "tiny", *TASK, "--data", second)

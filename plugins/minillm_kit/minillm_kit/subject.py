@@ -91,14 +91,15 @@ def rows(config: Config, steps: int) -> list[Batch]:
 
 
 def sourced(plan: Plan, batch: Batch) -> Batch:
-    """Return a batch with values for the fields of the plan's source: 0 or 1, or from 0 to 1 if they are floats."""
+    """Return a batch with values for the fields of the plan's source: 0 or 1, or from 0 to 1 if they are floats.
+
+    ``weights`` is left out: all tokens count.
+    """
     rng, shape, found = np.random.default_rng(0), batch["ids"].shape, dict(batch)
     for field in plan.sourcing.batch_fields:
         drawn = rng.random((*shape, *field.shape))
         whole = np.issubdtype(field.dtype, np.integer)
         found.setdefault(field.name, (2 * drawn if whole else drawn).astype(field.dtype))
-    if any(field.name == "weights" for field in plan.sourcing.fields):
-        found.setdefault("weights", (0.5 + rng.random(shape)).astype(np.float32))
     return found
 
 
