@@ -146,11 +146,11 @@ def update(
                 continue
             flat = {entry: flatten(ops, group, one) for entry, one in old.get(anchor, {}).items()}
             held = stage.unpacked(ops, flat, axes)
-            given_arrays = (u, p, *held.values())
-            before = versions(given_arrays)
+            inputs = (u, p, *held.values())
+            before = versions(inputs)
             made = stage.apply(ops, u, u if anchor in BEHIND else p, held, given)
             _check(made, u, stage, owner, where)
-            if versions(given_arrays) != before:
+            if versions(inputs) != before:
                 did = "changed update, param or state in place in"
                 raise _did(stage, owner, did, "return new arrays instead", where)
             u, entries = made
@@ -158,9 +158,7 @@ def update(
             if entries:
                 # state that is another array of the stage, such as param, would follow it when that is written
                 entries = {
-                    entry: copied(one)
-                    if one is not held[entry] and _among(one, given_arrays)
-                    else one
+                    entry: copied(one) if one is not held[entry] and _among(one, inputs) else one
                     for entry, one in entries.items()
                 }
                 kept = stage.packed(ops, entries, axes)

@@ -143,8 +143,9 @@ entries, saved models and hooks are declared once (430). Divided weights that ar
 (dtypes, loss terms, statistics, initialisers, metrics, ranges, rates: 25); texts given twice, broken links, weights
 in names, tokenizers beside ids, windows longer than a text (30); arguments of Python's API (30); resumes to fewer
 steps, and short runs that were mostly not finite (10). Waits for checkpoints, and graphs kept for later processes (20).
-State of a stage that is one of its arguments is copied, and updates of another dtype, in place or with swapped arguments
-are refused (30); repeated options, rules without parameters, and folders that cannot be replaced are said so (30).
+A stage's state that is one of its arguments is copied. Stages are refused whose update has another dtype, or is
+modified in place, or whose arguments are in another order (30). Commands print a note for an option given twice, and
+refuse a rule that updates no parameter and an output folder that is the current one (30).
 """
 
 SOURCE = '''\
