@@ -59,6 +59,8 @@ TABLE = (
     Judged("backout"),
     Judged("residual_decay"),
     Judged("liger"),
+    Judged("untie_head"),
+    Judged("qat"),
     Judged("mtp", options=("mtp.weights=[0.5]",), cost=1.4),
     Judged("windows", options=("windows.stages=2",), cost=1.3),
     Judged("moe", cost=1.6),

@@ -135,6 +135,7 @@ MEASURED = {
     "data-32768": "gpt2-124m, muon, 32,768 tokens a card",
     "nanogpt-ddp-32768": "nanoGPT's model under torch's DDP, 32,768 tokens a card",
     "weights-1b": "1b, muon, weights in parts, 32,768 tokens a card",
+    "checkpointed-1b": "1b, muon, weights in parts, activations recomputed, 32,768 tokens a card",
     "nanogpt-fsdp-1.3b": "nanoGPT's model of 1.31 B under FSDP2 with AdamW, 16,384 tokens a card",
     "context-65536": "gpt2-124m, windows, documents, rows of 65,536 tokens shared by both",
     "context-131072": "gpt2-124m, windows, documents, rows of 131,072 tokens shared by both",
@@ -145,6 +146,7 @@ MEASURED = {
 RESULTS: tuple[tuple[str, str, Callable[[list[float]], float]], ...] = (
     ("scale", "mean", fmean),
     ("scale_weights", "mean", fmean),
+    ("scale_checkpointed", "mean", fmean),
     ("scale_context", "mean", fmean),
     ("scale_recipe", "median", median),  # others compiled on the host as its runs on one GPU began
 )

@@ -22,16 +22,16 @@ from tools.repository import ours
 WITHOUT = {
     *("role_lr", "tensorboard", "throttle", "trackio", "wandb"),
     *("fim", "domain_tokens", "distill", "jest", "rho1", "source_weights"),
-    *("early_stop", "freeze", "untie_head"),
+    *("early_stop", "freeze"),
     *("fp8_head", "fp8_mlp", "metal", "triton"),  # kernels: the computation is the same, or nearly
-    *("llama3_rope", "lora", "qat", "qkv_bias", "sft", "sparse_loss", "sparse_rows", "yarn_rope"),
+    *("llama3_rope", "lora", "qkv_bias", "sft", "sparse_loss", "sparse_rows", "yarn_rope"),
 }
 """Techniques without a card, in the order of the lines: those without effect at their defaults,
 and those that do not change training; ``fim``, which is for infilling and costs some held-out loss;
 ``domain_tokens`` and ``source_weights``, which need text of several domains; those that read a
-reference model, whose effect depends on its training; one that ends a run, one without
-effect at its defaults, and one that needs a tied head, unlike the cards' model; and techniques
-for models trained before: those of published models, and of chats.
+reference model, whose effect depends on its training; one that ends a run, and one without
+effect at its defaults; kernels; and techniques for models trained before: those of published
+models, and of chats.
 """
 
 
