@@ -148,6 +148,7 @@ RESULTS: tuple[tuple[str, str, Callable[[list[float]], float]], ...] = (
     ("scale_weights", "mean", fmean),
     ("scale_checkpointed", "mean", fmean),
     ("scale_context", "mean", fmean),
+    ("scale_context_long", "mean", fmean),
     ("scale_recipe", "median", median),  # others compiled on the host as its runs on one GPU began
 )
 """Result files, and whether a step is the mean or the median of theirs."""
