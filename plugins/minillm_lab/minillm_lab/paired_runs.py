@@ -305,7 +305,10 @@ class PairedRuns:
 
     def cost(self, length: Length) -> float:
         """Estimate the seconds that a run takes of the search, including its overhead."""
-        beside = median(self._overheads) if self._overheads else 1.0
+        average = (
+            fmean if self._pool and self._pool.each > 1 else median
+        )  # runs compile side by side
+        beside = average(self._overheads) if self._overheads else 1.0
         return ((1 + EVALUATION) * length.seconds(self.speed) + beside) / self._at_once
 
     def compare(

@@ -1,18 +1,23 @@
-"""Runs of a study on several devices at once: a process per device, each with a study of its own.
+"""Runs of a study in several processes: on several devices at once, and several that share a device in turns.
 
 A process gets a run as the text of a settings file and plans it itself, so nothing but text passes between
 processes. Only the parent writes files: a process that is killed loses the run that it trains.
+
+The processes of one device compile side by side, and then train one after the other: no run is timed
+while another one computes on its device.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from enum import Enum
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Self
@@ -42,6 +47,15 @@ KINDS = {one.__name__: one for one in (NonFinite, OutOfMemory)}
 POLL = 0.2
 """Seconds between two looks for a signal while runs are trained."""
 
+MOST, CORES = 5, 3
+"""Maximum number of processes that share a device, and the number of cores for each of them."""
+
+MARGIN, CONTEXT = 1.25, 1 << 30
+"""Memory for a process that shares a device: a factor on the measured peak, and bytes of the driver's own."""
+
+GO, RELEASE = "go", "release"
+"""What the parent answers a process that waits for its turn, and asks of one that has to free its memory."""
+
 
 @dataclass(frozen=True)
 class Wanted:
@@ -63,11 +77,38 @@ class Made:
     outcome: Trained | MinillmError
 
 
+class State(Enum):
+    """What a process does."""
+
+    FREE = "free"
+    COMPILING = "compiling"
+    READY = "ready"
+    """It has compiled its run, and waits for its turn."""
+    TRAINING = "training"
+
+
+def processes_for(devices: Sequence[str], peak: int | None, memory: int | None) -> int:
+    """Return how many processes may share each device: as many as its memory and the cores allow.
+
+    Args:
+        devices: the devices.
+        peak: bytes of a run's peak memory; None: unknown.
+        memory: bytes of one device; None: unknown.
+    """
+    if peak is None or memory is None:
+        return 1
+    cores = os.cpu_count() or 1
+    fitting = int(memory / (MARGIN * peak + CONTEXT))
+    return max(1, min(MOST, fitting, cores // (CORES * len(devices))))
+
+
 class Pool:
-    """Processes that train runs, one per device; to be entered as a context.
+    """Processes that train runs, one or several per device; to be entered as a context.
 
     Args:
         devices: such as ``("cuda:0", "cuda:1")``.
+        each: number of processes that share each device. One that runs out of memory beside others has its
+            run trained again with the device to itself.
         plans: whose text all runs read: the corpus has the special tokens of all of them.
         backend: the framework of all runs.
         cache: the token cache, which holds the text already.
@@ -85,21 +126,25 @@ class Pool:
         backend: str,
         cache: Path,
         stop: StopRequest,
+        each: int = 1,
     ) -> None:
-        self.devices = tuple(devices)
+        self.devices, self.each = tuple(devices), each
         self._plans, self._backend, self._cache, self._stop = plans, backend, cache, stop
-        self._free: list[Any] = []
         self._device: dict[Any, str] = {}
+        self._state: dict[Any, State] = {}
         self._graph: dict[Any, str] = {}  # of the last run of each process, which keeps it compiled
+        self._alone: set[str] = set()  # files of runs that have to have their device to themselves
+        self._has_device: set[Any] = set()  # processes that train such a run
         self._context = ExitStack()
 
     def __enter__(self) -> Self:
         spawn = multiprocessing.get_context("spawn")  # a fork would share the parent's CUDA context
+        threads = max(1, (os.cpu_count() or 1) // (self.each * len(self.devices)))
         with self._context as context:
-            for device in self.devices:
+            for device in (one for one in self.devices for _ in range(self.each)):
                 ours, theirs = spawn.Pipe()
                 process = spawn.Process(
-                    target=serve, args=(theirs, self._backend, device, self._cache)
+                    target=serve, args=(theirs, self._backend, device, self._cache, threads)
                 )
                 process.start()
                 theirs.close()
@@ -114,7 +159,7 @@ class Pool:
                     where=", ".join(f"{device}: {kind}" for device, kind in kinds.items()),
                     fix="CUDA_VISIBLE_DEVICES with cards of one kind, or fewer --gpus",
                 )
-            self._free = [*self._device]
+            self._state = dict.fromkeys(self._device, State.FREE)
             self._context = context.pop_all()
         return self
 
@@ -129,7 +174,7 @@ class Pool:
     ) -> Iterator[Made]:
         """Train runs, each on the next free device, and yield them as they end.
 
-        A device prefers runs of the graph that it has compiled, and then a graph that no other device has:
+        A process prefers runs of the graph that it has compiled, and then a graph that no other process has:
         compiling may take longer than a run.
 
         Args:
@@ -143,31 +188,99 @@ class Pool:
         left, running = [(one, graph_of(one.plan)) for one in wanted], dict[Any, Wanted]()
         progress: dict[Any, float] = {}
         while left or running:
-            while left and self._free:
-                connection = self._free.pop(0)
-                one = running[connection] = self._next(connection, left)
-                progress[connection] = 0.0
-                asked = {"seed": one.seed, "evaluations": one.evaluations, "hash": one.plan.hash}
-                connection.send(_text_of(one.plan) | asked)
+            for connection in self._device:
+                if one := self._next(connection, left):
+                    running[connection], progress[connection] = one, 0.0
+                    self._state[connection] = State.COMPILING
+                    asked = {
+                        "seed": one.seed,
+                        "evaluations": one.evaluations,
+                        "hash": one.plan.hash,
+                    }
+                    connection.send(_text_of(one.plan) | asked)
+            for device in self.devices:
+                self._give_turn(device)
             watch([*running.values()], sum(progress.values()) / len(progress))
             for connection in wait([*running], timeout=POLL):
                 answer = self._received(connection)
-                progress[connection] = answer.get("progress", 1.0)
-                if "progress" not in answer:
-                    self._free.append(connection)
-                    yield Made(running.pop(connection), _outcome(answer))
+                if "progress" in answer:
+                    progress[connection] = answer["progress"]
+                elif "ready" in answer:
+                    self._state[connection] = State.READY
+                else:
+                    self._state[connection] = State.FREE
+                    self._has_device.discard(connection)
+                    made = Made(running.pop(connection), _outcome(answer))
                     del progress[connection]
+                    if self._again(connection, made):
+                        left.insert(0, (made.wanted, graph_of(made.wanted.plan)))
+                    else:
+                        yield made
             if self._stop.requested:
                 raise Interrupted("ended by a signal; the runs under way are lost")
 
-    def _next(self, connection: Any, left: list[tuple[Wanted, str]]) -> Wanted:
-        """Take the run out of those left that a process trains next."""
+    def _beside(self, connection: Any) -> dict[Any, State]:
+        """Return the states of the other processes of a process's device."""
+        return {
+            one: state
+            for one, state in self._state.items()
+            if one is not connection and self._device[one] == self._device[connection]
+        }
+
+    def _next(self, connection: Any, left: list[tuple[Wanted, str]]) -> Wanted | None:
+        """Take the run out of those left that a process trains next; None: it has to wait.
+
+        A process compiles only while no other one of its device trains or waits for its turn, and never what
+        another one of its device has compiled.
+        """
+        if self._state[connection] is not State.FREE:
+            return None
+        beside, own = self._beside(connection), self._graph.get(connection)
+        states = {*beside.values()}
+        if self._has_device & {*beside}:
+            return None
         others = {graph for one, graph in self._graph.items() if one is not connection}
-        own = self._graph.get(connection)
-        ranked = sorted(left, key=lambda one: (one[1] != own, one[1] in others))  # stable
-        left.remove(ranked[0])
-        one, self._graph[connection] = ranked[0]
+        compiled = {self._graph.get(one) for one in beside}
+
+        def may_begin(one: Wanted, graph: str) -> bool:
+            if one.file in self._alone:
+                return states <= {State.FREE}
+            return graph == own or not (graph in compiled or {State.READY, State.TRAINING} & states)
+
+        ranked = [
+            (graph != own, graph in others, place)
+            for place, (one, graph) in enumerate(left)
+            if may_begin(one, graph)
+        ]
+        if not ranked:
+            return None
+        one, self._graph[connection] = left.pop(min(ranked)[2])
+        if one.file in self._alone:
+            self._has_device.add(connection)
+            for other in beside:
+                other.send(RELEASE)
+                self._graph.pop(other, None)
         return one
+
+    def _give_turn(self, device: str) -> None:
+        """Let the first process of a device that is ready train, once no other one computes there."""
+        here = [one for one in self._state if self._device[one] == device]
+        if {State.COMPILING, State.TRAINING} & {self._state[one] for one in here}:
+            return
+        for one in here:
+            if self._state[one] is State.READY:
+                self._state[one] = State.TRAINING
+                one.send(GO)
+                return
+
+    def _again(self, connection: Any, made: Made) -> bool:
+        """Return whether a run ran out of memory that other processes of its device held."""
+        if self.each == 1 or not isinstance(made.outcome, OutOfMemory):
+            return False
+        again = made.wanted.file not in self._alone
+        self._alone.add(made.wanted.file)
+        self._graph.pop(connection, None)
+        return again
 
     def _ready(self, connection: Any) -> str:
         """Wait until a process can train; return the kind of its device."""
@@ -219,15 +332,17 @@ def _outcome(answer: Mapping[str, Any]) -> Any:
     return KINDS.get(kind, MinillmError)(what, where=where, fix=fix)
 
 
-def serve(parent: Any, backend: str, device: str, cache: Path) -> None:
+def serve(parent: Any, backend: str, device: str, cache: Path, threads: int) -> None:
     """Train the runs that the parent sends until it closes the connection; the body of a process.
 
     Args:
-        parent: gives the settings of each run, and gets its figures, its progress or its error.
+        parent: gives the settings of each run and its turn, and gets its figures, its progress or its error.
         backend: the framework.
         device: of all runs.
         cache: the token cache.
+        threads: that compile, unless the environment sets their number.
     """
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))  # torch is imported later
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to the parent too
     study: Study | None = None
     shown = 0.0
@@ -238,14 +353,25 @@ def serve(parent: Any, backend: str, device: str, cache: Path) -> None:
             shown = time.monotonic()
             parent.send({"progress": progress})
 
+    @contextmanager
+    def turn() -> Iterator[None]:
+        parent.send({"ready": True})
+        parent.recv()
+        yield
+
     with suppress(EOFError, ConnectionError):  # the parent has closed the connection, or was killed
         while True:
             asked = parent.recv()
+            if asked == RELEASE:
+                if study is not None:
+                    study.release()
+                continue
             try:
                 if study is None:  # the first message has the plans whose text is read
                     found = [_planned(one, backend, device) for one in asked]
                     plans, detected = [plan for plan, _ in found], found[0][1]
-                    study = Study(open_corpus(plans[0].config, cache=cache, plans=plans), detected)
+                    corpus = open_corpus(plans[0].config, cache=cache, plans=plans)
+                    study = Study(corpus, detected, turn=turn)
                     answer: dict[str, Any] = {"device": bind(plans[0], detected).device_name}
                 else:
                     plan, _ = _planned(asked, backend, device)

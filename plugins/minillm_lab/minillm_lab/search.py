@@ -22,8 +22,10 @@ from minillm_core import (
 from minillm_core.commands import counted, duration, few
 from minillm_core.inspection import find_plugin
 from minillm_core.studies import (
+    Binding,
     Prepared,
     RunRequest,
+    StopRequest,
     added,
     lock,
     prepare,
@@ -44,9 +46,9 @@ from minillm_lab.members import (
     write,
 )
 from minillm_lab.paired_runs import Length, PairedRuns, Watch, in_words, with_evaluation
-from minillm_lab.pool import Pool, check_devices
+from minillm_lab.pool import Pool, check_devices, processes_for
 from minillm_lab.search_page import PAGE, RESULT, markdown, search_page
-from minillm_lab.space import Recipe, Space, installed, parts_of, read_space, usual_space
+from minillm_lab.space import Recipe, Space, installed, parts_of, prospects, read_space, usual_space
 from minillm_lab.study import Study, bind, open_corpus
 from minillm_lab.successive_halving import SuccessiveHalving
 
@@ -81,6 +83,7 @@ class Request:
     out: Path | None = None
     resume: bool = False
     devices: tuple[str, ...] = ()  # that train runs at the same time; (): the one of ``asked``
+    processes: int | None = None  # that share each device; None: as many as fit
     watch: Watch = field(default=lambda current, progress: None)
 
 
@@ -212,6 +215,13 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
         space = read_space(request.space, usual, [*installed([], 0), *named])
         if named:
             space = replace(space, plugins=tuple(named))
+    known = prospects(
+        {name: named.get(name, name) for name in space.plugins},
+        equal_seconds=request.tokens is None,
+    )
+    space = replace(space, prospects=known)
+    if not named and request.space is None:
+        space = replace(space, plugins=tuple(known))
     out = request.out or choose_folder(request.runs, "search")
     _refuse_folder(out, resume=request.resume)
     notes = list[str](prepared.loaded.notes)
@@ -237,17 +247,7 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
         out.mkdir(parents=True, exist_ok=True)
         with lock(out, request.say):
             study = Study(corpus, detected, stop=stop, say=request.say)
-            pool = None
-            if request.devices:
-                pool = Pool(
-                    request.devices,
-                    [base],
-                    backend=detected.backend,
-                    cache=request.cache,
-                    stop=stop,
-                )
-            turns = not binding.compile
-            job = Job(request, out, study, plans, space, about, turns=turns, pool=pool)
+            job = Job(request, out, study, plans, space, about, binding=binding, stop=stop)
             try:
                 for line in notes:
                     request.say(line)
@@ -270,13 +270,13 @@ class Job:
         space: Space,
         about: Mapping[str, Any],
         *,
-        turns: bool,
-        pool: Pool | None = None,
+        binding: Binding,
+        stop: StopRequest,
     ) -> None:
-        self.pool = pool
+        self.pool: Pool | None = None
         self.request, self.out, self.study, self.plans = request, out, study, plans
         self.space, self.about, self.say = space, dict(about), request.say
-        self.turns = turns
+        self._binding, self._stop = binding, stop
         self.members = Members(out, study, "search", findings=(MinillmError,))
         self.earlier = read(out / RESULT) or {}
         self.halving: SuccessiveHalving | None = None
@@ -286,14 +286,39 @@ class Job:
         """Measure the speed, run the rounds and write the result; raises as :func:`search`."""
         self._refuse_other()
         base = self.plans(self.plans.base)
-        speed = self._speed(base)
-        self.measured = {"tokens_per_second": speed}
+        self.measured = self.earlier.get("measured") or self._measure(base)
+        speed = float(self.measured["tokens_per_second"])
+        self.pool = self._pool(base)
         if self.pool is None:
             return self._run(base, speed)
         self.study.release()
-        self.say(f"starting a process for each of {', '.join(self.pool.devices)}")
+        many = "a process" if self.pool.each == 1 else f"{self.pool.each} processes"
+        self.say(f"starting {many} for each of {', '.join(self.pool.devices)}")
         with self.pool:
             return self._run(base, speed)
+
+    def _pool(self, base: Plan) -> Pool | None:
+        """Choose the processes that train runs; None: runs are trained one after the other, here."""
+        request, bound = self.request, self._binding
+        devices, each = request.devices, request.processes
+        shared = bound.compile and bound.device.startswith(
+            "cuda"
+        )  # compiling takes longer than training
+        if not devices and (shared or each is not None):
+            devices = (bound.device,)
+        if each is None:
+            of = self.measured.get("peak_bytes"), self.measured.get("device_bytes")
+            each = processes_for(devices, *of) if shared else 1
+        if not request.devices and each == 1:
+            return None
+        return Pool(
+            devices,
+            [base],
+            backend=bound.backend,
+            cache=request.cache,
+            stop=self._stop,
+            each=each,
+        )
 
     def _run(self, base: Plan, speed: float) -> dict[str, Any]:
         request = self.request
@@ -348,14 +373,11 @@ class Job:
                     fix="the command that began it, or --out with another folder",
                 )
 
-    def _speed(self, base: Plan) -> float:
-        """Measure the baseline's tokens per second; a resumed search reuses the stored value."""
-        if (found := self.earlier.get("measured")) is not None:
-            return float(found["tokens_per_second"])
+    def _measure(self, base: Plan) -> dict[str, Any]:
+        """Measure the baseline's tokens per second and peak memory, in a run of twelve steps."""
         self.say("measuring how long a step takes")
         short = with_evaluation(base, base.config.train.seq_len)
-        seconds = self.study.step_seconds(short, base.config.seed)
-        return base.tokens_per_step / seconds
+        return self.study.measure(short, base.config.seed)
 
     def _paired_runs(self, length: Length, speed: float) -> PairedRuns:
         base = self.plans(self.plans.base)
@@ -366,7 +388,7 @@ class Job:
             about=self.about,
             say=self.say,
             watch=self.request.watch,
-            turns=self.turns,
+            turns=not self._binding.compile,
             pool=self.pool,
         )
 

@@ -7,6 +7,7 @@ planning decides which recipes are valid; this module does not.
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
 import tomllib
@@ -21,6 +22,7 @@ from minillm_core import Plan, Plugin, Refusal
 from minillm_core.commands import listed, nearest, rounded
 from minillm_core.inspection import Config, find_plugin, installed_plugins
 from minillm_core.studies import plugins_of, recipe_names
+from minillm_lab.card import BadCard, card_sources, read_cards
 
 SECTIONS = ("model", "train")
 """Tables of settings that may be searched; the others define the data and the measurement."""
@@ -133,6 +135,19 @@ def without(recipe: Recipe, part: Move) -> Recipe:
 
 
 @dataclass(frozen=True)
+class Prospect:
+    """What is known of a plugin before a search."""
+
+    gain: float  # the end nearer to 0 of the interval on its technique card, in nats; 0: none known
+    company: tuple[str, ...] = ()  # plugins beside which it was measured
+
+    @property
+    def helps(self) -> bool:
+        """Whether a gain was measured."""
+        return self.gain < 0
+
+
+@dataclass(frozen=True)
 class Space:
     """A search space."""
 
@@ -141,6 +156,7 @@ class Space:
     parameters: int  # maximum, of a model
     shapes: bool = True  # include moves that change layers, widths and heads together
     options: bool = True  # try the values that plugins declare for their options
+    prospects: Mapping[str, Prospect] = field(default_factory=dict)  # of plugins, the best first
 
     def data(self) -> dict[str, Any]:
         """Return the space as JSON."""
@@ -169,6 +185,26 @@ class Space:
         plugins = [Move(f"+{name}", adds=frozenset({name})) for name in names]
         both = zip_longest(found, plugins)  # alternate, so that a small budget tries both kinds
         return [one for pair in both for one in pair if one is not None]
+
+    def stacks(self, recipe: Recipe, left_out: Collection[str]) -> Iterator[list[Move]]:
+        """Yield the plugins whose technique cards show a gain, the largest first, as moves that add them.
+
+        A plugin that was measured beside others comes with those of them that the recipe lacks.
+
+        Args:
+            recipe: the starting point.
+            left_out: names of moves that are not to be tried again.
+        """
+        for name, prospect in self.prospects.items():
+            moves = [
+                Move(f"+{one}", adds=frozenset({one}))
+                for one in (*prospect.company, name)
+                if one not in recipe.plugins
+            ]
+            known = all(move.adds <= {*self.plugins} for move in moves)
+            tried = any(move.name in left_out for move in moves)
+            if prospect.helps and name not in recipe.plugins and known and not tried:
+                yield moves
 
     def additions(self, move: Move) -> list[Move]:
         """List the ways to add a plugin without effect at its defaults: one per declared option value."""
@@ -252,15 +288,39 @@ def usual_space(plan: Plan, plugins: Sequence[str], parameters: int) -> Space:
 
 
 def installed(named: Collection[str], seed: int) -> list[str]:
-    """List the installed plugins except those in ``named``.
-
-    Plugins that minillm's recipes name are first; the others follow in an order set by the seed.
-    """
-    recipes = [plugins_of(name) for name in recipe_names()]
-    known = {one: sum(one in recipe for recipe in recipes) for recipe in recipes for one in recipe}
+    """List the installed plugins except those in ``named``, in an order set by the seed."""
     found = [one.name for one in installed_plugins() if one.name not in named]
     random.Random(seed).shuffle(found)
-    return sorted(found, key=lambda name: -known.get(name, 0))
+    return found
+
+
+def prospects(plugins: Mapping[str, Any], *, equal_seconds: bool) -> dict[str, Prospect]:
+    """Read the technique cards of plugins.
+
+    Args:
+        plugins: name -> the name, or the file to load it from.
+        equal_seconds: use the effect at equal time, which few cards lack, else at equal tokens.
+
+    Returns:
+        Plugin -> what its newest card shows, the largest gain first. Of those without a gain or a card the
+        ones that minillm's recipes name are first, and measured harm is last.
+    """
+    recipes = [plugins_of(name) for name in recipe_names()]
+    found = {}
+    for name, spec in plugins.items():
+        cls = find_plugin(str(spec)).cls
+        try:
+            cards = read_cards(name, card_sources(inspect.getfile(cls)))
+        except BadCard:  # plugins info says why
+            cards = []
+        shown = (cards[0].equal_seconds if equal_seconds else cards[0]) if cards else None
+        if shown is None or shown.low <= 0 <= shown.high:
+            found[name] = Prospect(0.0)
+        else:
+            gain = shown.high if shown.high < 0 else shown.low
+            found[name] = Prospect(gain, cards[0].company)
+    named = {one: sum(one in recipe for recipe in recipes) for one in found}
+    return dict(sorted(found.items(), key=lambda one: (one[1].gain, -named[one[0]])))
 
 
 KEYS = ("plugins", "parameters", "shapes", "options")

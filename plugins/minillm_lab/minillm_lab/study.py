@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -36,6 +37,7 @@ from minillm_core.studies import (
     read_corpus,
     variants_of,
 )
+from minillm_lab.profiling import profiler_of
 from minillm_lab.speeds import remember
 
 WARM = 2
@@ -235,8 +237,25 @@ class Study:
 
     def step_seconds(self, plan: Plan, seed: int) -> float:
         """Measure the seconds per step, in a run of twelve steps."""
-        trained = self.train(plan.with_train(steps=12, minutes=None), seed, evaluations=1)
+        trained = self._short(plan, seed)
         return trained.seconds / trained.steps
+
+    def measure(self, plan: Plan, seed: int) -> dict[str, Any]:
+        """Measure a plan in a run of twelve steps.
+
+        Returns:
+            ``tokens_per_second``, ``peak_bytes`` (None: unknown) and ``device_bytes``, the device's memory.
+        """
+        trained = self._short(plan, seed)
+        assert self._kept is not None  # by the run
+        return {
+            "tokens_per_second": plan.tokens_per_step * trained.steps / trained.seconds,
+            "peak_bytes": trained.peak_bytes,
+            "device_bytes": profiler_of(self._kept[1]).memory_bytes(),
+        }
+
+    def _short(self, plan: Plan, seed: int) -> Trained:
+        return self.train(plan.with_train(steps=12, minutes=None), seed, evaluations=1)
 
     def stepper(self, plan: Plan) -> Stepper:
         """Build a separate trainer for a plan, to be stepped by hand.
@@ -274,6 +293,7 @@ class Study:
         """Free the compiled trainer's memory, before another trainer allocates its own."""
         self._kept = None
         gc.collect()
+        free_cached_memory()
 
 
 class Stepper:
@@ -432,6 +452,13 @@ def graph_of(plan: Plan) -> str:
         },
     }
     return json.dumps(kept, sort_keys=True)
+
+
+def free_cached_memory() -> None:
+    """Return the GPU memory that torch keeps for its next tensors to the driver, for other processes."""
+    torch = sys.modules.get("torch")  # not imported for MLX
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 @contextmanager

@@ -145,14 +145,18 @@ class SuccessiveHalving:
         return 4 * PAIRS * self.paired_runs.cost(self.length)
 
     def candidates(self) -> list[Candidate]:
-        """Plan the moves from the incumbent, most promising first."""
+        """Plan the moves from the incumbent, most promising first.
+
+        The first are combinations of the plugins whose technique cards show gains: a short search has no
+        time to find them one by one.
+        """
         moves = [
             one
             for one in self.space.moves(self.incumbent, self.plan, self.base)
             if one.name not in self._out
         ]
         moves.sort(key=lambda one: self._expected.get(one.name, 0.0))
-        found: list[Candidate] = []
+        found = self._stacks()
         for move in moves:
             ways = [self._planned(move)]
             if ways == [None] and move.adds:
@@ -160,6 +164,23 @@ class SuccessiveHalving:
                 ways = [self._planned(one, note=False) for one in more]
             found += [one for one in ways if one is not None]
         return found
+
+    def _stacks(self) -> list[Candidate]:
+        """Combine plugins whose technique cards show gains, as far as planning allows, the most first."""
+        most = self._most_parts - len(parts_of(self.incumbent, self.base))
+        joined: list[Move] = []
+        found: dict[int, Candidate] = {}
+        for moves in self.space.stacks(self.incumbent, self._out):
+            more = [one for one in moves if one not in joined]
+            if len(joined) + len(more) <= most:
+                planned = self._planned(together([*joined, *more]), note=False)
+                if planned is not None:
+                    joined += more
+                    found[len(joined)] = planned
+        wanted = {2**power for power in range(1, 6)} | {len(joined)}
+        sizes = {max((size for size in found if size <= most), default=0) for most in wanted}
+        stacks = [found[size] for size in sorted(sizes, reverse=True) if size > 1]
+        return [one for one in stacks if one.move.name not in self._out]
 
     def _planned(self, move: Move, *, note: bool = True) -> Candidate | None:
         recipe = move.applied(self.incumbent)
@@ -191,9 +212,14 @@ class SuccessiveHalving:
 
     def _reserved(self) -> float:
         """Estimate the seconds of the final comparison: baseline, recipe, recipe without each part."""
-        parts = max(len(parts_of(self.incumbent, self.base)), 1)
+        parts = len(parts_of(self.incumbent, self.base)) + self._more_parts
         sets = 2 + (parts if parts > 1 else 0)
         return min(LAST * self.budget, sets * PAIRS * self.paired_runs.cost(self.length))
+
+    @property
+    def _more_parts(self) -> int:
+        """Count the parts that the next round may add."""
+        return max((len(one.move.parts) for one in self._stacks()), default=1)
 
     @property
     def _most_parts(self) -> int:
@@ -269,9 +295,8 @@ class SuccessiveHalving:
         joined: list[Move] = []
         unions: dict[int, Candidate] = {}
         for one in ranked:
-            if len(joined) >= most:
-                break
-            if any(one.move.overlaps(other) for other in joined):
+            parts = sum(len(move.parts) or 1 for move in (*joined, one.move))
+            if parts > most or any(one.move.overlaps(other) for other in joined):
                 continue
             union = self._planned(together([*joined, one.move]))
             if union is not None:

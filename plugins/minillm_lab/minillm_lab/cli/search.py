@@ -117,6 +117,16 @@ def search(
         ),
     ] = False,
     gpus: Gpus = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Processes for each GPU: they compile side by side and train in turns. Default: as "
+            "many as memory and cores allow, where runs are compiled.",
+            rich_help_panel="Machine",
+        ),
+    ] = None,
     run: StudyOptions,
     as_json: AsJson = False,
 ) -> None:
@@ -144,6 +154,7 @@ def search(
             out=out,
             resume=resume,
             devices=cards(gpus),
+            processes=processes,
             watch=watch,
         )
         show_search(request, json=as_json)
