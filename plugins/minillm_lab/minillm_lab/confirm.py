@@ -1,7 +1,7 @@
 """The final comparison of a search, with fresh seeds that played no part in the selection.
 
 Compares the recipe with the baseline settings of the search, and with itself without each of its parts
-(an ablation). A part without a measurable effect that saves no time or memory is dropped.
+(an ablation). A part that has no measurable gain and saves no time or memory is dropped.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ class Confirmation:
                 row |= self._paired_runs.difference(found, others)
                 if row["effect"] is not None and not row["distinguishable"]:
                     row["saves"] = self._paired_runs.saving(row)
-                    if not row["saves"]:
-                        idle.append((row["effect"], part))
+                helps = row["effect"] is None or (row["distinguishable"] and row["effect"] < 0)
+                if not helps and not row.get("saves"):
+                    idle.append((row["effect"], part))
             table.append(row)
         self.result = {"parts": table, "dropped": [], **self._result(base, found)}
         if idle:
@@ -162,7 +163,7 @@ class Confirmation:
     def _affordable(self) -> int:
         """Count the sets of runs that fit into the remaining budget plus a twentieth of the whole."""
         left = OVER * self._budget - self._paired_runs.members.spent
-        return max(0, int(left / (self._pairs * self._paired_runs.cost(self._length))))
+        return max(0, int(left / self._paired_runs.cost(self._length, runs=self._pairs, graphs=1)))
 
     def _result(self, base: Outcomes, found: Outcomes) -> dict[str, Any]:
         return {

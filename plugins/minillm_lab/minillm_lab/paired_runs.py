@@ -17,7 +17,7 @@ from minillm_lab.members import Members, identity_of
 from minillm_lab.pool import Pool, Wanted
 from minillm_lab.result_diff import difference
 from minillm_lab.space import Move, Recipe
-from minillm_lab.study import Trained
+from minillm_lab.study import Trained, graph_of
 from minillm_lab.worth import effect_of
 
 TREND = 0.5
@@ -174,6 +174,8 @@ class PairedRuns:
         self._about, self._watch, self._turns = about, watch, turns
         self._made: dict[str, Trained | str] = {}  # by file: the incumbent's runs are shared
         self._overheads: list[float] = []  # seconds of a run outside training and evaluation
+        self._compiling: list[float] = []  # the same, of runs that compiled their graph
+        self._graphs: list[str] = []  # of the runs so far
         self._alive: list[Candidate] = []
         self._stage, self._number, self._runs = "", 0, 0
 
@@ -246,7 +248,8 @@ class PairedRuns:
                 self.say(f"{label}, seed {seed}: {found}")
         if isinstance(found, Trained):
             beside = self.members.wall * self._at_once - (1 + EVALUATION) * found.seconds
-            self._overheads.append(max(0.0, beside))
+            (self._compiling if self._compiles(plan) else self._overheads).append(max(0.0, beside))
+            self._graphs.append(graph_of(plan))
         self._made[file] = found
         return found
 
@@ -303,13 +306,23 @@ class PairedRuns:
         allowed = max(plan.config.train.seq_len, EVALUATION * LEARN * learnt)
         return min(plan.config.eval.tokens, 2 ** int(math.log2(allowed)))
 
-    def cost(self, length: Length) -> float:
-        """Estimate the seconds that a run takes of the search, including its overhead."""
-        average = (
-            fmean if self._pool and self._pool.each > 1 else median
-        )  # runs compile side by side
-        beside = average(self._overheads) if self._overheads else 1.0
-        return ((1 + EVALUATION) * length.seconds(self.speed) + beside) / self._at_once
+    def _compiles(self, plan: Plan) -> bool:
+        """Return whether a run compiles: one process keeps the graph of its last run, a pool's keep several."""
+        kept = self._graphs if self._pool else self._graphs[-1:]
+        return not self._turns and graph_of(plan) not in kept
+
+    def cost(self, length: Length, *, runs: int = 1, graphs: int = 0) -> float:
+        """Estimate the seconds that runs of a length take of the search.
+
+        Args:
+            length: of each run.
+            runs: their number.
+            graphs: number of graphs to compile for them.
+        """
+        beside = median(self._overheads) if self._overheads else 1.0
+        compiling = fmean(self._compiling) if self._compiling else 0.0
+        training = (1 + EVALUATION) * length.seconds(self.speed)
+        return (runs * (training + beside) + graphs * compiling) / self._at_once
 
     def compare(
         self,

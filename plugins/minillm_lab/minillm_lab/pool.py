@@ -47,6 +47,9 @@ KINDS = {one.__name__: one for one in (NonFinite, OutOfMemory)}
 POLL = 0.2
 """Seconds between two looks for a signal while runs are trained."""
 
+ENDING = 2.0
+"""Seconds that a process has to end by itself: one that is terminated leaves the framework's semaphores."""
+
 MOST, CORES = 5, 3
 """Maximum number of processes that share a device, and the number of cores for each of them."""
 
@@ -148,10 +151,12 @@ class Pool:
                 )
                 process.start()
                 theirs.close()
-                context.callback(process.join)
-                context.callback(process.terminate)
+                context.callback(_end, process)
                 self._device[ours] = device
                 ours.send([_text_of(plan) for plan in self._plans])
+            context.callback(
+                lambda: [one.close() for one in self._device]
+            )  # first: it ends idle ones
             kinds = {self._device[one]: self._ready(one) for one in self._device}
             if len({*kinds.values()}) > 1:
                 raise MinillmError(
@@ -300,6 +305,13 @@ class Pool:
                 f"the process that trains on {self._device[connection]} ended",
                 fix="look for its message above, or for a lack of memory (dmesg)",
             ) from None
+
+
+def _end(process: Any) -> None:
+    """Wait for a process that ends by itself where it is idle; terminate one that trains."""
+    process.join(ENDING)
+    process.terminate()
+    process.join()
 
 
 def check_devices(devices: Collection[str], detected: Detected) -> None:

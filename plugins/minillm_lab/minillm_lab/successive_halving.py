@@ -20,6 +20,7 @@ the same decisions on resume, and trains only the missing runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from minillm_core import MinillmError
@@ -119,6 +120,7 @@ class SuccessiveHalving:
         first = self._rungs[0].length
         self.paired_runs.begin(f"the settings as they are, {first.words}", 1, [])
         self.paired_runs.runs_of({INCUMBENT: self.base_plan}, first, [self.seed])  # times one run
+        self._leave_out_short_runs()
         number = 1
         while candidates := self.candidates():
             share = self._share(number)
@@ -142,7 +144,7 @@ class SuccessiveHalving:
 
     def least_cost(self) -> float:
         """Estimate the seconds of the smallest search: a candidate and the baseline, compared twice."""
-        return 4 * PAIRS * self.paired_runs.cost(self.length)
+        return 4 * self.paired_runs.cost(self.length, runs=PAIRS)
 
     def candidates(self) -> list[Candidate]:
         """Plan the moves from the incumbent, most promising first.
@@ -205,7 +207,7 @@ class SuccessiveHalving:
     def _share(self, number: int) -> float | None:
         """Choose the seconds for a round; None: no time is left for one."""
         left = self.budget - self.paired_runs.members.spent - self._reserved()
-        least = 2 * PAIRS * self.paired_runs.cost(self.length)
+        least = 2 * self.paired_runs.cost(self.length, runs=PAIRS, graphs=1)
         if left < (least if number == 1 else 1.25 * least):
             return None
         return max(left / 2, least)
@@ -214,7 +216,8 @@ class SuccessiveHalving:
         """Estimate the seconds of the final comparison: baseline, recipe, recipe without each part."""
         parts = len(parts_of(self.incumbent, self.base)) + self._more_parts
         sets = 2 + (parts if parts > 1 else 0)
-        return min(LAST * self.budget, sets * PAIRS * self.paired_runs.cost(self.length))
+        each = self.paired_runs.cost(self.length, runs=PAIRS, graphs=1)
+        return min(LAST * self.budget, sets * each)
 
     @property
     def _more_parts(self) -> int:
@@ -224,25 +227,49 @@ class SuccessiveHalving:
     @property
     def _most_parts(self) -> int:
         """Count the parts that fit into the time of the final comparison."""
-        return max(1, int(LAST * self.budget / (PAIRS * self.paired_runs.cost(self.length))) - 2)
+        each = self.paired_runs.cost(self.length, runs=PAIRS, graphs=1)
+        return max(1, int(LAST * self.budget / each) - 2)
 
-    def _sizes(self, queued: int, share: float) -> list[int]:
+    def _sizes(self, queued: Sequence[Candidate], share: float) -> list[int]:
         """Choose the number of candidates per rung; the shortest rung gets the remaining time."""
-        costs = [self.paired_runs.cost(one.length) for one in self._rungs]
+        first, *middle, final = self._rungs
+        cost = self.paired_runs.cost
         for last in (4, 3, 2, 1):
-            sizes, left = [last], share - (last + 1) * PAIRS * costs[-1]
-            for cost in costs[-2:0:-1]:
+            sizes, left = [last], share - (last + 1) * cost(final.length, runs=PAIRS)
+            for rung in reversed(middle):
                 sizes.insert(0, ETA * sizes[0])
-                left -= (sizes[0] + 1 + UNIONS) * cost
-            first = int(left / costs[0]) - 1 - UNIONS * (len(costs) == 2)
-            if first < min(queued, ETA * sizes[0]) and last > 1:
+                left -= (sizes[0] + 1) * cost(rung.length)
+            left -= cost((middle or [first])[-1].length, runs=UNIONS, graphs=1)
+            fitting = self._fitting(queued, left, first)
+            if fitting < min(len(queued), ETA * sizes[0]) and last > 1:
                 continue
-            sizes.insert(0, max(first, min(queued, sizes[0])))
-            return [min(queued, one) for one in sizes]
+            sizes.insert(0, max(fitting, min(len(queued), sizes[0])))
+            return [min(len(queued), one) for one in sizes]
         raise AssertionError("the loop ends with a size of 1")
 
+    def _fitting(self, queued: Sequence[Candidate], seconds: float, rung: Rung) -> int:
+        """Count the first candidates whose runs at a rung, and the incumbent's, fit into a time."""
+        left, graphs = seconds - self.paired_runs.cost(rung.length), {graph_of(self.plan)}
+        for number, one in enumerate(queued):
+            graph = graph_of(one.plan)
+            left -= self.paired_runs.cost(rung.length, graphs=graph not in graphs)
+            graphs.add(graph)
+            if left < 0:
+                return number
+        return len(queued)
+
+    def _leave_out_short_runs(self) -> None:
+        """Leave out rungs that are hardly cheaper than the next one, where compiling takes most of a run."""
+        for rung, longer in pairwise([*self._rungs]):
+            cost = self.paired_runs.cost(rung.length, runs=rung.pairs, graphs=1)
+            if self.paired_runs.cost(longer.length, runs=longer.pairs, graphs=1) < 2 * cost:
+                self._rungs.remove(rung)
+                self.paired_runs.say(
+                    f"no runs of {rung.length.words}: most of their time would be compiling"
+                )
+
     def _round(self, number: int, queued: Sequence[Candidate], share: float) -> None:
-        sizes = self._sizes(len(queued), share)
+        sizes = self._sizes(queued, share)
         alive = list(queued[: sizes[0]])
         self.untried = [one.move.name for one in queued[sizes[0] :]]
         record: dict[str, Any] = {
@@ -340,7 +367,7 @@ class SuccessiveHalving:
         if (
             self.paired_runs.members.spent
             + self._reserved()
-            + 2 * MORE * self.paired_runs.cost(self.length)
+            + 2 * self.paired_runs.cost(self.length, runs=MORE)
             > self.budget
         ):
             return
