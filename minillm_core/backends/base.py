@@ -200,6 +200,10 @@ class Trainer(Model):
         """Return the arrays of a snapshot that this process updates; all of them without sharding. Waits."""
         return self.arrays()
 
+    def local_tensors(self) -> Mapping[str, Any]:
+        """Return :meth:`local_arrays` as they are on the device, where the framework has them without a copy."""
+        return self.local_arrays()
+
     @abstractmethod
     def snapshot(self) -> Snapshot:
         """Take a snapshot of everything to save, as it is after the steps queued so far.

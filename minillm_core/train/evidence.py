@@ -17,10 +17,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
+from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
-
-import numpy as np
 
 from minillm_core.backends.base import Trainer
 from minillm_core.backends.ranks import ALONE, Ranks
@@ -62,11 +61,13 @@ class Evidence:
         self.expected = {name: tuple(keys) for name, keys in sorted(self.expected.items())}
         self._elsewhere = Counter[str]()
         keys = {key for keys in self.expected.values() for key in keys}
-        self._initial: dict[str, np.ndarray] = {}
-        if names := [key.partition(":")[2] for key in keys if key.startswith("parameter:")]:
-            arrays = self.trainer.local_arrays()  # the only check that copies from the device
-            held = {name: arrays.get(f"model.{name}") for name in names}
-            self._initial = {name: np.array(one) for name, one in held.items() if one is not None}
+        self._names = {key.partition(":")[2] for key in keys if key.startswith("parameter:")}
+        arrays, moments = self._arrays()
+        self._initial = {  # the others have moments, whose tables are too large to be copied
+            name: deepcopy(arrays[key])
+            for name in self._names
+            if not moments[name] and (key := f"model.{name}") in arrays
+        }
         self._records: dict[str, dict[str, Any]] | None = None
         self._steps = 0  # of this process: a resumed run is checked again
 
@@ -184,21 +185,25 @@ class Evidence:
         Optimizer state of the parameter's own shape proves it (a moment, a momentum); a change of the
         weights alone may be weight decay. Without such state the change must be enough.
         """
-        if not self._initial:
-            return Counter()
-        arrays = self.trainer.local_arrays()
+        arrays, moments = self._arrays()
+        moved = {name: arrays[f"model.{name}"] != first for name, first in self._initial.items()}
+        found = moments | {name: [one] for name, one in moved.items() if not moments[name]}
+        return Counter(f"parameter:{name}" for name, some in found.items() if any(map(_any, some)))
+
+    def _arrays(self) -> tuple[Mapping[str, Any], dict[str, list[Any]]]:
+        """Return the trainer's arrays, and the optimizer state of each expected parameter's own shape."""
+        arrays = self.trainer.local_tensors() if self._names else {}
         names = {key.removeprefix("model.") for key in arrays if key.startswith("model.")}
-        moments: dict[str, list[bool]] = {name: [] for name in self._initial}
+        moments: dict[str, list[Any]] = {name: [] for name in self._names}
         for key, array in arrays.items():
             owner = _owner(key, names)
-            if owner in moments and array.shape == self._initial[owner].shape:
-                moments[owner].append(bool(np.any(array)))
-        reached = Counter[str]()
-        for name, initial in self._initial.items():
-            moved = not np.array_equal(arrays[f"model.{name}"], initial)
-            if any(moments[name]) if moments[name] else moved:
-                reached[f"parameter:{name}"] = 1
-        return reached
+            if owner in moments and array.shape == arrays[f"model.{owner}"].shape:
+                moments[owner].append(array)
+        return arrays, moments
+
+
+def _any(array: Any) -> bool:
+    return bool((array != 0).any())  # on the device of the array
 
 
 def _owner(key: str, names: Set[str]) -> str | None:

@@ -342,6 +342,10 @@ class TorchTrainer(TorchModel, Trainer):
         """Return the parameters that this process updates, and its optimizer state."""
         return self.arrays() if self.share is None else transfer.copy_to_host(self._all_tensors())
 
+    def local_tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of :meth:`local_arrays`, which training continues with."""
+        return self._all_tensors()
+
     @torch.no_grad()
     def shard(self, what: str) -> None:
         """Shard the updates over the ranks."""

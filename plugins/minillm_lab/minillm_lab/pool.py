@@ -143,7 +143,9 @@ class Pool:
     def __enter__(self) -> Self:
         spawn = multiprocessing.get_context("spawn")  # a fork would share the parent's CUDA context
         threads = max(1, (os.cpu_count() or 1) // (self.each * len(self.devices)))
+        processes: list[Any] = []
         with self._context as context:
+            context.callback(self._end, processes)
             for device in (one for one in self.devices for _ in range(self.each)):
                 ours, theirs = spawn.Pipe()
                 process = spawn.Process(
@@ -151,7 +153,7 @@ class Pool:
                 )
                 process.start()
                 theirs.close()
-                context.callback(_end, process)
+                processes.append(process)
                 self._device[ours] = device
                 ours.send([_text_of(plan) for plan in self._plans])
             context.callback(
@@ -170,6 +172,17 @@ class Pool:
 
     def __exit__(self, *error: object) -> None:
         self._context.close()
+
+    def _end(self, processes: Sequence[Any]) -> None:
+        """Close the connections, which ends the idle processes; terminate those that do not end."""
+        for connection in self._device:
+            connection.close()
+        until = time.monotonic() + ENDING
+        for process in processes:
+            process.join(max(0.0, until - time.monotonic()))
+        for process in processes:
+            process.terminate()
+            process.join()
 
     def train(
         self,
@@ -305,13 +318,6 @@ class Pool:
                 f"the process that trains on {self._device[connection]} ended",
                 fix="look for its message above, or for a lack of memory (dmesg)",
             ) from None
-
-
-def _end(process: Any) -> None:
-    """Wait for a process that ends by itself where it is idle; terminate one that trains."""
-    process.join(ENDING)
-    process.terminate()
-    process.join()
 
 
 def check_devices(devices: Collection[str], detected: Detected) -> None:

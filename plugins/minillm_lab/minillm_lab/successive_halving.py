@@ -195,8 +195,10 @@ class SuccessiveHalving:
                     f"{amount(plan.num_parameters)} parameters are more than "
                     f"{amount(self.space.parameters)}"
                 )
-            if self.length.tokens and len(plan.course) > 1:
-                raise MinillmError("the sizes of its batches change: search it with --minutes")
+            if len(plan.course) > 1:
+                raise MinillmError(
+                    "the sizes of its batches change in the course of a run, by its number of steps"
+                )
         except MinillmError as error:
             if note and not move.parts:
                 self.refused[move.name] = error.what
@@ -210,7 +212,9 @@ class SuccessiveHalving:
         least = 2 * self.paired_runs.cost(self.length, runs=PAIRS, graphs=1)
         if left < (least if number == 1 else 1.25 * least):
             return None
-        return max(left / 2, least)
+        return (
+            left / 2 if left / 2 > 2 * least else left
+        )  # else the next round would have few candidates
 
     def _reserved(self) -> float:
         """Estimate the seconds of the final comparison: baseline, recipe, recipe without each part."""

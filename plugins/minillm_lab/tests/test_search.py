@@ -208,7 +208,7 @@ def test_a_small_budget_races_fewer_and_says_which_were_not_tried(race: Any, rig
     found = race(
         rigged({}),
         space("rule", "scale", train__betas=((0.8, 0.9), (0.7, 0.9)), train__lr=rates),
-        budget=40.0,
+        budget=30.0,
         speed=1e5,  # used for time estimates; runs take no time, and pauses of a busy machine must not count
     )
     assert found.least_cost() == pytest.approx(

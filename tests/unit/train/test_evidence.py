@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from minillm_core import Run, build_plan, load
 from minillm_core.backends.ranks import Ranks
 from minillm_core.errors import NoEvidence
 from minillm_core.train.events import Ended, Stepped, Throughput
@@ -30,7 +32,7 @@ class Model:
     def witnesses(self) -> dict[str, int]:
         return self.seen
 
-    def local_arrays(self) -> dict[str, np.ndarray]:
+    def local_tensors(self) -> dict[str, np.ndarray]:
         self.asked += 1
         return self.state
 
@@ -225,3 +227,22 @@ def test_rank_0_alone_ends_a_run_without_evidence(model: Any, counter: Counter) 
     trained(watch(1))
     with pytest.raises(NoEvidence, match="'muon' was named"):
         trained(watch(0))
+
+
+def test_evidence_of_parameters_copies_nothing_from_the_device(tmp_path: Path) -> None:
+    """With tables of many parameters a copy takes seconds, in the middle of training."""
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat. " * 200)
+    sizes = {"vocab": 300, "dim": 16, "layers": 2, "heads": 2, "kv_heads": 2, "hidden": 16}
+    settings: dict[str, Any] = {f"model.{name}": size for name, size in sizes.items()}
+    settings |= {"data.paths": [str(text)], "device": "cpu", "backend": "torch"}
+    settings |= {"train.rows": 2, "train.seq_len": 16, "train.steps": STEPS + 2, "eval.tokens": 64}
+    run = Run(build_plan(load(preset="tiny", settings=settings, plugins="value_embeds")))
+    trainer = run.trainer
+
+    def copied() -> None:
+        raise AssertionError("all arrays were copied")
+
+    trainer.arrays = trainer.local_arrays = copied
+    events = list(run.steps())
+    assert sum(isinstance(one, Stepped) for one in events) > STEPS

@@ -10,14 +10,11 @@ import subprocess
 import sys
 import time
 import tomllib
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from minillm_core.cli.main import main
-from minillm_lab.search import Request, search
 
 SMALL = (
     *("model.vocab=300", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=2"),
@@ -76,19 +73,15 @@ def test_a_planted_winner_is_found_and_a_killed_search_finds_the_same(
 
 
 @pytest.mark.slow
-def test_runs_of_several_devices_are_those_of_one(
-    given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+def test_runs_of_two_processes_are_those_of_one(
+    given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """Of two that share a device; test_ablate.py has one process on each of two."""
     one, two = tmp_path / "one", tmp_path / "two"
     assert main([*given, "--out", str(one)]) == 0
-
-    def on_two(request: Request) -> Any:
-        return search(replace(request, devices=("cpu", "cpu")))
-
-    monkeypatch.setattr("minillm_lab.search.search", on_two)
     capsys.readouterr()
-    assert main([*given, "--out", str(two)]) == 0
-    assert "starting a process for each of cpu, cpu" in capsys.readouterr().err
+    assert main([*given, "--processes", "2", "--out", str(two)]) == 0
+    assert "starting 2 processes for each of cpu" in capsys.readouterr().err
     found, expected = (
         {file.name: json.loads(file.read_text())["run"]["curve"][-1] for file in out.glob("runs/*")}
         for out in (two, one)
