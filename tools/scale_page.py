@@ -11,14 +11,16 @@ such that the model reproduces it. Unmeasured runs are forecast as by ``minillm 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from benchmarks.scale import CASES
 from minillm_core import build_plan, load
 from minillm_mesh.cost import CARDS, Card, Collective, Work, seconds, times
-from minillm_mesh.forecast import forecast
+from minillm_mesh.forecast import Forecast, forecast
 from tools.markdown import table
 from tools.pages import Page, main
 from tools.repository import ROOT
@@ -154,37 +156,102 @@ RESULTS: tuple[tuple[str, str, Callable[[list[float]], float]], ...] = (
 """Result files, and whether a step is the mean or the median of theirs."""
 
 
-def measured() -> str:
-    """Return the table of the results of benchmarks/scale.py: tokens/s and memory on one GPU and on two."""
-    rows, about = [], []
+@dataclass(frozen=True)
+class Measured:
+    """A measured case on one GPU and on two, and its plan on as many."""
+
+    name: str
+    card: Card
+    cases: tuple[dict[str, Any], dict[str, Any]]  # as in the result file
+    speeds: tuple[float, float]  # tokens/s
+
+    def planned(self, gpus: int) -> Forecast | None:
+        """Forecast the run as `minillm plan --gpus` does; None: a peer's, which has no plan."""
+        (case,) = (one for one in CASES if (one.name, one.gpus) == (self.name, gpus))
+        if case.peer:
+            return None
+        flags = dict(pairwise(case.arguments))
+        pairs = (word.split("=") for word in case.arguments if "=" in word)
+        settings = {key: value if value.isalpha() else int(value) for key, value in pairs}
+        settings |= {key: value == "true" for key, value in settings.items() if value in BOOLEAN}
+        config = load(
+            preset=flags["--preset"], plugins=flags.get("--plugins", ""), settings=settings
+        )
+        return forecast(build_plan(config), gpus, self.card.name, "bfloat16")
+
+    def mfu(self, gpus: int) -> float:
+        """Return the model FLOPs utilisation of each GPU."""
+        found = self.planned(gpus)
+        each = found.plan.estimate().flops_per_token if found else self.cases[0]["flops_per_token"]
+        return self.speeds[gpus - 1] / gpus * each / self.card.flops
+
+
+BOOLEAN = ("true", "false")
+
+
+def results() -> Iterator[tuple[str, str, dict[str, Any], list[Measured]]]:
+    """Yield each result file: its name, mean or median, its document, and its cases."""
     for file, word, middle in RESULTS:
         document = json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())
-        figures = document["figures"]
+        figures, found = document["figures"], []
+        (gpu,) = {gpu["name"] for gpu in document["environment"]["hardware"]["gpus"]}
+        card = next(card for name, card in CARDS.items() if name.upper() in gpu)
         for name in MEASURED:
             if name in figures["ratios"]:
                 one, two = (figures["cases"][f"{name}-{gpus}"] for gpus in (1, 2))
-                speeds = [
+                first, second = (
                     case["tokens_per_step"] / middle(case["step_seconds"][figures["warm"] :])
                     for case in (one, two)
-                ]
-                rows.append(
-                    (
-                        MEASURED[name],
-                        *(f"{speed:,.0f}" for speed in speeds),
-                        f"{speeds[1] / speeds[0] / 2:.3f}",
-                        *(f"{case['peak_gib']:.1f}" for case in (one, two)),
-                    )
                 )
+                found.append(Measured(name, card, (one, two), (first, second)))
+        yield file, word, document, found
+
+
+def measured() -> str:
+    """Return the table of the results of benchmarks/scale.py: tokens/s and memory on one GPU and on two."""
+    rows, about = [], []
+    for file, word, document, found in results():
+        for one in found:
+            rows.append(
+                (
+                    MEASURED[one.name],
+                    *(f"{speed:,.0f}" for speed in one.speeds),
+                    f"{one.speeds[1] / one.speeds[0] / 2:.3f}",
+                    *(f"{one.mfu(gpus):.3f}" for gpus in (1, 2)),
+                    *(f"{case['peak_gib']:.1f}" for case in one.cases),
+                )
+            )
         environment = document["environment"]
-        (card,) = {gpu["name"] for gpu in environment["hardware"]["gpus"]}
+        (gpu,) = {gpu["name"] for gpu in environment["hardware"]["gpus"]}
         about.append(
-            f"`{file}.json`: one run on two {card} of one host, PyTorch "
+            f"`{file}.json`: one run on two {gpu} of one host, PyTorch "
             f"{environment['versions']['torch']}, bfloat16, compiled; {environment['date'][:10]}, commit "
             f"{environment['commit'][:7]}; a step is the {word} of those after the "
-            f"first {figures['warm']}."
+            f"first {document['figures']['warm']}."
         )
-    head = ("what", "tokens/s, one", "two", "of linear", "GiB a card, one", "two")
+    head = (
+        "what", "tokens/s, one", "two", "of linear", "MFU, one", "two", "GiB a card, one", "two"
+    )  # fmt: skip
     return "\n\n".join((table(head, rows), "`python -m benchmarks.scale`.", *about))
+
+
+def checked() -> str:
+    """Return the table of minillm's own runs on two GPUs: as planned, and as measured."""
+    rows = []
+    for *_, found in results():
+        for one in found:
+            if (plan := one.planned(2)) is None:
+                continue
+            (_, speed), peak = one.speeds, one.cases[1]["peak_gib"]
+            planned = plan.data()
+            rate, size = planned["tokens_per_second"], planned["bytes"] / 2**30
+            numbers = (f"{rate:,.0f}", f"{speed:,.0f}", f"{rate / speed:.2f}")
+            sizes = (f"{size:.1f}", f"{peak:.1f}", f"{size / peak:.2f}")
+            rows.append((MEASURED[one.name], one.card.name.upper(), *numbers, *sizes))
+    head = (
+        "what", "card", "tokens/s, planned", "measured", "ratio", "GiB a card, planned", "measured", "ratio"
+    )  # fmt: skip
+    return table(head, rows)
 
 
 def predicted() -> str:
@@ -296,7 +363,12 @@ def not_measured() -> str:
 
 PAGE = Page(
     ROOT / "docs" / "scale.md",
-    {"measured": measured, "predicted": predicted, "not measured": not_measured},
+    {
+        "measured": measured,
+        "planned": checked,
+        "predicted": predicted,
+        "not measured": not_measured,
+    },
 )
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,16 +187,32 @@ class Ranks:
 ALONE = Ranks()
 
 
+# SLURM_NTASKS and SLURM_PROCID are also set where one process runs: in a batch script, a shell, `srun -n 1`
+TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
+
 def launched() -> tuple[int, int]:
     """Return (rank, number of processes) from a launcher's environment variables; (0, 1) without one.
 
     ``torchrun`` sets RANK and WORLD_SIZE, ``mlx.launch`` MLX_RANK and the hosts' file or their number.
+
+    Raises:
+        BackendError: this is one of several processes, without a rank or their number.
     """
     here = os.environ.get
     rank, size = here("RANK") or here("MLX_RANK"), here("WORLD_SIZE") or here("MLX_WORLD_SIZE")
     if rank and not size and (hosts := here("MLX_HOSTFILE") or here("MLX_IBV_DEVICES")):
         size = str(len(json.loads(Path(hosts).read_text())))
-    return (int(rank), int(size)) if rank and size else (0, 1)
+    if rank and size:
+        return int(rank), int(size)
+    names = ("RANK", "MLX_RANK", "WORLD_SIZE", "MLX_WORLD_SIZE", *TASKS)
+    given = [(name, value) for name in names if (value := here(name))]
+    if lone := [f"{key}={n}" for key, n in given if n != "1" or key.endswith("RANK")]:
+        what = "one of several processes would train alone: RANK, WORLD_SIZE or both are not set"
+        torchrun = "torchrun --nproc-per-node N -m minillm_core train"
+        fix = f"{torchrun}, or srun {torchrun} (docs/scale.md); for separate runs unset these"
+        raise BackendError(what, where=", ".join(lone), fix=fix)
+    return 0, 1
 
 
 def divides(asked: str, ranks: Ranks) -> str:
@@ -214,8 +230,9 @@ def divides(asked: str, ranks: Ranks) -> str:
 
 def rank_prefix() -> str:
     """Return the prefix of an error's text that names the rank; empty for a single process."""
-    rank, size = launched()
-    return f"rank {rank}: " if size > 1 else ""
+    with suppress(Exception):  # that it cannot be read is the error itself
+        return f"rank {launched()[0]}: " if launched()[1] > 1 else ""
+    return ""
 
 
 def join(detected: Detected) -> Ranks:
@@ -224,9 +241,7 @@ def join(detected: Detected) -> Ranks:
     Raises:
         BackendError: no installed distribution provides the backend's communication.
     """
-    if launched()[1] == 1:
-        return ALONE
-    return engine(detected.backend)(detected)
+    return engine(detected.backend)(detected) if launched()[1] > 1 else ALONE
 
 
 def launch(detected: Detected, gpus: int, arguments: Sequence[str]) -> int | None:
@@ -243,21 +258,14 @@ def launch(detected: Detected, gpus: int, arguments: Sequence[str]) -> int | Non
     Raises:
         BackendError: there are fewer GPUs, or a launcher started another number of processes.
     """
-    _, size = launched()
+    (_, size), here, where = launched(), probe().nvidia, f"--gpus {gpus}"
     if size > 1 and size != gpus:
-        raise BackendError(
-            f"--gpus {gpus} in one of {size} processes",
-            where=f"--gpus {gpus}",
-            fix="leave --gpus out where a launcher has started the processes",
-        )
-    here = probe().nvidia
+        fix = "leave --gpus out where a launcher has started the processes"
+        raise BackendError(f"{where} in one of {size} processes", where=where, fix=fix)
     if detected.device != "cuda" or gpus > here:
-        raise BackendError(
-            f"--gpus {gpus} asks for NVIDIA GPUs, and {here} can be used on {detected.device}",
-            where=f"--gpus {gpus}",
-            fix="a smaller number; processes on CPUs are started by torchrun, those of MLX by mlx.launch "
-            "(docs/scale.md)",
-        )
+        what = f"{where} asks for NVIDIA GPUs, and {here} can be used on {detected.device}"
+        fix = "fewer, or on CPUs and MLX processes of torchrun and mlx.launch (docs/scale.md)"
+        raise BackendError(what, where=where, fix=fix)
     return engine(detected.backend).launch(gpus, arguments) if gpus > size else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -21,6 +22,8 @@ Beside = Callable[
 ]
 """Context manager of the files of other processes. Entered with the temporary folder and ``given_up``, it
 waits for the files and returns them by name; when an error leaves it, the other processes give up."""
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def commit(
@@ -113,18 +116,17 @@ def _give_name(temporary: Path, target: Path) -> None:
 
 
 def _unwritten(target: Path, step: int, size: int, error: Exception) -> MinillmError:
+    what = f"the checkpoint of step {step} could not be written: "
+    if isinstance(error, MinillmError):  # another process has ended: the disk is not at fault
+        return MinillmError(what + error.what, where=error.where or str(target), fix=error.fix)
     where = f"{target}; {size / 1e6:,.1f} MB are needed"
     with suppress(OSError):
-        free = shutil.disk_usage(
-            target.parent if target.parent.is_dir() else target.parents[2]
-        ).free
-        where += f", {free / 1e6:,.1f} MB are free"
-    return MinillmError(
-        f"the checkpoint of step {step} could not be written: {error}",
-        where=where,
-        fix="earlier ones are as they were; make room (a lower checkpoint.keep needs less) and "
-        "--resume, or let training continue without it: checkpoint.on_error=continue",
-    )
+        parent = target.parent if target.parent.is_dir() else target.parents[2]
+        where += f", {shutil.disk_usage(parent).free / 1e6:,.1f} MB are free"
+    full = any(os.strerror(code) in str(error) for code in FULL)  # also in another rank's words
+    way = "make room (a lower checkpoint.keep needs less)" if full else "remove the cause"
+    fix = f"earlier ones are as they were; {way} and --resume, or continue training without it: "
+    return MinillmError(what + str(error), where=where, fix=fix + "checkpoint.on_error=continue")
 
 
 def retain(out: Path, keep: int, spare: Collection[int] = ()) -> list[Path]:
@@ -179,10 +181,9 @@ def non_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
     """Return the name of the first array that holds a NaN or an infinity."""
     for name, array in arrays.items():
         # min and max propagate NaN and need no mask as large as the array
-        if array.dtype.kind == "f" and array.size:
-            low, high = array.min(), array.max()
-            if not (np.isfinite(low) and np.isfinite(high)):
-                return name
+        floats = array.dtype.kind == "f" and array.size
+        if floats and not np.isfinite((array.min(), array.max())).all():
+            return name
     return None
 
 

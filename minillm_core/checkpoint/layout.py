@@ -40,12 +40,9 @@ def folder(out: Path, step: int) -> Path:
 
 def folders(out: Path) -> list[tuple[int, Path]]:
     """List every committed checkpoint as (step, path), newest first, without verification."""
-    found = []
-    for path in _saved(out):
-        match = _STEP.fullmatch(path.name)
-        if match and path == folder(out, int(match[1])):
-            found.append((int(match[1]), path))
-    return sorted(found, reverse=True)
+    matches = ((_STEP.fullmatch(path.name), path) for path in _saved(out))
+    steps = ((int(match[1]), path) for match, path in matches if match)
+    return sorted((one for one in steps if one[1] == folder(out, one[0])), reverse=True)
 
 
 def corrupt(out: Path) -> list[Path]:

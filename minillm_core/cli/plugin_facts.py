@@ -45,8 +45,8 @@ def info(
     Args:
         named: its name, or a single file and its class.
         planned: plans a preset with the plugin, for ``slots`` (the slots it fills) and ``mesh`` (with
-            minillm-mesh installed: axis -> why the plugin cannot be sharded). If planning is refused, ``slots``
-            is empty and ``slots_refused`` has the reason.
+            minillm-mesh installed: axis -> why the plugin cannot be sharded). If planning is refused, both
+            are empty and ``slots_refused`` has the reason.
         given: plugin -> options for that plan, as in the preset; else the defaults.
 
     Raises:
@@ -76,13 +76,13 @@ def info(
         shown |= {"cards": [], "cards_refused": missing_hint(MEASURED, "measured worth is shown")}
     if planned is None:
         return shown
+    axes = provided(AXES, "torch")
     try:
         plan = planned(with_options(found, (given or {}).get(origin.name, {})))
-        axes = provided(AXES, "torch")
-        divided = {"mesh": axes(plan)} if axes else {}
-        return shown | {"slots": list(slots_of(plan, origin.name))} | divided
+        slots, mesh = {"slots": list(slots_of(plan, origin.name))}, axes(plan) if axes else {}
     except Refusal as refusal:  # a required option, or a preset that it does not fit
-        return shown | {"slots": [], "slots_refused": refusal.what}
+        slots, mesh = {"slots": [], "slots_refused": refusal.what}, {}
+    return shown | slots | ({"mesh": mesh} if axes else {})
 
 
 def planned_on(preset: str) -> Callable[[LoadedPlugin], Plan]:
@@ -136,14 +136,14 @@ def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
     if "slots" in shown:
         slots = "\n".join(map(rounded, shown["slots"]))
         facts.append(("slots", slots or shown.get("slots_refused", "none")))
-    if mesh := shown.get("mesh"):
+    if (mesh := shown.get("mesh")) is not None:
         named = shown["name"] if shown["distribution"] else shown["source"]
-        lines = [
+        tried = f"minillm plugins check {named} --only mesh tries it"
+        unknown = f"not known, since it was not planned: {tried} beside what it needs"
+        lines = (
             f"{axis}: {f'refused, {why}' if why else 'not refused'}" for axis, why in mesh.items()
-        ]
-        facts.append(
-            ("mesh", "\n".join([*lines, f"minillm plugins check {named} --only mesh tries it"]))
         )
+        facts.append(("mesh", "\n".join([*lines, tried]) if mesh else unknown))
     return [*facts, *_worth(shown)]
 
 

@@ -94,7 +94,7 @@ def unsaved(reason: str, position: Position) -> MinillmError:
         "the run is over, and its last checkpoint could not be written: "
         + reason.partition("\n")[0],
         where=f"step {position.step}; {newest_checkpoint(position)}",
-        fix="make room, then --resume",
+        fix="remove the cause, then --resume",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from minillm_core import Plan, Refusal
+from minillm_core import ConfigError, Plan, Refusal
 from minillm_mesh import context_checks, stages, step_checks, tensor_spec, weight_checks
 
 
@@ -27,14 +27,19 @@ AXES: Mapping[str, tuple[Callable[[Plan], None], ...]] = {
 
 
 def axes_of(plan: Plan) -> dict[str, str | None]:
-    """Map each parallelism axis to the reason why a plan is refused; None: accepted before training."""
+    """Map each parallelism axis to the reason why a plan is refused; None: accepted before training.
+
+    A plugin that shapes batches is not refused for their numbers, which follow from a run's settings.
+    """
     found: dict[str, str | None] = dict.fromkeys(AXES)
     for axis, checks in AXES.items():
-        try:
-            for check in checks:
+        for check in checks:
+            try:
                 check(plan)
-        except Refusal as refusal:
-            found[axis] = refusal.what
+            except Refusal as refusal:
+                if plan.shaping is None or not isinstance(refusal, ConfigError):
+                    found[axis] = refusal.what
+                    break
     return found
 
 

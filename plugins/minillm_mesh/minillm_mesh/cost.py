@@ -1,7 +1,7 @@
 """The cost model: bytes, FLOPs and bandwidths -> seconds of a step, from 1 to 1,024 cards.
 
     step      = computing + update + exposed + slowed + waiting + bubble
-    computing = FLOPs / (peak x utilisation)
+    computing = FLOPs / (peak x utilisation); with the recomputed ones of activation checkpointing
     update    = FLOPs / (peak x utilisation) + bytes / memory bandwidth
     exposed   = time of collectives beyond the overlapping computation
     slowed    = SLOWED x time of overlapped collectives: their kernels compete for memory and cores
@@ -220,7 +220,7 @@ class Collective:
 class Work:
     """The work of a card in a step."""
 
-    flops: float  # forward and backward
+    flops: float  # forward and backward, and what is recomputed there
     update_flops: float = 0.0
     update_bytes: float = 0.0  # read and written by the update
     exchanges: tuple[Collective, ...] = ()

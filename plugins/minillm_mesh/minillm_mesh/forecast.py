@@ -44,7 +44,10 @@ MASTER = 4  # bytes of a float32 element
 COMPUTE = {"float32": 4, "bfloat16": 2, "float16": 2}  # dtype -> bytes of an element
 
 BACKWARD = 2 / 3
-"""Fraction of a micro-batch's computation spent in the backward pass."""
+"""Fraction of a micro-batch's computation spent in the backward pass, where nothing is recomputed."""
+
+ONCE = ("embedding", "head", "loss.weights", "reference")
+"""Parts of a model, by the first words of their names, that activation checkpointing does not recompute."""
 
 FULLY, SHARDED, REPLICATED = "fully sharded", "sharded", "replicated"
 """Weights and updates are sharded, updates alone, or neither."""
@@ -226,8 +229,28 @@ class Forecast:
     @cached_property
     def alone(self) -> Times:
         """A step of the same tokens on one card."""
-        flops = self.plan.estimate(self.dtype).flops_per_token * self.plan.tokens_per_step
+        flops = self._flops_per_token * self.plan.tokens_per_step
         return times(self._work(owned(self.plan, 1), flops, ()), 1, self.card)
+
+    @cached_property
+    def _recomputed(self) -> float:
+        """FLOPs of activation checkpointing relative to those of forward and backward; 0: it is off.
+
+        All of a block is computed again except its last product, whose result nothing reads.
+        """
+        if not self.plan.config.train.checkpointing:
+            return 0.0
+        estimate = self.plan.estimate(self.dtype)
+        again = sum(part.flops for part in estimate.parts if not part.name.startswith(ONCE)) / 3
+        for index, block in enumerate(decoder(self.plan.spec).layers):
+            if block.plain_mlp and block.mlp is not None:
+                down, turns = block.mlp.down, self.plan.turns.get(index, (1, 1))[1]
+                again -= 2 * down.in_features * down.out_features * down.share * turns
+        return again / estimate.flops_per_token
+
+    @property
+    def _flops_per_token(self) -> float:
+        return self.plan.estimate(self.dtype).flops_per_token * (1 + self._recomputed)
 
     @property
     def scaling_efficiency(self) -> float:
@@ -247,6 +270,8 @@ class Forecast:
             "micro_batches": micro,
             "tokens": tokens,
             "flops": one.work.flops,
+            "recomputed_flops": one.work.flops * self._recomputed / (1 + self._recomputed),
+            "refused": self.refused,
             **self._divided(),
             "tokens_per_second": self.plan.tokens_per_step / one.times.total,
             "of_linear": self.scaling_efficiency,
@@ -288,12 +313,16 @@ class Forecast:
         hosts, mesh = math.ceil(ranks / card.host), self.plan.config.mesh
         yield f"{ranks:,} GPUs", f"{card.name}, {counted(hosts, 'host')} of {min(ranks, card.host)}"
         rows, micro, tokens = self.part
+        if self.refused:
+            yield "training refuses", self.refused
+        again = self._recomputed / (1 + self._recomputed)
+        recomputed = f", {again:.0%} of them recomputed" if again else ""
         many = "micro-batch" if micro == 1 else "micro-batches"
         whole = f"{micro:g} {many} of {rows:g} rows, " if rows.is_integer() else ""
         yield (
             "layout",
             f"{self._ranks()}; of a step each has {whole}{tokens:,.0f} tokens, "
-            f"{amount(one.work.flops)}FLOP",
+            f"{amount(one.work.flops)}FLOP{recomputed}",
         )
         if mesh.context > 1:
             way = chosen(self.plan, mesh.context)
@@ -370,7 +399,7 @@ class Forecast:
         mine = self._owned(updates)
         each = [one.flops for one in self.stages]
         tokens = self.part[2] * max(each) / sum(each) / self.tensor  # whole-model equivalent
-        flops = self.plan.estimate(self.dtype).flops_per_token * tokens
+        flops = self._flops_per_token * tokens
         exchanges = (*self._exchanges(updates), *self._activations())
         exchanges += (*self._of_columns(), *self._of_stages())
         work = self._work(mine, flops, exchanges)
@@ -448,10 +477,11 @@ class Forecast:
         layers = micro * itemsize * sum(units[unit] * many for unit, many in calls.items())
         trained = self.plan.num_parameters - self.plan.num_frozen
         gradients = micro * MASTER * trained
-        each = BACKWARD / (layers + gradients)  # both are sent while the backward pass runs
+        backward = (BACKWARD + self._recomputed) / (1 + self._recomputed)
+        each = backward / (layers + gradients)  # both are sent while the backward pass runs
         yet = ("weights", "all-gather", layers + micro * itemsize * units[""], turns + once)
         found = [
-            Collective(*yet, beside=1 - BACKWARD),
+            Collective(*yet, beside=1 - backward),
             Collective("weights, again", "all-gather", layers, turns, beside=layers * each),
             Collective("gradients", "reduce-scatter", gradients, turns + once, gradients * each),
         ]
@@ -535,6 +565,8 @@ class Forecast:
                 )
             elif updates != REPLICATED and rule in mine.state:
                 held[name] = mine.state[rule]
+        if mesh.context > 1:
+            held["keys and values"] = self._gathered(rows / (1 if whole else min(self.parts, rows)))
         if mesh.pipeline > 1:
             held |= self._in_flight(held["activations"])
         if updates == SHARDED and self.ranks > 1 and COMPUTE[self.dtype] < MASTER:
@@ -544,6 +576,15 @@ class Forecast:
         if updates == FULLY and self.ranks > 1:
             held |= self._in_rows()
         return {name: size for name, size in held.items() if size}
+
+    def _gathered(self, rows: float) -> int:
+        """Count the bytes of a micro-batch's gathered keys and values, held until the backward pass."""
+        if chosen(self.plan, self.plan.config.mesh.context).way == HEADS:
+            return 0  # as many as the rank's own, which they replace
+        g, train = divided(self.plan.spec, self.tensor).geometry, self.plan.config.train
+        layers = 1 if train.checkpointing else len(self.plan.spec.attentions)
+        each = 2 * g.kv_heads * g.head_dim * COMPUTE[self.dtype]
+        return round(layers * rows * train.seq_len * each)
 
     def _in_rows(self) -> dict[str, int]:
         """Count the bytes of sharded weights and gradients: shards of all, and the gathered layers in use."""

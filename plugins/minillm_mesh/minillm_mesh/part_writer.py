@@ -35,7 +35,7 @@ from minillm_core.inspection import (
     stream_file,
     tensor_file,
 )
-from minillm_mesh.collectives import Ended
+from minillm_mesh.collectives import Ended, met
 
 EVERY = 0.02
 """Seconds between two polls of the store."""
@@ -123,18 +123,21 @@ class PartWriter:
         self, number: int, folder: Path, given_up: Callable[[], bool]
     ) -> Iterator[Callable[[], Mapping[str, Any]]]:
         """Let the other ranks write into ``folder`` within the context; an error cancels it. See ``commit``."""
-        self._store.set(NOW, json.dumps([number, str(folder.absolute())]))
-        try:
-            yield partial(self._answers, number, given_up)
-        except BaseException:
-            self._store.set(NOW, json.dumps([number, ""]))
-            late = time.monotonic() + CLEARING
-            while not (self._lost.is_set() or self._all_there(number) or time.monotonic() > late):
-                time.sleep(EVERY)
-            raise
-        finally:
-            for key in self._keys(number).values():
-                self._store.delete_key(key)
+        with met():  # the store ends with the process that serves it
+            self._store.set(NOW, json.dumps([number, str(folder.absolute())]))
+            try:
+                yield partial(self._answers, number, given_up)
+            except BaseException:
+                self._store.set(NOW, json.dumps([number, ""]))
+                late = time.monotonic() + CLEARING
+                while not (
+                    self._lost.is_set() or self._all_there(number) or time.monotonic() > late
+                ):
+                    time.sleep(EVERY)
+                raise
+            finally:
+                for key in self._keys(number).values():
+                    self._store.delete_key(key)
 
     def _answers(self, number: int, given_up: Callable[[], bool]) -> dict[str, Any]:
         """Wait for the other ranks; return size and digest of each file by name.
@@ -149,7 +152,10 @@ class PartWriter:
             if given_up():
                 raise Interrupted("the checkpoint was abandoned")
             if self._lost.is_set():
-                raise Ended("another process of the run has ended, and its part is missing")
+                raise Ended(
+                    "another process of the run has ended, and its part is missing",
+                    fix="its own message says why; --resume continues from the checkpoint before",
+                )
             time.sleep(EVERY)
         found: dict[str, Any] = {}
         for rank, key in self._keys(number).items():

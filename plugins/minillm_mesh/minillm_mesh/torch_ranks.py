@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
-from minillm_core import Plan
+from minillm_core import BackendError, Plan
 from minillm_core.inspection import Detected, Group, Ranks
 from minillm_mesh import context as rows
 from minillm_mesh import context_checks, stages, step_checks, tensor_spec, weight_checks
@@ -37,6 +37,9 @@ from minillm_mesh.torch_share import ShardedArrays, TorchShare
 TIMEOUT = timedelta(hours=24)
 """Timeout of host collectives: rank 0 may write a checkpoint or a long sample. The heartbeat is quicker."""
 
+ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
+"""The environment variables of the meeting point."""
+
 Layout = list[tuple[torch.Size, int]]
 
 
@@ -45,11 +48,21 @@ class TorchRanks(Ranks):
 
     Args:
         detected: the command's backend and device; each process uses the GPU of its local rank.
+
+    Raises:
+        BackendError: the environment does not say where the processes meet.
     """
 
     unsharded_reason = ""
 
     def __init__(self, detected: Detected) -> None:
+        if missing := [name for name in ADDRESS if not os.environ.get(name)]:
+            raise BackendError(
+                f"RANK and WORLD_SIZE are set, and where the processes meet is not: no {missing[0]}",
+                where=f"{', '.join(missing)} in the environment",
+                fix="start them with torchrun, which sets all four: torchrun --nproc-per-node 2 "
+                "-m minillm_core train (docs/scale.md); to train alone, unset RANK and WORLD_SIZE",
+            )
         kind = detected.device.partition(":")[0]
         local = int(os.environ.get("LOCAL_RANK", "0"))
         if kind == "cuda":

@@ -177,6 +177,35 @@ def shown(found: Forecast) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_what_training_refuses_is_said_beside_the_figures(eight: Forecast) -> None:
+    assert eight.data()["refused"] is None
+    assert "training refuses" not in shown(eight)
+    found = forecast(planned(), 12, None, "bfloat16")
+    text = " ".join(shown(found).split())
+    assert "training refuses 12 processes cannot divide a step of 16 micro-batches" in text
+    assert "or take 8 or 16 processes" in text
+    assert "take 8 or 16 processes" in found.data()["refused"]
+
+
+def test_recomputed_activations_cost_a_forward_pass_and_save_memory(eight: Forecast) -> None:
+    plain, again = (
+        eight.data(),
+        forecast(planned(train_checkpointing=True), 8, None, "bfloat16").data(),
+    )
+    tokens, products = (
+        524_288 // 8,
+        4 * 768 * 768 + 2 * 768 * 2048,
+    )  # q, k, v, o; gate, up; not down
+    recomputed = 12 * (2 * products + 4 * 1024 * 768) * tokens
+    assert again["recomputed_flops"] == pytest.approx(recomputed, rel=1e-6)
+    assert again["flops"] == pytest.approx(plain["flops"] + recomputed)
+    assert plain["recomputed_flops"] == 0
+    grown = again["flops"] / plain["flops"]
+    assert again["seconds"]["computing"] == pytest.approx(grown * plain["seconds"]["computing"])
+    assert again["of_linear"] > plain["of_linear"]  # as much is sent beside more computing
+    assert again["memory"]["activations"] < plain["memory"]["activations"] / 4
+
+
 @pytest.mark.parametrize("gpus", [2, 8, 64, 1000])
 def test_it_fits_into_80_columns(gpus: int) -> None:
     lines = shown(forecast(planned(), gpus, None, "bfloat16")).splitlines()
@@ -267,6 +296,8 @@ def test_cards_that_share_rows_by_hand() -> None:
     assert both["sent_bytes"] == (gather["sent_bytes"] + scatter["sent_bytes"]) / 2
     assert both["turns"] == 4 * 12 * 8
     assert keys["tokens"] == tokens / 4
+    assert keys["memory"]["keys and values"] == 12 * 32 * 1024 * 2 * 2 * 768  # of whole rows
+    assert "keys and values" not in heads["memory"]
     auto = forecast(planned(mesh_context=4), 8, None, "bfloat16")
     assert auto.data()["context"] == {"cards": 4, "exchange": "heads"}
     assert auto.chosen.bytes < forecast(planned(), 2, None, "bfloat16").chosen.bytes

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from minillm_core import MinillmError
+from minillm_core import BackendError, MinillmError
+from minillm_core.backends.ranks import join
+from minillm_core.inspection import Detected
 from minillm_mesh.heartbeat import Watch, meet
 
 
@@ -105,3 +107,20 @@ def test_all_meet_or_those_that_are_missing_are_named() -> None:
     store.add("here/2", 1)
     with pytest.raises(MinillmError, match="rank 1 and rank 3 did not come within 0 s"):
         meet(store, 0, 4, patience=0.1)
+
+
+@pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT"])
+def test_processes_that_are_not_told_where_to_meet_are_refused(
+    missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {
+        "RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "h",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(missing)
+    with pytest.raises(BackendError, match=f"no {missing}") as caught:
+        join(Detected("torch", "cpu", "named"))
+    assert "torchrun" in (caught.value.fix or "")

@@ -80,6 +80,7 @@ def test_numbers_that_cannot_be_divided_are_refused() -> None:
 def test_axes_are_refused_one_by_one() -> None:
     free = dict.fromkeys(("data", "weights", "rows", "context", "tensor", "pipeline"))
     assert axes_of(plan_of("muon")) == free
+    assert axes_of(plan_of("batch_schedule", train_rows=3)) == free  # numbers are those of a run
     found = axes_of(plan_of("jest"))
     chosen = "what is trained on is chosen in a whole micro-batch, which cannot be divided"
     assert (found["data"], found["rows"]) == (None, chosen)

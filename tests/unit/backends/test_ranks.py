@@ -65,6 +65,44 @@ def test_other_numbers_are_refused(
         launch(gpus, size=size, detected=Detected("torch", device, "named"))
 
 
+NAMES = ("RANK", "WORLD_SIZE", "MLX_RANK", "MLX_WORLD_SIZE", "MLX_HOSTFILE", "MLX_IBV_DEVICES")
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ("", (0, 1)),
+        ("RANK=1 WORLD_SIZE=2", (1, 2)),
+        ("MLX_RANK=1 MLX_WORLD_SIZE=4", (1, 4)),
+        ("RANK=0 WORLD_SIZE=2 SLURM_STEP_NUM_TASKS=2 SLURM_PROCID=1", (0, 2)),  # srun torchrun
+        ("SLURM_NTASKS=8", (0, 1)),  # a shell of salloc
+        ("SLURM_NTASKS=8 SLURM_PROCID=0", (0, 1)),  # a batch script
+        ("SLURM_NTASKS=8 SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1", (0, 1)),  # srun -n 1
+        ("WORLD_SIZE=1", (0, 1)),
+        ("SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=8", "SLURM_STEP_NUM_TASKS=8"),
+        ("OMPI_COMM_WORLD_SIZE=2", "OMPI_COMM_WORLD_SIZE=2"),
+        ("MLX_RANK=0", "MLX_RANK=0"),
+        ("RANK=1", "RANK=1"),
+        ("WORLD_SIZE=2", "WORLD_SIZE=2"),
+    ],
+)
+def test_one_of_several_processes_does_not_train_alone(
+    monkeypatch: pytest.MonkeyPatch, variables: str, found: Any
+) -> None:
+    for name in (*NAMES, *ranks.TASKS):
+        monkeypatch.delenv(name, raising=False)
+    for one in variables.split():
+        monkeypatch.setenv(*one.split("="))
+    if isinstance(found, tuple):
+        assert ranks.launched() == found
+        return
+    with pytest.raises(BackendError, match="would train alone") as caught:
+        ranks.launched()
+    assert caught.value.where == found
+    assert "srun torchrun" in (caught.value.fix or "")
+    assert ranks.rank_prefix() == ""
+
+
 class Some(ranks.Ranks):
     """Two processes that can divide updates, or cannot."""
 

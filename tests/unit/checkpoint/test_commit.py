@@ -183,9 +183,17 @@ def test_a_full_disk_leaves_nothing_behind_and_says_how_much_was_needed(
         commit(tmp_path, 2, STATE, {})
     assert error.value.exit_code == 1
     assert "No space left" in str(error.value)
+    assert "make room" in str(error.value)
     left = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert left[0] == "step-00000001"
     assert not any(".tmp-" in name for name in left)
+
+
+def test_an_error_that_is_not_of_a_full_disk_asks_for_no_room(tmp_path: Path, die_at) -> None:
+    die_at(2, "half", OSError(errno.EIO, os.strerror(errno.EIO)))
+    with pytest.raises(MinillmError, match="remove the cause and --resume") as error:
+        commit(tmp_path, 2, STATE, {})
+    assert "make room" not in str(error.value)
 
 
 def test_a_disk_that_takes_no_more_is_survived(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ MORE = {
     | {"--kernels", "--json", "-c", "KEY=VALUE", "--gpus"},
     ("search",): {
         "--depth",
+        "--processes",
         "--preset",
         "--data",
         "--seed",

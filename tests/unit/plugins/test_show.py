@@ -156,6 +156,11 @@ def test_info_of_what_does_not_fit_the_preset(make_plugin) -> None:
     shown = info("trick", planned)
     assert (shown["slots"], shown["slots_refused"]) == ([], "heads cannot pair")
     assert "heads cannot pair" in printed(render_info, shown)
+    assert shown["mesh"] == {}
+    said = " ".join(printed(render_info, shown).split())
+    assert (
+        "mesh not known, since it was not planned: minillm plugins check trick --only mesh" in said
+    )
 
 
 def test_info_of_a_plugin_that_needs_an_option(make_plugin) -> None:
