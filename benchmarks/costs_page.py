@@ -1,4 +1,4 @@
-"""Generator of the tables of docs/costs.md, from the files in results/.
+"""Generator of the tables of docs/costs.md, from the files in results/ and the technique cards.
 
 python -m benchmarks.costs_page             # check that the page is up to date
 python -m benchmarks.costs_page --write     # write it
@@ -11,12 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.card_table import REFERENCE, TABLE
+from benchmarks.decoding import PLUGINS
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.page import table
-from benchmarks.provenance import machine
+from benchmarks.provenance import machine, unique
+from minillm_core.plugins.manager import find
+from minillm_lab.card import FOLDER, Card, read_cards
 from tools.pages import Page, main
 
-STEPS, PLANNING = "step_costs", "planning"
+STEPS, PLANNING, DECODING = "step_costs", "planning", "decoding"
 
 MOST = 1.3
 """Ratio of step times above which a technique needs a reason below."""
@@ -38,6 +42,35 @@ EXPLANATIONS: Mapping[str, str] = {
     "soap_muon": "QR decompositions, as with `soap`",
 }
 """Technique -> the reason why its step time exceeds MOST; shown where it does."""
+
+WITHOUT: Mapping[str, tuple[str, ...]] = {
+    "it changes nothing at its defaults, and helps as much as the options that are chosen for it": (
+        *("freeze", "role_lr"),
+    ),
+    "it observes or slows a run, or ends it, and does not change how a step trains": (
+        *("early_stop", "tensorboard", "throttle", "trackio", "wandb"),
+    ),
+    "a kernel: what is computed is the same, or differs by rounding; docs/experiments.md has speeds": (
+        *("fp8_head", "fp8_mlp", "metal", "triton"),
+    ),
+    "it computes the same with less work, where few positions or rows are read: a speed, and no effect": (
+        *("sparse_loss", "sparse_rows"),
+    ),
+    "its effect is that of the reference model that it reads: how that was trained, and on what": (
+        *("distill", "jest", "rho1"),
+    ),
+    "it needs text of several domains or sources, and the cards' text has one": (
+        *("domain_tokens", "source_weights"),
+    ),
+    "it is for infilling, and costs some held-out loss of plain text": ("fim",),
+    "it is for models trained before: for tuning them, or for computing as a published one does": (
+        *("llama3_rope", "lora", "qkv_bias", "sft", "yarn_rope"),
+    ),
+}
+"""Reason -> the first-party plugins that have no card for it; the others are in benchmarks/card_table.py."""
+
+WIDE = 1.1
+"""Ratio of the ends of a speed's 95 % interval above which it says little of equal seconds."""
 
 HEAD = (
     "technique",
@@ -118,6 +151,94 @@ def planning(document: Document) -> Iterator[str]:
     yield ""
 
 
+def cards() -> list[Card]:
+    """Read the cards of all techniques, in the order of their names."""
+    found = []
+    for name in sorted(one.plugin for one in TABLE):
+        folder = Path(find(name).origin.file).parent / FOLDER
+        found.append(read_cards(name, [folder])[0])
+    return found
+
+
+def equal_seconds(shown: Sequence[Card]) -> str:
+    """Tabulate the cards without an effect at equal seconds, each with its reason."""
+    lacking = [card for card in shown if card.equal_seconds is None]
+    rows = [
+        (
+            f"`{card.plugin}`",
+            f"{card.effect:+.3f}",
+            f"{1 / card.cost.speed.effect:.3f}" if card.cost.speed else "",
+            _reason(card),
+        )
+        for card in lacking
+    ]
+    head = ("technique", "loss, equal tokens", "time, equal tokens", "why not at equal seconds")
+    said = (
+        f"{len(shown) - len(lacking)} of {len(shown)} cards have an effect at equal seconds: the loss of their "
+        "company trained for as many steps as it makes in the technique's time, where that is another number of "
+        f"steps. {len(lacking)} have one at equal tokens alone:"
+    )
+    return "\n\n".join((said, table(head, rows, text=(0, -1)))) if lacking else said
+
+
+def _reason(card: Card) -> str:
+    """Say why a card has no effect at equal seconds."""
+    speed = card.cost.speed
+    if speed and speed.high / speed.low > WIDE:
+        return (
+            "other sets compiled on the same cores while it trained: its time is known to "
+            f"{1 / speed.high:.2f} to {1 / speed.low:.2f}, too little to say which runs to compare"
+        )
+    if card.company != REFERENCE:
+        company = ", ".join(f"`{name}`" for name in card.company) or "the plain model"
+        reference = ", ".join(f"`{name}`" for name in REFERENCE)
+        return f"{reference} alone was trained for other lengths, and its company is {company}"
+    return "its company's runs of that length come last in a measurement, and were not made"
+
+
+def without_card() -> str:
+    """Tabulate the plugins without a card, by reason."""
+    rows = [
+        (", ".join(f"`{name}`" for name in sorted(names)), why) for why, names in WITHOUT.items()
+    ]
+    return table(("no card", "why"), rows, text=(0, 1))
+
+
+def decoding(document: Document) -> str:
+    """Tabulate decoding with a cache beside recomputing, and say where it was measured."""
+    rows, other = [], []
+    figures = document["figures"]
+    for row in figures["rows"]:
+        name = row["plugin"]
+        rows.append(
+            (
+                name if name == "plain" else f"`{name}`",
+                f"{1000 * row['cached_seconds'] / row['tokens']:.1f}",
+                f"{1000 * row['again_seconds'] / row['tokens']:.1f}",
+                f"{row['faster']:.1f}",
+                f"{row['cache_bytes']:,}",
+                f"{row['largest_difference']:.0e}",
+            )
+        )
+        if at := row.get("measured"):
+            other.append(
+                f"`{name}` was measured beside {at['beside']}, {at['date'][:10]}, commit {at['commit'][:7]}"
+            )
+    head = (
+        *("model", "cached, ms a token", "again, ms a token", "faster"),
+        *("bytes a token and layer", "logits apart"),
+    )
+    tokens = unique(f"{row['tokens']:,}" for row in figures["rows"])
+    said = (
+        f"`python -m benchmarks.decoding`, {tokens} tokens, {figures['backend']}: {machine(document)}; "
+        f"{document['environment']['date'][:10]}."
+    )
+    missing = {*PLUGINS} - {"", *(row["plugin"] for row in figures["rows"])}
+    if missing:
+        other.append(f"Not measured yet: {', '.join(f'`{name}`' for name in sorted(missing))}")
+    return "\n\n".join((table(head, rows), " ".join((said, *(f"{one}." for one in other)))))
+
+
 def _line(row: Document, explanations: Mapping[str, str]) -> tuple[str, ...]:
     time, bytes_, at = row["step_time"], row["bytes_ratio"], row["predicted_ratio"]
     name = row["technique"]
@@ -172,7 +293,19 @@ def _frameworks(versions: Mapping[str, str | None]) -> Sequence[str]:
     return [name for name in ("torch", "mlx") if versions.get(name)]
 
 
-PAGE = Page(ROOT / "docs" / "costs.md", {"measured": tables}, others=True)
+def _decoding() -> str:
+    return decoding(json.loads((RESULTS / f"{DECODING}.json").read_text()))
+
+
+PARTS = {
+    "measured": tables,
+    "equal_seconds": lambda: equal_seconds(cards()),
+    "without_card": without_card,
+    "decoding": _decoding,
+}
+"""Part of the page -> the function that generates it."""
+
+PAGE = Page(ROOT / "docs" / "costs.md", PARTS, others=True)
 
 if __name__ == "__main__":
     main(__doc__, PAGE)

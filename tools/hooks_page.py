@@ -137,6 +137,18 @@ def places() -> str:
     return "\n\n".join(parts)
 
 
+def rotation() -> str:
+    """Document rotary tables: Rope, its frequencies, and Rotary."""
+    forward, rotary = core.Rope.forward, core.Rotary
+    return "\n\n".join(
+        (
+            public("llama_frequencies", "Rope"),
+            entry(called("rope", forward), forward),
+            *("### `Rotary`", doc_of(rotary).summary, fields(rotary)),
+        )
+    )
+
+
 def array_functions() -> str:
     """Document the array functions; those that need no explanation are only named."""
     told, known = [], []
@@ -266,6 +278,7 @@ SECTIONS: Mapping[str, Callable[[], str]] = {
     "modules": modules,
     "declarations": declarations,
     "places": places,
+    "rotation": rotation,
     "arrays": array_functions,
     "ops": contracts,
     "schedules": schedules,

@@ -168,6 +168,106 @@ NOT: tuple[tuple[str, str], ...] = (
 """Techniques that cannot be implemented."""
 
 
+AS_IT_IS, IN_PART, NOT_AT_ALL = "as it is", "partly", "not"
+
+
+class Tried(NamedTuple):
+    """A technique of a paper or a record, tried as a stranger would: from the docs alone."""
+
+    technique: str
+    where: tuple[str, ...] = ()  # modules or examples, as in Usage; empty: none is shipped
+    sayable: str = AS_IT_IS
+    under: str = ""  # not sayable as it is: the heading of its paragraph in authoring.md
+    why: str = ""  # not sayable as it is: the reason
+
+
+TRIED: tuple[Tried, ...] = (
+    Tried("Value residual (ResFormer)", ("minillm_mix.value_residual",)),
+    Tried("Scores composed across heads (DC-MHA)", ("minillm_modded.dc_mha",)),
+    Tried("MUDD or DenseFormer, one input a block", ("minillm_modded.mudd",)),
+    Tried("MUDD, inputs of q, k, v and the stream apart", ("minillm_modded.mudd",)),
+    Tried("Hyper-connections, static", ("minillm_mix.hyper_connections",)),
+    Tried("Hyper-connections, dynamic, n lanes", ("minillm_mix.hyper_connections",)),
+    Tried("Differential attention", ("minillm_mix.diff_attn",)),
+    Tried("MLA, with a cache of latents", ("minillm_mix.mla",)),
+    Tried("Gated linear attention, chunked, with a recurrent state", ("minillm_mix.gated_delta",)),
+    Tried(
+        "Mamba, RWKV",
+        (),
+        IN_PART,
+        "Recurrences over tokens",
+        "those that are products over chunks, as linear attention and delta rules are; a scan over tokens has no op "
+        "of its own: `ops.scan` is written out in the compiled step",
+    ),
+    Tried("A mixer of its own in some layers, beside any preset", ("minillm_mix.gated_delta",)),
+    Tried("LoRA on a trained model", ("minillm_hf.lora",)),
+    Tried("LoRA, exported merged", ("minillm_hf.lora",)),
+    Tried("Freezing layers", ("minillm_optim.freeze",)),
+    Tried("Freezing from a share of the run on", ("minillm_optim.freeze",)),
+    Tried("Unfreezing, rates by layer over time", ("minillm_optim.freeze",)),
+    Tried("Lion", ("minillm_optim.lion",)),
+    Tried("Adafactor", ("minillm_optim.adafactor",)),
+    Tried("SOAP, Shampoo", ("minillm_optim.soap", "minillm_optim.shampoo")),
+    Tried("Sign of the momentum, with row norms"),
+    Tried("Schedule-free AdamW, evaluated at its average", ("minillm_optim.schedule_free",)),
+    Tried("EMA of the weights, evaluated and exported", ("minillm_optim.ema",)),
+    Tried(
+        "Clipping by parameter or layer, before any rule",
+        ("minillm_optim.agc", "minillm_optim.layer_clip"),
+    ),
+    Tried("AdamW with moments of 8 or 16 bits", ("minillm_optim.adam8bit",)),
+    Tried(
+        "Cautious AdamW, GaLore; optimizer state divided among GPUs",
+        ("minillm_optim.cautious_adam", "minillm_optim.galore"),
+        IN_PART,
+        "Placement",
+        "the two rules as they are; where state is held is a setting (`mesh.*`), for every rule alike",
+    ),
+    Tried("Rho-1, by a reference's and its own loss", ("minillm_data.rho1",)),
+    Tried("Token weights by a reference alone", ("minillm_data.rho1",)),
+    Tried("A frozen second model in the step", ("title=distil.py",)),
+    Tried("Distillation from logits", ("minillm_data.distill",)),
+    Tried("Multi-token prediction by heads of their own"),
+    Tried(
+        "Contrastive losses, prefix tokens",
+        (),
+        IN_PART,
+        "Other rows",
+        "negatives are positions of the same row, or rows of the same micro-batch alone; a prefix is special tokens, "
+        "which take columns of the row",
+    ),
+    Tried("Label weights from the data, by token", ("title=answers.py",)),
+    Tried("A source of documents", ("title=answers.py",)),
+    Tried("Best-fit packing", ("minillm_data.best_fit",)),
+    Tried("A curriculum of lengths", ("minillm_data.length_curriculum",)),
+    Tried("A schedule of batch sizes", ("minillm_modded.batch_schedule",)),
+    Tried("Training on answers (SFT)", ("minillm_chat.sft",)),
+    Tried("Fill in the middle", ("minillm_data.fim",)),
+    Tried("Tokens dropped or reordered"),
+    Tried("Quantisation-aware training", ("minillm_hf.qat",)),
+    Tried("A kernel that cannot run on this machine", ("minillm_triton.triton",)),
+    Tried(
+        "FSDP or DDP, activation offload",
+        (),
+        NOT_AT_ALL,
+        "Placement",
+        "which process or device holds what is a setting (`mesh.*`, `train.checkpointing`), and no slot",
+    ),
+    Tried("Untying the head at two thirds", ("minillm_modded.untie_head",)),
+    Tried("An evaluation of its own", ("title=hard_words.py",)),
+    Tried("Early stopping", ("minillm_optim.early_stop",)),
+    Tried(
+        "A curriculum by the loss that was seen",
+        (),
+        NOT_AT_ALL,
+        "The loop",
+        "batches are made ahead of their step, and a resumed run makes the same ones; `loss.rows` chooses among the "
+        "rows of its own step",
+    ),
+)
+"""The techniques that were tried first, in the order in which they were."""
+
+
 def lines_of(where: str, page: str) -> str:
     """Count the lines of code of a module, or of an example on the page."""
     if where.startswith("title="):
@@ -185,9 +285,7 @@ def usage_tables(page: str) -> str:
         (
             one.technique,
             one.slots,
-            f"`{one.where.rpartition('.')[2] if '=' not in one.where else one.where[6:]}`"
-            if one.where
-            else "not shipped",
+            _shown(one.where) if one.where else "not shipped",
             lines_of(one.where, page) if one.where else "",
         )
         for one in YES
@@ -197,5 +295,42 @@ def usage_tables(page: str) -> str:
             table(("technique", "slots", "plugin, or example here", "lines"), rows),
             table(("partly", "what can be expressed, and what cannot"), PARTLY),
             table(("not possible", "why"), NOT),
+            "### The techniques that were tried first",
+            tried_summary(),
+            table(HEAD, [_tried(number, one, page) for number, one in enumerate(TRIED, 1)]),
         )
     )
+
+
+HEAD = ("", "technique", "sayable", "plugin, or example here", "lines", "what is not, and why")
+
+
+def tried_summary() -> str:
+    """Say how many of the techniques that were tried first can be expressed."""
+    as_it_is, in_part, not_at_all = (
+        sum(one.sayable == verdict for one in TRIED) for verdict in (AS_IT_IS, IN_PART, NOT_AT_ALL)
+    )
+    unshipped = sum(one.sayable == AS_IT_IS and not one.where for one in TRIED)
+    return (
+        f"{len(TRIED)} techniques of papers and records were tried as a stranger would, from the docs alone, before "
+        f"most of these slots existed; 12 could be said as they were then. Now **{as_it_is} can be said as they are, {in_part} "
+        f"partly and {not_at_all} not**. {unshipped} of the {as_it_is} are not shipped."
+    )
+
+
+def _tried(number: int, one: Tried, page: str) -> tuple[str, ...]:
+    """Make the row of a technique that was tried first."""
+    link = f"[{one.under}](authoring.md#what-a-plugin-cannot-say): " if one.under else ""
+    return (
+        str(number),
+        one.technique,
+        one.sayable,
+        ", ".join(map(_shown, one.where)) or "not shipped" * (one.sayable == AS_IT_IS),
+        ", ".join(lines_of(where, page) for where in one.where),
+        link + one.why,
+    )
+
+
+def _shown(where: str) -> str:
+    """Return the name of a plugin, or of an example on the page."""
+    return f"`{where.removeprefix('title=') if '=' in where else where.rpartition('.')[2]}`"

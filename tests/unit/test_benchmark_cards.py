@@ -14,31 +14,40 @@ from benchmarks.card_child import Child, State, visible
 from benchmarks.card_job import DONE, OVER, READY, Share
 from benchmarks.card_table import REFERENCE, SHAPE, TABLE, Judged, active, divided
 from benchmarks.card_turns import Turns
+from benchmarks.costs_page import PAGE, WITHOUT, cards, decoding, equal_seconds
+from benchmarks.decoding import PLUGINS
 from minillm_core.config.values import show
 from minillm_core.plugins.manager import find
 from minillm_lab.card import FOLDER, PAIRS, read_cards
 from tools.repository import ours
 
-WITHOUT = {
-    *("role_lr", "tensorboard", "throttle", "trackio", "wandb"),
-    *("fim", "domain_tokens", "distill", "jest", "rho1", "source_weights"),
-    *("early_stop", "freeze"),
-    *("fp8_head", "fp8_mlp", "metal", "triton"),  # kernels: the computation is the same, or nearly
-    *("llama3_rope", "lora", "qkv_bias", "sft", "sparse_loss", "sparse_rows", "yarn_rope"),
-}
-"""Techniques without a card, in the order of the lines: those without effect at their defaults,
-and those that do not change training; ``fim``, which is for infilling and costs some held-out loss;
-``domain_tokens`` and ``source_weights``, which need text of several domains; those that read a
-reference model, whose effect depends on its training; one that ends a run, and one without
-effect at its defaults; kernels; and techniques for models trained before: those of published
-models, and of chats.
-"""
+NO_CARD = {name for names in WITHOUT.values() for name in names}
 
 
 def test_every_first_party_technique_is_judged_once() -> None:
     judged = [one.plugin for one in TABLE]
     assert len(judged) == len(set(judged))
-    assert set(judged) == set(ours()) - WITHOUT
+    assert set(judged) == set(ours()) - NO_CARD
+
+
+def test_every_plugin_without_a_card_has_one_reason_on_the_page() -> None:
+    assert len(NO_CARD) == sum(map(len, WITHOUT.values()))
+    assert set(ours()) >= NO_CARD
+    page = PAGE.text()
+    listed = page.partition("<!-- made: without_card -->")[2].partition("<!-- /made -->")[0]
+    assert all(f"`{name}`" in listed for name in NO_CARD)
+
+
+def test_every_card_without_equal_seconds_has_its_reason_on_the_page() -> None:
+    shown = cards()
+    assert {card.plugin for card in shown} == {one.plugin for one in TABLE}
+    text = equal_seconds(shown)
+    for card in shown:
+        listed = f"| `{card.plugin}` | {card.effect:+.3f} |" in text
+        assert listed == (card.equal_seconds is None), card.plugin
+    plain = [card for card in shown if card.equal_seconds is not None]
+    assert equal_seconds(plain).startswith(f"{len(plain)} of {len(plain)} cards")
+    assert "| why" not in equal_seconds(plain)
 
 
 @pytest.mark.parametrize("judged", TABLE, ids=lambda one: one.plugin)
@@ -129,3 +138,29 @@ def test_a_share_gets_one_of_the_gpus_that_may_be_seen(monkeypatch: pytest.Monke
     assert visible(2) == "2"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
     assert [visible(0), visible(1)] == ["5", "7"]
+
+
+def test_decoding_is_on_the_page_with_where_it_was_measured() -> None:
+    environment = {
+        "date": "2026-02-03T04:05:06+00:00",
+        "commit": "abcdef0123",
+        "hardware": {"cores": 4, "processor": "Some", "system": "Linux 6", "gpus": []},
+        "versions": {"python": "3.11", "torch": "2.11", "mlx": None},
+    }
+    rows = [
+        {
+            **{"plugin": name, "tokens": 1000, "cached_seconds": 2.0, "again_seconds": 30.0},
+            **{"faster": 15.0, "cache_bytes": 2048, "largest_difference": 5.1e-07},
+        }
+        for name in ("plain", *filter(None, PLUGINS))
+    ]
+    document = {"environment": environment, "figures": {"backend": "torch", "rows": rows}}
+    shown = decoding(document)
+    assert "| plain | 2.0 | 30.0 | 15.0 | 2,048 | 5e-07 |" in shown
+    assert "| `mla` | 2.0 |" in shown
+    assert shown.endswith(
+        "`python -m benchmarks.decoding`, 1,000 tokens, torch: 4 cores (Some), Linux; Python 3.11, "
+        "PyTorch 2.11; commit abcdef0; 2026-02-03."
+    )
+    del rows[1]
+    assert decoding(document).endswith(f" Not measured yet: `{PLUGINS[1]}`.")

@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,15 @@ import numpy as np
 import pytest
 
 import minillm_core
-from minillm_core import DataError, Evaluated, Run, build_plan, load
+from minillm_core import (
+    DataError,
+    Evaluated,
+    Rope,
+    Run,
+    build_plan,
+    llama_frequencies,
+    load,
+)
 from minillm_core.data import open_corpus
 from minillm_core.inspection import Documents, Loader
 from minillm_core.nn.node import ModelShape
@@ -25,11 +34,13 @@ from minillm_core.plugins.builders import (
 )
 from minillm_core.plugins.builders.base import ValueTable
 from minillm_core.plugins.hookspecs import HOOKS
-from minillm_kit import hooks
+from minillm_kit import hooks, run_module
+from minillm_kit.decoding import decodes
 from minillm_kit.oracle import Oracle, referred, step_values
 from minillm_kit.subject import Subject, supervised
 from tools.hooks_page import PAGE
 from tools.reading import doc_of, members
+from tools.slot_usage import AS_IT_IS, IN_PART, NOT_AT_ALL, TRIED, YES
 from tools.slots import BUILDERS, Slot, slots
 
 GEOMETRY = ModelShape(2, 32, 4, 2, 8, 48, 97, 16, layer=0)
@@ -103,7 +114,7 @@ def plugins(tmp_path: Path) -> Path:
     page = PAGE.text()
     blocks = dict(re.findall(r"^```python title=(\S+)\n(.+?)^```$", page, re.M | re.S))
     files = {"half_open.py", "whole_documents.py", "answers.py", "distil.py", "growing.py"}
-    files |= {"hard_words.py", "polyak.py"}
+    files |= {"hard_words.py", "one_key.py", "polyak.py"}
     assert {*blocks} == files
     for name, code in blocks.items():
         (tmp_path / name).write_text(code)
@@ -217,6 +228,61 @@ def test_the_distillation_on_the_page_nears_its_teacher(plugins: Path, backend: 
     assert terms[-1]["distil"] < 0.5 * terms[0]["distil"]
     plain = subject.trainer(subject.plan(without=True), backend)
     assert run.arrays().keys() == plain.arrays().keys()
+
+
+def test_the_rotation_on_the_page_turns_pairs_by_its_base(plugins: Path) -> None:
+    """Scores are those of complex numbers, turned by position times base^(-2i/D); decoding gives the same."""
+    file, base = f"{plugins / 'one_key.py'}:OneKey", 50.0
+    subject = Subject(file, {"base": base, "layers": [0]}, backend="torch")
+    assert decodes(subject).startswith("logits apart by torch")
+    cls = sys.modules[subject.found.cls.__module__].Shared
+    x = np.random.default_rng(0).standard_normal((1, 5, GEOMETRY.dim))
+    (found, kept), weights = run_module(cls, {"base": base}, x=x, kv=None)
+    heads, half = GEOMETRY.heads, GEOMETRY.head_dim // 2
+    turn = np.exp(1j * np.outer(np.arange(5), base ** (-np.arange(half) / half)))  # (T, D/2)
+
+    def complex_of(array: np.ndarray) -> np.ndarray:
+        return turn * (array[..., :half] + 1j * array[..., half:])
+
+    k, v = np.split(x[0] @ weights["kv.weight"].T, 2, -1)
+    q = np.split(x[0] @ weights["q.weight"].T, heads, -1)
+    made = []
+    for one in q:
+        scores = np.real(complex_of(one) @ complex_of(k).conj().T) / np.sqrt(GEOMETRY.head_dim)
+        shares = np.where(np.tri(5, dtype=bool), np.exp(scores), 0.0)
+        made.append(shares / shares.sum(-1, keepdims=True) @ v)
+    expected = np.concatenate(made, -1) @ weights["o.weight"].T
+    np.testing.assert_allclose(found[0], expected, rtol=1e-5, atol=1e-6)  # tables are float32
+    assert kept.shape == (1, 5, 2, GEOMETRY.head_dim)
+    table = Rope(llama_frequencies(4, base), 3)
+    assert [one.shape for one in (table.cos, table.sin, table.frequencies)] == [
+        (3, 2),
+        (3, 2),
+        (2,),
+    ]
+
+
+def test_every_technique_that_was_tried_has_its_row_and_its_reason(repository: Path) -> None:
+    assert len(TRIED) == len({one.technique for one in TRIED}) == 46
+    section = (repository / "docs" / "authoring.md").read_text()
+    section = section.partition("## What a plugin cannot say")[2].partition("\n## ")[0]
+    assert {one.sayable for one in TRIED} == {AS_IT_IS, IN_PART, NOT_AT_ALL}
+    for one in TRIED:
+        sayable = one.sayable == AS_IT_IS
+        assert sayable == (not one.why), one.technique
+        assert sayable or f"\n- **{one.under}" in section, one.technique
+    page = PAGE.text()
+    rows = re.findall(r"^\| (\d+) \| (.+?) \| (as it is|partly|not) \|", page, re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == [*range(1, 47)]
+    as_it_is = sum(sayable == AS_IT_IS for _, _, sayable in rows)
+    assert f"**{as_it_is} can be said as they are, " in page
+
+
+def test_the_plugins_of_techniques_that_were_tried_are_in_the_table_of_slots() -> None:
+    modules = {one.where for one in YES}
+    assert all(
+        where in modules or where == "title=distil.py" for one in TRIED for where in one.where
+    )
 
 
 def test_docstrings_are_read_in_their_parts() -> None:

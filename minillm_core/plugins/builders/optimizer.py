@@ -448,7 +448,7 @@ class OptimizerBuilder(Builder):
         ``needs="matrix"`` work as in any stage. The logged gradient norm is computed before them.
         ::
 
-            optimizer.gradient("*", stage(clip_rows, clipping=0.01), before="noise")
+            optimizer.gradient("*", stage(clip_rows, clipping=0.01), before="normalise")
 
         Args:
             rule: the rule's name, or ``"*"`` for every rule.

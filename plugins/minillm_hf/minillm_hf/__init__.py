@@ -13,6 +13,7 @@ A layout maps a run's parameters to the directory's tensors by name; values do n
     read        reading a directory of any program, validated before use
     write       writing a directory atomically
     directory   the DirectoryFormat that the core calls
+    own         models of no such architecture, written with modeling files of their own
     lora        the plugin that trains adapters; peft: writing the adapters alone
 """
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 from minillm_hf.directory import HUGGING_FACE, HuggingFace
 from minillm_hf.layouts import LAYOUTS, Layout
 from minillm_hf.match import export_layout, exported, fit
+from minillm_hf.own.directory import write_own
 from minillm_hf.read import HuggingFaceDirectory, read_model_directory, tokenizer_facts
 from minillm_hf.scaling import Scaling, scaling_of
 from minillm_hf.write import tokenizer_documents, write_directory
@@ -40,4 +42,5 @@ __all__ = [
     "tokenizer_documents",
     "tokenizer_facts",
     "write_directory",
+    "write_own",
 ]

@@ -75,7 +75,9 @@ training.py, decoding.py
       float32, by more than rounding.
     - ``decodes``: with the KV cache, fed in pieces, the logits are those of the whole sequence.
 export.py
-    - ``exports``: its exported tensors give its logits in the published Llama or Qwen3.
+    - ``exports``: its exported tensors give its logits in the published Llama or Qwen3; or a model of
+      neither, in Transformers by the modeling file that is written for it, in a process that cannot
+      import minillm (elsewhere.py; not without torch and transformers).
 frameworks.py
     - ``parity``: torch and MLX start from the same bits and have the same gradients.
     - ``pure``: a step sets no attribute of its modules; activation checkpointing of blocks changes

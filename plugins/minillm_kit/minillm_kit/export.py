@@ -1,19 +1,26 @@
-"""The export claim: the exported tensors give the same logits in the published Llama and Qwen3.
+"""The export: the exported tensors give the same logits in the published Llama and Qwen3, or its own modeling file.
 
-Both are implemented here in NumPy float64 from their published definitions, using only tensor names
-and keys of config.json: they share no code with the exported models.
+The published models are implemented here in NumPy float64 from their definitions, using only tensor names
+and keys of config.json: they share no code with the exported models. A model of no layout that others
+know is exported with a modeling file made from the plugin's source; that is run by Transformers in a
+process that cannot import minillm (elsewhere.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from minillm_core import PlanError
-from minillm_hf import export_layout, exported, scaling_of
+from minillm_core import Plan, PlanError
+from minillm_core.commands import pip_line
+from minillm_hf import export_layout, exported, scaling_of, write_own
 from minillm_kit.check import Failed, NotApplicable
+from minillm_kit.elsewhere import BROKEN, logits_elsewhere
 from minillm_kit.oracle import Oracle
 from minillm_kit.subject import Subject, first_row, states
 
@@ -22,12 +29,18 @@ Arrays = Mapping[str, np.ndarray]
 BOUND = 1e-6
 """Largest difference of a logit: a model's rotary tables are float32."""
 
+OWN_BOUND = 1e-4
+"""Largest difference of a logit in a modeling file of its own: both are float32."""
+
 
 def exports(subject: Subject) -> str:
-    """Check that the exported tensors give the plugin's logits in the published model of that layout."""
+    """Check that the exported tensors give the plugin's logits in the published model of that layout.
+
+    A model of no layout that others know is written with its own modeling file.
+    """
     plan, claimed = subject.plan(), subject.found.cls.manifest.export
     if plan.export.layout is None:
-        raise NotApplicable("its model is of no layout that others know, and it claims none")
+        return _own(subject, plan)
     oracle = Oracle(subject, plan)
     row = first_row(subject.batches(plan, 1)[0])
     state = states(subject.trainer(plan, subject.backends[0]).arrays())
@@ -42,7 +55,7 @@ def exports(subject: Subject) -> str:
         tensors = exported(plan, {f"model.{n}": oracle.get(n) for n in oracle.places} | state)
     except PlanError as error:
         if claimed is None:
-            raise NotApplicable(f"it claims no export, and there is none: {error.what}") from error
+            return _own(subject, plan)
         raise Failed(error.what, cause=cause) from error
     config = layout.document(
         plan.config.model,
@@ -59,6 +72,38 @@ def exports(subject: Subject) -> str:
             cause=cause,
         )
     return f"{layout.name}: logits {apart:.0e} apart"
+
+
+def _own(subject: Subject, plan: Plan) -> str:
+    """Compare the logits of a directory with its own modeling file, in Transformers, with the plan's on torch."""
+    if "torch" not in subject.backends:
+        raise NotApplicable("its own modeling file is run on torch, and this is another backend")
+    if find_spec("transformers") is None:
+        raise NotApplicable(
+            f"its own modeling file is run by Transformers, which is not installed: {pip_line('transformers')}"
+        )
+    run = subject.trainer(plan, "torch", stirred=True)
+    row = first_row(subject.batches(plan, 1, phase="decode")[0])
+    arrays = {k: v for k, v in run.arrays().items() if k.startswith(("model.", "state."))}
+    with TemporaryDirectory(prefix="minillm-") as above:
+        folder = Path(above, "model")
+        try:
+            write_own(folder, plan, arrays)
+        except PlanError as error:
+            raise NotApplicable(f"it has no export: {error.what}") from error
+        theirs = logits_elsewhere(folder, row["ids"][0])
+    length = len(theirs)
+    ours = np.stack(
+        [run.next_logits({k: a[:, : t + 1] for k, a in row.items()}) for t in range(length)]
+    )
+    apart = float(np.abs(ours - theirs).max())
+    if not apart <= OWN_BOUND:
+        raise Failed(
+            f"without minillm its modeling file gives logits {apart:.1e} from its own "
+            f"(bound {OWN_BOUND:.0e})",
+            cause=BROKEN,
+        )
+    return f"its own modeling file: logits {apart:.0e} apart in Transformers"
 
 
 def logits(tensors: Arrays, config: Mapping[str, Any], ids: np.ndarray) -> np.ndarray:

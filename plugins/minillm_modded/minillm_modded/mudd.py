@@ -6,8 +6,11 @@
 
 X_0 is the embedding, X_i the output of block i - 1. W2 is 0 at the start and a is 1 for X_i, 0 for the
 others: the model starts unchanged. Before the last norm the stream is mixed once more. A single residual
-stream must carry everything that later layers may need; here each input selects it. Terms that other
-plugins add at layers.i.in are added to the residual input.
+stream must carry everything that later layers may need; here each input selects it.
+
+The residual input is written as the stream plus sum over j <= i of A_j X_j, less X_i: a sum beside the
+stream, whose own coefficient stays free for another plugin (``embed_skip``). What others add at
+layers.i.in, or multiply the stream by there, is in the residual input alone.
 
 W1 has as many rows as A has numbers, unless ``hidden`` is set. The records of
 modded-nanogpt (81, 85) use 64, ``scale`` 0.1, ``lr_mul`` 0.25 and few ``sources``. GELU is the
@@ -76,13 +79,13 @@ class MUDD(Plugin, api=1, identity_at_init=True):
             model.input(f"layers.{block}.attention", "carry", 1.0)
         for at, way in enumerate(ways):
             if way == "residual":
-                slot, place, current = model.residual, site, "carry"
+                slot, place, current = model.residual, site, 0.0  # beside the stream itself
             else:
-                slot, place, current = model.input, f"layers.{block}.attention.{way}", own
+                slot, place, current = model.input, f"layers.{block}.attention.{way}", 1.0
                 slot(place, "carry", 0.0)  # the stream there may already be mixed
             for index, source in enumerate(earlier):
                 add(slot, place, source, at * count + index, 0.0)
-            add(slot, place, current, at * count + count - 1, 1.0)
+            add(slot, place, own, at * count + count - 1, current)
 
 
 class Coefficients(Module):

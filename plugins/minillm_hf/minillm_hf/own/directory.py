@@ -189,3 +189,17 @@ def _config(model: TrainedModel, dtype: str) -> dict[str, Any]:
 
 
 OWN_DIRECTORY = OwnDirectory()
+
+
+def write_own(folder: Path, plan: Plan, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write a model with its own modeling files into a new folder, without a tokenizer.
+
+    Args:
+        folder: is created.
+        plan: the model's.
+        arrays: ``model.<parameter>`` and ``state.<name>``, as a run has them.
+
+    Raises:
+        PlanError: a slot or a plugin cannot be written; contains the reason.
+    """
+    OWN_DIRECTORY.write(folder, TrainedModel(plan, arrays, None), lambda line: None)
