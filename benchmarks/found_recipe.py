@@ -10,7 +10,6 @@ cooldown of ``speedrun`` is the one of its rule for the number of steps that the
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from benchmarks.command import measuring, written
@@ -23,8 +22,6 @@ from minillm_lab.study import Trained, open_corpus
 from minillm_lab.worth import effect_of
 
 __all__ = ["main"]
-
-NAMES = ("found", "beside")
 
 
 def main() -> None:
@@ -69,7 +66,7 @@ def main() -> None:
         for name, plan in plans.items()
         for seed in range(given.seeds)
     ]
-    runs: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in NAMES}
+    runs: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in plans}
     pool = Pool(
         (given.device,),
         [*plans.values()],
@@ -92,7 +89,7 @@ def main() -> None:
         for seed in range(given.seeds)
     ]
     found = effect_of(differences).data()
-    print("found - beside:", round(fmean(differences), 4), found)
+    print("found - beside:", found)
     written(
         given,
         {

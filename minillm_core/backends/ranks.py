@@ -231,7 +231,8 @@ def divides(asked: str, ranks: Ranks) -> str:
 def rank_prefix() -> str:
     """Return the prefix of an error's text that names the rank; empty for a single process."""
     with suppress(Exception):  # that it cannot be read is the error itself
-        return f"rank {launched()[0]}: " if launched()[1] > 1 else ""
+        rank, size = launched()
+        return f"rank {rank}: " if size > 1 else ""
     return ""
 
 

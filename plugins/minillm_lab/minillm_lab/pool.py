@@ -156,9 +156,6 @@ class Pool:
                 processes.append(process)
                 self._device[ours] = device
                 ours.send([_text_of(plan) for plan in self._plans])
-            context.callback(
-                lambda: [one.close() for one in self._device]
-            )  # first: it ends idle ones
             kinds = {self._device[one]: self._ready(one) for one in self._device}
             if len({*kinds.values()}) > 1:
                 raise MinillmError(

@@ -299,7 +299,7 @@ def prospects(plugins: Mapping[str, Any], *, equal_seconds: bool) -> dict[str, P
 
     Args:
         plugins: name -> the name, or the file to load it from.
-        equal_seconds: use the effect at equal time, which few cards lack, else at equal tokens.
+        equal_seconds: use the effect at equal time, which some cards lack, else at equal tokens.
 
     Returns:
         Plugin -> what its newest card shows, the largest gain first. Of those without a gain or a card the

@@ -212,9 +212,8 @@ class SuccessiveHalving:
         least = 2 * self.paired_runs.cost(self.length, runs=PAIRS, graphs=1)
         if left < (least if number == 1 else 1.25 * least):
             return None
-        return (
-            left / 2 if left / 2 > 2 * least else left
-        )  # else the next round would have few candidates
+        half = left / 2
+        return half if half > 2 * least else left  # of half, a later round would try one change
 
     def _reserved(self) -> float:
         """Estimate the seconds of the final comparison: baseline, recipe, recipe without each part."""
