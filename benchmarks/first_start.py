@@ -6,11 +6,16 @@ r"""The first start on a text: seconds to the first character, the longest silen
 One start with an empty cache is read character by character up to its first step. Others, each
 with its own empty cache, are sent SIGINT at random moments before that step: how long they
 take to end, and the files that they leave in the cache.
+
+    python -m benchmarks.first_start --preset speedrun --steps 12 --repeats 2 --interrupts 0 \
+        --data english.jsonl.xz --setting data.val=val.jsonl.xz --name first_start_speedrun
+
+The same of a preset whose steps are compiled: with empty caches (compiled graphs included), and
+--repeats times again with what the start before left in them.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -19,32 +24,47 @@ import sys
 import tempfile
 import threading
 import time
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environment import write
+from benchmarks.command import measuring, written
 
-STEPS = ("checkpoint.every=0", "eval.every=0", "eval.tokens=256", "--steps", "1")
-
-
-def start(data: Path, folder: Path) -> subprocess.Popen[bytes]:
-    """Start training with an empty cache; stdout and stderr go to one pipe."""
-    command = [sys.executable, "-m", "minillm_core", "train", "--preset", "tiny"]
-    command += ["--data", str(data), "--out", str(folder / "out"), *STEPS]
-    return subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**os.environ, "MINILLM_CACHE": str(folder / "cache")},
-    )
+QUIET = ("checkpoint.every=0", "eval.every=0", "eval.tokens=256")
 
 
-def watched(data: Path, folder: Path) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Start:
+    """The command of a start; its caches and runs are in a folder of the caller's."""
+
+    data: Path
+    preset: str
+    steps: int
+    settings: tuple[str, ...]
+
+    def begin(self, folder: Path, run: str = "out") -> subprocess.Popen[bytes]:
+        """Start training; stdout and stderr go to one pipe."""
+        command = [sys.executable, "-m", "minillm_core", "train", "--preset", self.preset]
+        command += ["--data", str(self.data), "--out", str(folder / run), *QUIET, *self.settings]
+        caches = {
+            "MINILLM_CACHE": "cache",
+            "TORCHINDUCTOR_CACHE_DIR": "inductor",
+            "TRITON_CACHE_DIR": "triton",
+        }
+        return subprocess.Popen(
+            [*command, "--steps", str(self.steps)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **{name: str(folder / path) for name, path in caches.items()}},
+        )
+
+
+def watched(what: Start, folder: Path, run: str = "out") -> dict[str, Any]:
     """Time every piece of output up to the first step."""
     began = time.monotonic()
-    child = start(data, folder)
+    child = what.begin(folder, run)
     assert child.stdout is not None
     heard: list[tuple[float, str]] = []
     stepped = None
@@ -65,9 +85,9 @@ def watched(data: Path, folder: Path) -> dict[str, Any]:
     }
 
 
-def interrupted(data: Path, folder: Path, after: float) -> dict[str, Any]:
+def interrupted(what: Start, folder: Path, after: float) -> dict[str, Any]:
     """Send SIGINT after some seconds, and time the exit."""
-    child = start(data, folder)
+    child = what.begin(folder)
     assert child.stdout is not None
     heard: list[bytes] = []
     reader = threading.Thread(target=lambda: heard.append(child.stdout.read()))  # type: ignore
@@ -92,44 +112,58 @@ def interrupted(data: Path, folder: Path, after: float) -> dict[str, Any]:
     }
 
 
-def measure(data: Path, interrupts: int, seed: int) -> dict[str, Any]:
-    """Run one watched start, then the interrupted ones, then a start with the last one's cache."""
+def measure(what: Start, interrupts: int, repeats: int, seed: int) -> dict[str, Any]:
+    """Run one watched start and its repetitions, then the interrupted ones, then a start with the last one's cache."""
     draw = random.Random(seed)
     with tempfile.TemporaryDirectory() as place:
-        whole = watched(data, Path(place))
-    print(data.name, *list(whole.values())[1:4], flush=True)
+        whole = watched(what, Path(place))
+        print(what.data.name, *list(whole.values())[1:4], flush=True)
+        again = [watched(what, Path(place), f"again-{number}") for number in range(repeats)]
+        for one in again:
+            print("with filled caches", *list(one.values())[1:4], flush=True)
     until = whole["first_step_seconds"] or 10.0
     found = []
     for number in range(interrupts):
         with tempfile.TemporaryDirectory() as place:
-            found.append(interrupted(data, Path(place), draw.uniform(0.3, until)))
+            found.append(interrupted(what, Path(place), draw.uniform(0.3, until)))
             if number == interrupts - 1:
-                again = watched(data, Path(place))
+                after = watched(what, Path(place), "again")
         one = found[-1]
         print(one["after_seconds"], one["exit"], one["seconds_to_the_end"], one["last_lines"][-1:])
     ended = [one["seconds_to_the_end"] for one in found if one["alive"]]
     return {
-        "data": data.name,
+        "data": what.data.name,
+        "preset": what.preset,
         "start": whole,
+        **({"with_filled_caches": again} if again else {}),
         "interrupts": found,
         "longest_end_seconds": max(ended, default=None),
-        "start_after_an_interrupt": {"exit": again["exit"]} if interrupts else None,
+        "start_after_an_interrupt": {"exit": after["exit"]} if interrupts else None,
     }
 
 
 def main() -> None:
     """Measure and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = measuring(__doc__, "first_start")
     parser.add_argument("--data", type=Path, action="append", required=True)
     parser.add_argument("--interrupts", type=int, action="append", help="for each --data")
+    parser.add_argument("--preset", default="tiny")
+    parser.add_argument("--steps", type=int, default=1, help="of a start")
+    parser.add_argument("--setting", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--repeats", type=int, default=0, help="starts with filled caches")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--commit", help="of a copy of the tree that came without .git")
     given = parser.parse_args()
     counts = [*(given.interrupts or []), *[20] * len(given.data)]
     figures = [
-        measure(data, count, given.seed) for data, count in zip(given.data, counts, strict=False)
+        measure(
+            Start(data, given.preset, given.steps, tuple(given.setting)),
+            count,
+            given.repeats,
+            given.seed,
+        )
+        for data, count in zip(given.data, counts, strict=False)
     ]
-    print(write("first_start", figures, commit=given.commit))
+    print(written(given, figures))
 
 
 if __name__ == "__main__":
