@@ -196,7 +196,12 @@ def main() -> int:
     options.add_argument(
         "--patience", type=float, default=150, help="seconds for the compilation of a wave"
     )
-    options.add_argument("--ahead", type=int, default=12, help="processes of a wave on a GPU")
+    options.add_argument(
+        "--ahead",
+        type=int,
+        default=8,
+        help="processes of a wave on a GPU; each holds some 8 GiB of it",
+    )
     options.add_argument(
         "--reserve",
         type=float,

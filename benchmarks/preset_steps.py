@@ -2,6 +2,7 @@
 
     python -m benchmarks.preset_steps --preset speedrun --set triton --set triton,sparse_rows [--steps 20]
         [--repeats 5] [--setting key=value ...]
+    python -m benchmarks.preset_steps --preset speedrun --set=-relu2,fp8_mlp   # in place of relu2
 
 The first variant is the preset alone. Schedules have their mid-run values; ids are drawn by
 Zipf's law, as in benchmarks.sparse_rows. ``ratio`` is tokens/s over the preset's, from the medians of all steps,
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.command import measuring, written
+from benchmarks.ours import activated
 from benchmarks.sparse_rows import BATCHES, Stepped, memory_of
 from benchmarks.turns import Turns, ratio, take_turns
 
@@ -54,6 +56,8 @@ def main() -> None:
 
         return make
 
+    for name in given.set:  # one that planning refuses ends the command before anything compiles
+        activated(given.setting, name, given.backend, preset=given.preset)
     makers: dict[str, Any] = {ALONE: maker(""), **{name: maker(name) for name in given.set}}
     counts = {"steps": given.steps, "repeats": given.repeats}
     memory, said = memory_of(given.backend), {"preset": given.preset, "settings": given.setting}

@@ -2,19 +2,26 @@
 
 Compares the recipe with the baseline settings of the search, and with itself without each of its parts
 (an ablation). A part that has no measurable gain and saves no time or memory is dropped.
+
+The noise of the ablation is estimated from all of its sets of runs together: with many parts two seeds of
+each give narrower intervals than three seeds of a pair alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from minillm_core import MinillmError, Plan
-from minillm_lab.paired_runs import Outcomes, PairedRuns, Planner, trained_of
+from minillm_lab.paired_runs import Outcomes, PairedRuns, Planner, losses_of, trained_of
 from minillm_lab.space import Move, Recipe, parts_of, without
+from minillm_lab.worth import Noise, noise_of
 
 FRESH = 1000
 """Offset of the final comparison's seeds above the seeds used for selection."""
+
+LEFT_OUT, MANY = 2, 4
+"""Number of seeds without each part where the recipe has at least ``MANY`` of them."""
 
 OVER = 1.05
 """Multiple of the budget up to which parts are ablated."""
@@ -63,6 +70,7 @@ class Confirmation:
         if not parts:
             return
         seeds = self._seeds
+        few = seeds[:LEFT_OUT] if len(parts) >= MANY else seeds
         plans: dict[str, Plan] = {}
         unplanned: dict[str, str] = {}
         for part in parts:
@@ -71,15 +79,19 @@ class Confirmation:
             except MinillmError as error:
                 unplanned[part.name] = error.what
         self._paired_runs.begin(
-            f"the last comparison, {self._length.words}", (2 + len(plans)) * self._pairs, []
+            f"the last comparison, {self._length.words}",
+            2 * len(seeds) + (len(plans) * len(few) if len(parts) > 1 else 0),
+            [],
         )
         sets = {"as it was": self._paired_runs.base, "the recipe": self.plan}
         if len(parts) > 1:
             most = self._affordable() - len(sets)
             sets |= {f"no {name}": plan for name, plan in [*plans.items()][: max(0, most)]}
-        runs = self._paired_runs.runs_of(sets, self._length, seeds)
-        base, found = runs["as it was"], runs["the recipe"]
+        of = {label: few if label.startswith("no ") else seeds for label in sets}
+        runs = self._paired_runs.runs_of(sets, self._length, of)
+        base, found = runs.pop("as it was"), runs["the recipe"]
         table, idle = [], []
+        noise = _noise(runs.values(), few) if len(parts) > 1 else None
         for part in parts:
             row: dict[str, Any] = {"name": part.name, "effect": None}
             others = base if len(parts) == 1 else runs.get(f"no {part.name}")
@@ -88,7 +100,7 @@ class Confirmation:
             elif others is None:
                 row["why"] = "the budget is spent"
             else:
-                row |= self._paired_runs.difference(found, others)
+                row |= self._paired_runs.difference(found, others, noise)
                 if row["effect"] is not None and not row["distinguishable"]:
                     row["saves"] = self._paired_runs.saving(row)
                 helps = row["effect"] is None or (row["distinguishable"] and row["effect"] < 0)
@@ -163,7 +175,7 @@ class Confirmation:
     def _affordable(self) -> int:
         """Count the sets of runs that fit into the remaining budget plus a twentieth of the whole."""
         left = OVER * self._budget - self._paired_runs.members.spent
-        return max(0, int(left / self._paired_runs.cost(self._length, runs=self._pairs, graphs=1)))
+        return max(0, int(left / self._paired_runs.cost(self._length, runs=LEFT_OUT, graphs=1)))
 
     def _result(self, base: Outcomes, found: Outcomes) -> dict[str, Any]:
         return {
@@ -174,3 +186,9 @@ class Confirmation:
             "base_runs": [run.data() for run in trained_of(base)],
             "runs": [run.data() for run in trained_of(found)],
         }
+
+
+def _noise(sets: Iterable[Outcomes], seeds: Sequence[int]) -> Noise | None:
+    """Estimate the noise of a difference from the sets of which all runs with these seeds succeeded."""
+    losses = [losses_of({seed: one[seed] for seed in seeds if seed in one}) for one in sets]
+    return noise_of([row for row in losses if len(row) == len(seeds)])

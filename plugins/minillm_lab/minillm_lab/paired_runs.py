@@ -18,7 +18,7 @@ from minillm_lab.pool import Pool, Wanted
 from minillm_lab.result_diff import difference
 from minillm_lab.space import Move, Recipe
 from minillm_lab.study import Trained, graph_of
-from minillm_lab.worth import effect_of
+from minillm_lab.worth import Noise, effect_of
 
 TREND = 0.5
 """Fraction of a gain's last change, from one length to the next, that is extrapolated to the next length."""
@@ -184,26 +184,31 @@ class PairedRuns:
         self._stage, self._number, self._runs, self._alive = stage, 0, runs, list(table)
 
     def runs_of(
-        self, plans: Mapping[str, Plan], length: Length, seeds: Sequence[int]
+        self,
+        plans: Mapping[str, Plan],
+        length: Length,
+        seeds: Sequence[int] | Mapping[str, Sequence[int]],
     ) -> dict[str, dict[int, Trained | str]]:
         """Train each plan with the seeds until one of its runs fails, in the order A B B A or A A B B.
 
         Args:
             plans: label -> plan.
             length: of the runs.
-            seeds: of each plan's runs.
+            seeds: of all plans' runs; or label -> of this plan's.
 
         Raises:
             MinillmError: the baseline plan failed.
         """
+        of = seeds if isinstance(seeds, Mapping) else dict.fromkeys(plans, seeds)
         if self._turns:
             order = [
-                (label, seed)
-                for number, seed in enumerate(seeds)
+                (label, of[label][number])
+                for number in range(max(map(len, of.values()), default=0))
                 for label in (reversed(plans) if number % 2 else plans)
+                if number < len(of[label])
             ]
         else:
-            order = [(label, seed) for label in plans for seed in seeds]
+            order = [(label, seed) for label in plans for seed in of[label]]
         self._ahead([(label, plans[label], seed) for label, seed in order], length)
         found: dict[str, dict[int, Trained | str]] = {label: {} for label in plans}
         for label, seed in order:
@@ -338,7 +343,7 @@ class PairedRuns:
             return
         if one.rungs and one.rungs[-1]["length"] == length.words:
             one.rungs.pop()
-        losses = _losses(runs), _losses(reference)
+        losses = losses_of(runs), losses_of(reference)
         differences = [ours - theirs for ours, theirs in zip(*losses, strict=True)]
         one.rungs.append(
             {
@@ -353,14 +358,24 @@ class PairedRuns:
             }
         )
 
-    def difference(self, ours: Outcomes, others: Outcomes) -> dict[str, Any]:
-        """Compare two sets of runs; the result has no effect where a run failed."""
+    def difference(
+        self, ours: Outcomes, others: Outcomes, noise: Noise | None = None
+    ) -> dict[str, Any]:
+        """Compare two sets of runs by their common seeds; the result has no effect where a run failed.
+
+        Args:
+            ours: the runs with a change.
+            others: the runs without it.
+            noise: of a difference, where it is known from more sets than these two.
+        """
         failures = [run for run in (*ours.values(), *others.values()) if isinstance(run, str)]
         if failures:
             return {"effect": None, "why": f"failed: {failures[0]}"}
-        pairs = zip(_losses(ours), _losses(others), strict=True)
+        seeds = [seed for seed in ours if seed in others]
+        ours, others = ({seed: runs[seed] for seed in seeds} for runs in (ours, others))
+        pairs = zip(losses_of(ours), losses_of(others), strict=True)
         return {
-            **effect_of([one - other for one, other in pairs]).data(),
+            **effect_of([one - other for one, other in pairs], noise).data(),
             "speed": _ratio(ours, others, "tokens_per_second"),
             "memory": _ratio(ours, others, "peak_bytes"),
         }
@@ -389,7 +404,8 @@ def trained_of(runs: Outcomes) -> list[Trained]:
     return [run for run in runs.values() if isinstance(run, Trained)]
 
 
-def _losses(runs: Outcomes) -> list[float]:
+def losses_of(runs: Outcomes) -> list[float]:
+    """List the final losses of the successful runs."""
     return [run.val_loss for run in trained_of(runs)]
 
 

@@ -4,7 +4,8 @@ A process gets a run as the text of a settings file and plans it itself, so noth
 processes. Only the parent writes files: a process that is killed loses the run that it trains.
 
 The processes of one device compile side by side, and then train one after the other: no run is timed
-while another one computes on its device.
+while another one computes on its device. While one trains, another may draw the initial weights of a run
+whose graph it has compiled already.
 """
 
 from __future__ import annotations
@@ -85,8 +86,10 @@ class State(Enum):
 
     FREE = "free"
     COMPILING = "compiling"
+    PREPARING = "preparing"
+    """It draws the initial weights of a run whose graph it has compiled before."""
     READY = "ready"
-    """It has compiled its run, and waits for its turn."""
+    """It waits for its turn."""
     TRAINING = "training"
 
 
@@ -136,6 +139,7 @@ class Pool:
         self._device: dict[Any, str] = {}
         self._state: dict[Any, State] = {}
         self._graph: dict[Any, str] = {}  # of the last run of each process, which keeps it compiled
+        self._waiting: list[Any] = []  # processes that are ready, in this order
         self._alone: set[str] = set()  # files of runs that have to have their device to themselves
         self._has_device: set[Any] = set()  # processes that train such a run
         self._context = ExitStack()
@@ -204,9 +208,11 @@ class Pool:
         progress: dict[Any, float] = {}
         while left or running:
             for connection in self._device:
+                had = self._graph.get(connection)
                 if one := self._next(connection, left):
                     running[connection], progress[connection] = one, 0.0
-                    self._state[connection] = State.COMPILING
+                    kept = self._graph[connection] == had
+                    self._state[connection] = State.PREPARING if kept else State.COMPILING
                     asked = {
                         "seed": one.seed,
                         "evaluations": one.evaluations,
@@ -222,12 +228,15 @@ class Pool:
                     progress[connection] = answer["progress"]
                 elif "ready" in answer:
                     self._state[connection] = State.READY
+                    self._waiting.append(connection)
                 else:
                     self._state[connection] = State.FREE
                     self._has_device.discard(connection)
                     made = Made(running.pop(connection), _outcome(answer))
                     del progress[connection]
-                    if self._again(connection, made):
+                    if isinstance(made.outcome, MinillmError):  # it has released its trainer
+                        self._graph.pop(connection, None)
+                    if self._again(made):
                         left.insert(0, (made.wanted, graph_of(made.wanted.plan)))
                     else:
                         yield made
@@ -245,7 +254,7 @@ class Pool:
     def _next(self, connection: Any, left: list[tuple[Wanted, str]]) -> Wanted | None:
         """Take the run out of those left that a process trains next; None: it has to wait.
 
-        A process compiles only while no other one of its device trains or waits for its turn, and never what
+        A process compiles only while no other one of its device trains or is about to, and never what
         another one of its device has compiled.
         """
         if self._state[connection] is not State.FREE:
@@ -260,7 +269,9 @@ class Pool:
         def may_begin(one: Wanted, graph: str) -> bool:
             if one.file in self._alone:
                 return states <= {State.FREE}
-            return graph == own or not (graph in compiled or {State.READY, State.TRAINING} & states)
+            return graph == own or (
+                graph not in compiled and states <= {State.FREE, State.COMPILING}
+            )
 
         ranked = [
             (graph != own, graph in others, place)
@@ -278,23 +289,21 @@ class Pool:
         return one
 
     def _give_turn(self, device: str) -> None:
-        """Let the first process of a device that is ready train, once no other one computes there."""
+        """Let the process of a device that has been ready longest train, once no other one computes there."""
         here = [one for one in self._state if self._device[one] == device]
         if {State.COMPILING, State.TRAINING} & {self._state[one] for one in here}:
             return
-        for one in here:
-            if self._state[one] is State.READY:
-                self._state[one] = State.TRAINING
-                one.send(GO)
-                return
+        if one := next((one for one in self._waiting if one in here), None):
+            self._waiting.remove(one)
+            self._state[one] = State.TRAINING
+            one.send(GO)
 
-    def _again(self, connection: Any, made: Made) -> bool:
+    def _again(self, made: Made) -> bool:
         """Return whether a run ran out of memory that other processes of its device held."""
         if self.each == 1 or not isinstance(made.outcome, OutOfMemory):
             return False
         again = made.wanted.file not in self._alone
         self._alone.add(made.wanted.file)
-        self._graph.pop(connection, None)
         return again
 
     def _ready(self, connection: Any) -> str:

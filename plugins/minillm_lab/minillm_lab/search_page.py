@@ -165,7 +165,8 @@ def _last_words(result: Json) -> str:
     dropped = last["dropped"]
     return (
         f"Seeds {last['seeds'][0]} to {last['seeds'][-1]}, which chose nothing: {losses}. The worth of a "
-        "part is the recipe's loss minus that of the recipe without it."
+        "part is the recipe's loss minus that of the recipe without it; its interval uses the noise of all "
+        "these runs together."
         + (
             f" Left out of the result, since they make no difference: {', '.join(dropped)}."
             if dropped

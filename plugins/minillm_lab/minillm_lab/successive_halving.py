@@ -2,7 +2,8 @@
 
 A rung is a run length. All candidates of a round run at the shortest rung with one seed; the best
 third run three times as long, and so on. The longest rung is the target length of the recipe: there
-several seeds give a confidence interval. A candidate is a difference from the incumbent: its gain is the
+several seeds give a confidence interval, one seed after the other, and a candidate that falls behind the
+best one gets no further seeds. A candidate is a difference from the incumbent: its gain is the
 mean over pairs of its loss minus the incumbent's, with the same seed and the same data in the same
 order. Between two rungs candidates are ranked by their gain plus part of its change since the previous
 rung, so that the trend exposes moves that help early and hurt late. Where a third of the length
@@ -19,13 +20,15 @@ the same decisions on resume, and trains only the missing runs.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from minillm_core import MinillmError
 from minillm_core.commands import amount
-from minillm_lab.confirm import Confirmation
+from minillm_lab.confirm import LEFT_OUT, Confirmation
 from minillm_lab.paired_runs import Candidate, Length, PairedRuns, Planner, Rung, in_words
 from minillm_lab.space import Move, Recipe, Space, parts_of, present, together
 from minillm_lab.study import graph_of
@@ -40,6 +43,12 @@ RUNGS = 3
 
 PAIRS, MORE = 3, 2
 """Seeds at the longest rung, and additional seeds for the best candidate where these do not decide."""
+
+ENOUGH = 2
+"""Pairs at the longest rung that can decide, where no other candidate is left."""
+
+FAR = 0.5
+"""A candidate with less than this fraction of the best gain gets no further seeds at the longest rung."""
 
 LEAST = 10
 """Steps of the shortest run: fewer only measure the effect of the learning rate."""
@@ -150,7 +159,8 @@ class SuccessiveHalving:
         """Plan the moves from the incumbent, most promising first.
 
         The first are combinations of the plugins whose technique cards show gains: a short search has no
-        time to find them one by one.
+        time to find them one by one. Among the others those that share the incumbent's compiled graph, which
+        take a fraction of the time, alternate with those that do not so that both take equal time.
         """
         moves = [
             one
@@ -158,13 +168,26 @@ class SuccessiveHalving:
             if one.name not in self._out
         ]
         moves.sort(key=lambda one: self._expected.get(one.name, 0.0))
-        found = self._stacks()
+        found = list[Candidate]()
         for move in moves:
             ways = [self._planned(move)]
             if ways == [None] and move.adds:
                 more = [one for one in self.space.additions(move) if one.name not in self._out]
                 ways = [self._planned(one, note=False) for one in more]
             found += [one for one in ways if one is not None]
+        return [*self._stacks(), *self._alternated(found)]
+
+    def _alternated(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Merge candidates that have to be compiled with those that do not, by the time that they take."""
+        graph, first = graph_of(self.plan), self._rungs[0].length
+        queues = {graphs: deque[Candidate]() for graphs in (0, 1)}
+        for one in candidates:
+            queues[int(graph_of(one.plan) != graph)].append(one)
+        seconds, found = dict.fromkeys(queues, 0.0), list[Candidate]()
+        while left := [graphs for graphs, queue in queues.items() if queue]:
+            next_one = min(left, key=seconds.__getitem__)
+            seconds[next_one] += self.paired_runs.cost(first, graphs=next_one)
+            found.append(queues[next_one].popleft())
         return found
 
     def _stacks(self) -> list[Candidate]:
@@ -219,8 +242,7 @@ class SuccessiveHalving:
         """Estimate the seconds of the final comparison: baseline, recipe, recipe without each part."""
         parts = len(parts_of(self.incumbent, self.base)) + self._more_parts
         sets = 2 + (parts if parts > 1 else 0)
-        each = self.paired_runs.cost(self.length, runs=PAIRS, graphs=1)
-        return min(LAST * self.budget, sets * each)
+        return min(LAST * self.budget, sets * self._confirming)
 
     @property
     def _more_parts(self) -> int:
@@ -230,15 +252,20 @@ class SuccessiveHalving:
     @property
     def _most_parts(self) -> int:
         """Count the parts that fit into the time of the final comparison."""
-        each = self.paired_runs.cost(self.length, runs=PAIRS, graphs=1)
-        return max(1, int(LAST * self.budget / each) - 2)
+        return max(1, int(LAST * self.budget / self._confirming) - 2)
+
+    @property
+    def _confirming(self) -> float:
+        """Estimate the seconds that the final comparison takes for each of many parts."""
+        return self.paired_runs.cost(self.length, runs=LEFT_OUT, graphs=1)
 
     def _sizes(self, queued: Sequence[Candidate], share: float) -> list[int]:
         """Choose the number of candidates per rung; the shortest rung gets the remaining time."""
         first, *middle, final = self._rungs
         cost = self.paired_runs.cost
-        for last in (4, 3, 2, 1):
-            sizes, left = [last], share - (last + 1) * cost(final.length, runs=PAIRS)
+        for last in (3, 2, 1):
+            runs = last + 1 + (min(last, 2) + 1) * (PAIRS - 1)
+            sizes, left = [last], share - cost(final.length, runs=runs)
             for rung in reversed(middle):
                 sizes.insert(0, ETA * sizes[0])
                 left -= (sizes[0] + 1) * cost(rung.length)
@@ -290,7 +317,10 @@ class SuccessiveHalving:
 
         for rung, size in zip(self._rungs, sizes, strict=True):
             alive = self._best(alive, size)
-            alive = self._raced(number, rung, alive)
+            if rung is self._rungs[-1]:
+                alive = self._raced_by_seed(number, rung, alive)
+            else:
+                alive = self._raced(number, rung, alive)
             if rung is self._rungs[-2]:
                 unions = self._unions(alive)
                 raced += unions
@@ -351,10 +381,27 @@ class SuccessiveHalving:
             self.paired_runs.compare(one, length, runs[INCUMBENT], runs[one.move.name])
         return [one for one in ordered if not one.failed]
 
+    def _raced_by_seed(
+        self, number: int, rung: Rung, candidates: Sequence[Candidate]
+    ) -> list[Candidate]:
+        """Run candidates one seed after the other; after each, keep at most the best and the one behind it.
+
+        Returns:
+            The successful ones that are left, with the pairs of the rung, or fewer where these decide.
+        """
+        alive = list(candidates)
+        for pairs in range(1, rung.pairs + 1):
+            alive = self._raced(number, replace(rung, pairs=pairs), alive)
+            alive.sort(key=lambda one: one.gain)
+            alive = [one for one in alive[:2] if not _behind(one, alive[0])]
+            if pairs >= ENOUGH and len(alive) == 1 and alive[0].rungs[-1]["distinguishable"]:
+                break
+        return alive
+
     def _accepted(self, alive: Sequence[Candidate]) -> Candidate | None:
         """Choose the next incumbent: its interval excludes 0, or it is cheaper and not worse."""
         ranked = sorted((one for one in alive if not one.failed), key=lambda one: one.gain)
-        if not ranked or ranked[0].rungs[-1]["pairs"] < PAIRS:
+        if not ranked or ranked[0].rungs[-1]["pairs"] < ENOUGH:
             return None
         best = ranked[0]
         if best.gain < 0 and not best.rungs[-1]["distinguishable"]:
@@ -419,3 +466,16 @@ class SuccessiveHalving:
             before = {key: present(self.plan, key)}
             self._out |= {move.name for move in moves if dict(move.settings) == before}
         self.incumbent, self.plan = one.recipe, one.plan
+
+
+def _behind(one: Candidate, best: Candidate) -> bool:
+    """Return whether a candidate is too far behind the best to be run with more seeds."""
+    if one is best:
+        return False
+    worse = [
+        ours > theirs
+        for ours, theirs in zip(
+            one.rungs[-1]["differences"], best.rungs[-1]["differences"], strict=True
+        )
+    ]
+    return (len(worse) >= ENOUGH and all(worse)) or (best.gain < 0 and one.gain > FAR * best.gain)

@@ -48,11 +48,46 @@ class Effect:
         return asdict(self)
 
 
-def effect_of(differences: Sequence[float]) -> Effect:
+@dataclass(frozen=True)
+class Noise:
+    """The random part of a paired difference, estimated from several sets of runs."""
+
+    spread: float  # its standard deviation
+    freedom: int  # degrees of freedom of the estimate
+
+
+def noise_of(losses: Sequence[Sequence[float]]) -> Noise | None:
+    """Estimate the noise of differences between sets of runs with the same seeds.
+
+    A loss is the sum of an effect of its set, one of its seed, and noise: a randomised block design. Of
+    two sets this is the standard deviation of their differences; with more sets it is known better.
+
+    Args:
+        losses: of each set, one per seed, in the order of the seeds.
+
+    Returns:
+        The noise; None with less than two sets or two seeds.
+    """
+    sets, seeds = len(losses), len(losses[0]) if losses else 0
+    if sets < 2 or seeds < 2:
+        return None
+    whole = fmean(itertools.chain(*losses))
+    by_seed = [fmean(column) for column in zip(*losses, strict=True)]
+    squares = math.fsum(
+        (loss - fmean(row) - by_seed[seed] + whole) ** 2
+        for row in losses
+        for seed, loss in enumerate(row)
+    )
+    freedom = (sets - 1) * (seeds - 1)
+    return Noise(math.sqrt(2.0 * squares / freedom), freedom)
+
+
+def effect_of(differences: Sequence[float], noise: Noise | None = None) -> Effect:
     """Estimate the mean effect and its interval from paired differences.
 
     Args:
         differences: variant minus baseline, one per pair; at least one.
+        noise: of a difference, where more is known of it than these differences show.
 
     Raises:
         ValueError: the sequence is empty, or a value is not finite.
@@ -61,10 +96,14 @@ def effect_of(differences: Sequence[float]) -> Effect:
     if not n or not all(map(math.isfinite, differences)):
         raise ValueError(f"an effect needs finite differences, not {list(differences)}")
     mean = math.fsum(differences) / n
-    if n == 1:
+    if noise is not None:
+        spread, freedom = noise.spread, noise.freedom
+    elif n == 1:
         return Effect(mean, None, None, 1, False, None)
-    spread = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
-    half = quantile(n - 1) * spread / math.sqrt(n)
+    else:
+        spread = math.sqrt(math.fsum((d - mean) ** 2 for d in differences) / (n - 1))
+        freedom = n - 1
+    half = quantile(freedom) * spread / math.sqrt(n)
     tells = abs(mean) > half
     return Effect(mean, mean - half, mean + half, n, tells, None if tells else needed(mean, spread))
 

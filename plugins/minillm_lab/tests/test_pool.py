@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -34,11 +35,13 @@ class Process(threading.Thread):
         self.ours, self.log, self.full, self.alone = ours, log, full, alone
 
     def run(self) -> None:
+        kept = None
         while (asked := self.ours.recv()) is not None:
             if asked == RELEASE:
                 self.log.append((self.name, "releases", time.monotonic(), time.monotonic()))
                 continue
-            self._does("compiles", 0.03)
+            self._does("prepares" if asked["settings"] == kept else "compiles", 0.03)
+            kept = asked["settings"]
             self.ours.send({"ready": True})
             assert self.ours.recv() == GO
             self._does("trains", 0.02)
@@ -108,6 +111,17 @@ def test_they_compile_side_by_side_and_train_in_turns(train: Any) -> None:
     assert overlapping(log, "compiles", "compiles")
     assert not overlapping(log, "trains", "trains")
     assert not overlapping(log, "compiles", "trains")
+
+
+def test_the_next_run_of_a_graph_is_prepared_while_another_trains(train: Any) -> None:
+    made, log = train([(layers, seed) for seed in range(4) for layers in (1, 2)], set())
+    assert len(made) == 8
+    assert [what for _, what, *_ in log].count("compiles") == 2
+    assert overlapping(log, "prepares", "trains")
+    assert not overlapping(log, "trains", "trains")
+    assert not overlapping(log, "compiles", "trains")
+    names = [name for name, what, *_ in log if what == "trains"]
+    assert sum(one != other for one, other in pairwise(names)) >= 3  # by turns
 
 
 def test_a_run_that_lacks_memory_beside_others_has_the_device_to_itself(train: Any) -> None:

@@ -18,7 +18,7 @@ from minillm_lab.paired_runs import Length, PairedRuns
 from minillm_lab.search import seconds_of
 from minillm_lab.search_page import headline, markdown, search_page
 from minillm_lab.space import Recipe, Space, read_space, usual_space
-from minillm_lab.study import Trained
+from minillm_lab.study import Trained, graph_of
 from minillm_lab.successive_halving import SuccessiveHalving
 
 ABOUT = {"data": "text", "device": "a CPU", "dtype": "float32", "versions": {"minillm-core": "1"}}
@@ -118,6 +118,46 @@ def test_helping_changes_are_put_together_and_idle_ones_left_out(race: Any, rigg
     assert found.last["dropped"] == ["+scale"]
     assert found.incumbent.plugins == {"rule"}
     assert found.last["gain"]["effect"] == pytest.approx(-0.301, abs=2e-3)
+
+
+def test_at_full_length_only_candidates_near_the_best_get_further_seeds(
+    race: Any, rigged: Any
+) -> None:
+    class Noisy(rigged):  # type: ignore[misc, valid-type]
+        """A study in which ``rule`` and ``scale`` are level at first, and then ``scale`` is behind."""
+
+        def train(self, plan: Any, seed: int, **more: Any) -> Trained:
+            self.gain = {"rule": 0.3, "scale": 0.29 - 0.01 * seed}
+            return super().train(plan, seed, **more)
+
+    rates = {"train__lr": (0.003, 0.004)}
+    found = race(Noisy({}), space("rule", "scale", **rates))
+    found._unions = lambda alive: []  # they would win
+    found.run()
+    pairs = {one["name"]: one["rungs"][-1]["pairs"] for one in found.rounds[0]["candidates"]}
+    lengths = {one["name"]: one["rungs"][-1]["length"] for one in found.rounds[0]["candidates"]}
+    assert pairs == {"+rule": 2, "+scale": 2, "train.lr=0.004": 1}
+    assert lengths["+rule"] == lengths["+scale"] == found.length.words
+    assert verdicts(found)["+rule"] == "accepted"
+    assert verdicts(found)["+scale"] == "others gained more"
+
+
+def test_changes_that_need_no_compiling_alternate_with_others_by_time(
+    race: Any, rigged: Any
+) -> None:
+    values = {
+        "train__lr": (0.002, 0.003, 0.004),
+        "train__warmup": (0.0, 0.1),
+        "train__schedule": ("cosine", "wsd"),
+    }
+    found = race(rigged({}), space("rule", "scale", **values), turns=False)
+    cost = found.paired_runs.cost(found.lengths[0])
+    found.paired_runs._compiling.append(
+        2.0 * cost
+    )  # a run that compiles takes as long as three others
+    graph = graph_of(found.plan)
+    compiled = [graph_of(one.plan) != graph for one in found.candidates() if not one.move.parts]
+    assert compiled == [False, True, False, False, False, True, False]
 
 
 def test_what_other_seeds_do_not_confirm_is_no_result(race: Any, rigged: Any) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_lab.study import Point, Trained
-from minillm_lab.worth import Runs, times, worth
+from minillm_lab.worth import Runs, effect_of, noise_of, times, worth
 
 STEPS = 100
 
@@ -113,3 +114,33 @@ def test_a_ratio_is_1_where_it_is(value: float) -> None:
 
 def test_examples_of_ratios() -> None:
     assert [times(v) for v in (0.9, 0.9996, 1.00002)] == ["0.900", "0.9996", "1.00002"]
+
+
+@given(st.lists(st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=2, max_size=6))
+def test_noise_of_two_sets_is_that_of_their_differences(pairs: list[tuple[float, float]]) -> None:
+    ours, others = zip(*pairs, strict=True)
+    differences = [one - other for one, other in pairs]
+    noise = noise_of([ours, others])
+    assert noise is not None
+    assert noise.freedom == len(pairs) - 1
+    assert noise.spread == pytest.approx(np.std(differences, ddof=1), abs=1e-9)
+    own, pooled = effect_of(differences), effect_of(differences, noise)
+    assert (pooled.low, pooled.high) == pytest.approx((own.low, own.high), abs=1e-8)
+
+
+def test_intervals_by_the_noise_of_many_sets_hold_as_often_as_they_say_and_are_narrower() -> None:
+    draw, hit, narrower = np.random.default_rng(0), 0, []
+    for _ in range(1000):
+        worth = draw.normal(0, 0.1, (12, 1))  # twelve sets, two seeds
+        losses = worth + draw.normal(0, 0.3, (1, 2)) + draw.normal(0, 0.02, (12, 2))
+        noise, differences = noise_of(losses.tolist()), (losses[0] - losses[1]).tolist()
+        found, own = effect_of(differences, noise), effect_of(differences)
+        hit += found.low <= float(worth[0, 0] - worth[1, 0]) <= found.high  # type: ignore[operator]
+        narrower.append((own.high - own.low) / (found.high - found.low))  # type: ignore[operator]
+    assert 0.93 < hit / 1000 < 0.97
+    assert np.median(narrower) > 2
+
+
+@pytest.mark.parametrize("losses", [[], [[1.0, 2.0]], [[1.0], [2.0]]])
+def test_one_set_or_one_seed_shows_no_noise(losses: list[list[float]]) -> None:
+    assert noise_of(losses) is None
