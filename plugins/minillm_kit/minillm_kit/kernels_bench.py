@@ -15,12 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from minillm_core import Refusal
-from minillm_core.commands import AsJson, emit, plain, say
+from minillm_core.commands import AsJson, counted, emit, plain, say
 from minillm_kit.kernels_check import (
     Backend,
     Device,
     FromFiles,
     Kernel,
+    KernelsFailed,
     Ops,
     refuse_dtype,
     targets_of,
@@ -29,6 +30,7 @@ from minillm_kit.kernels_check import (
 if TYPE_CHECKING:
     from minillm_kit.kernels.bench import Limits
     from minillm_kit.kernels.calls import Calls
+    from minillm_kit.kernels.check import Target
 
 EXAMPLES = """Examples:
 
@@ -58,8 +60,8 @@ def bench_command(
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="LETTER=N",
-            help="A size by its letter in the op's contract: N=65536; may be repeated.",
+            metavar="SIZE=N",
+            help="A size by its name in the op's contract: N=65536, window=256; may be repeated.",
         ),
     ] = None,
     repeats: Annotated[
@@ -73,7 +75,6 @@ def bench_command(
     that fit a cache are read from it, so that a share of bytes may be above 100 %.
     """
     from minillm_kit.kernels.bench import bench, limits
-    from minillm_kit.kernels.workloads import WORKLOADS
 
     if dtype is not None:
         refuse_dtype(dtype, "timed")
@@ -85,6 +86,8 @@ def bench_command(
         )
         by_op = dict.fromkeys(target.offer.candidate.op for target in targets)
         _check_letters(given, [*by_op])
+        for one in targets:
+            _check_fit(one.offer.candidate.op, _whole(one, given))
         for calls in dict.fromkeys(target.calls for target in targets):
             kind = dtype or ("float32" if calls.kind == "cpu" else "bfloat16")
             say(f"timing on {calls.backend} {calls.device}, in {kind}")
@@ -95,19 +98,23 @@ def bench_command(
                 return limits(calls, kind)
 
             for op in by_op:
-                load = WORKLOADS[op]
-                usual = load.small if calls.kind == "cpu" else load.large
-                sizes = {letter: given.get(letter, size) for letter, size in usual.items()}
-                offers = [
-                    one.offer
-                    for one in targets
-                    if one.calls is calls and one.offer.candidate.op == op
+                rivals = [
+                    one for one in targets if one.calls is calls and one.offer.candidate.op == op
                 ]
-                if offers:
-                    results.append(
-                        bench(offers, calls, kind, sizes, measure, repeats=repeats, say=say)
-                    )
-    if kernel is not None and not any(one["kernels"] for one in results):
+                if rivals:
+                    sizes = _whole(rivals[0], given)
+                    offers = [one.offer for one in rivals]
+                    try:
+                        one = bench(offers, calls, kind, sizes, measure, repeats=repeats, say=say)
+                    except MemoryError as error:
+                        raise Refusal(
+                            f"the arguments of {op} do not fit into memory: {plain(str(error))}",
+                            where=", ".join(f"{letter}={n}" for letter, n in sizes.items()),
+                            fix="smaller sizes, by --shape",
+                        ) from error
+                    results.append(one)
+    raised = [f"{one['op']}={name} {one['backend']}" for one in results for name in one["raised"]]
+    if kernel is not None and not raised and not any(one["kernels"] for one in results):
         reasons = {f"{n}: {why}" for one in results for n, why in one["refused"].items()}
         raise Refusal(
             f"kernel '{plain(kernel)}' cannot serve here: {'; '.join(sorted(reasons))}",
@@ -116,13 +123,18 @@ def bench_command(
         )
     if as_json:
         emit({"benches": results})
-        return
-    console = Console()
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(file=console.file, width=UNKNOWN_WIDTH)
-    for one in results:
-        for line in render(one):
-            console.print(line)
+    else:
+        console = Console()
+        if not console.is_terminal and "COLUMNS" not in os.environ:
+            console = Console(file=console.file, width=UNKNOWN_WIDTH)
+        for one in results:
+            for line in render(one):
+                console.print(line)
+    if raised:
+        raise KernelsFailed(
+            f"{counted(len(raised), 'kernel')} raised an exception: {', '.join(raised)}",
+            fix="minillm kernels check OP --kernel NAME tries a kernel in every case",
+        )
 
 
 def _sizes(words: Sequence[str]) -> dict[str, int]:
@@ -138,7 +150,7 @@ def _sizes(words: Sequence[str]) -> dict[str, int]:
             raise Refusal(
                 f"'{plain(word)}' is no size",
                 where=f"--shape {plain(word)}",
-                fix="a letter of the op's contract and a number: --shape N=65536",
+                fix="a size of the op's contract and a number: --shape N=65536",
             )
         found[letter] = int(number)
     return found
@@ -164,6 +176,35 @@ def _check_letters(given: Mapping[str, int], ops: Sequence[str]) -> None:
             raise Refusal(
                 "a size is at least 1", where=f"--shape {letter}=0", fix=f"--shape {letter}=1024"
             )
+
+
+def _whole(target: Target, given: Mapping[str, int]) -> dict[str, int]:
+    """Return all sizes of a kernel's workload: those given, and the usual ones of its device."""
+    from minillm_kit.kernels.workloads import WORKLOADS
+
+    load = WORKLOADS[target.offer.candidate.op]
+    usual = load.small if target.calls.kind == "cpu" else load.large
+    return {letter: given.get(letter, size) for letter, size in usual.items()}
+
+
+def _check_fit(op: str, sizes: Mapping[str, int]) -> None:
+    """Check that an op's sizes fit each other.
+
+    Raises:
+        Refusal: H is no multiple of K, or an odd number of features is to be rotated.
+    """
+    if op == "attention" and sizes["H"] % sizes["K"]:
+        raise Refusal(
+            f"H={sizes['H']} heads cannot share K={sizes['K']} key-value heads evenly",
+            where=f"sizes of {op}: H={sizes['H']} K={sizes['K']}",
+            fix=f"H a multiple of K: --shape H={sizes['H']} --shape K={sizes['H']}",
+        )
+    if op == "rotate" and sizes["D"] % 2:
+        raise Refusal(
+            f"features are rotated in pairs, and D={sizes['D']} is odd",
+            where=f"sizes of {op}: D={sizes['D']}",
+            fix=f"--shape D={sizes['D'] + 1}",
+        )
 
 
 def render(one: Mapping[str, Any]) -> Iterator[Any]:
@@ -201,6 +242,8 @@ def render(one: Mapping[str, Any]) -> Iterator[Any]:
         yield table
     for name, reason in one["refused"].items():
         yield Text(f"not timed: {name}: {reason}", "dim")
+    for name, reason in one["raised"].items():
+        yield Text(f"not timed: {name}: raised {reason}", "bold red")
     yield Text("")
 
 

@@ -47,7 +47,7 @@ class KernelsFailed(MinillmError):
 
 Ops = Annotated[
     list[str] | None,
-    typer.Argument(metavar="OP", help="Ops to check. Default: all.", show_default=False),
+    typer.Argument(metavar="OP", help="Only these ops. Default: all.", show_default=False),
 ]
 Kernel = Annotated[str | None, typer.Option(metavar="NAME", help="Only the kernels of this name.")]
 FromFiles = Annotated[
@@ -55,7 +55,7 @@ FromFiles = Annotated[
     typer.Option(
         "--plugins",
         metavar="./FILE.py:CLASS",
-        help="Plugins whose kernels to check besides those of all installed ones.",
+        help="Plugins whose kernels to add to those of all installed ones.",
     ),
 ]
 Backend = Annotated[
@@ -118,11 +118,12 @@ def check_command(
         def chosen(one: Case) -> bool:
             return one.effort != "large" or large if own is None else one in own
 
-        rows = plan_check(targets, dtype or DTYPES, chosen)
+        rows = plan_check(targets, list(dict.fromkeys(dtype or DTYPES)), chosen)
         _refuse_nothing(rows, kernel)
         total = sum(len(row.cases) for row in rows)
-        on = dict.fromkeys(f"{one.calls.backend} {one.calls.device}" for one in targets)
-        kernels = counted(len({one.offer.called for one in targets}), "kernel")
+        served = [row.target for row in rows if row.cases]
+        on = dict.fromkeys(f"{one.calls.backend} {one.calls.device}" for one in served)
+        kernels = counted(len({one.offer.called for one in served}), "kernel")
         shown.say(f"checking {kernels} on {', '.join(on)}: {counted(total, 'case')}, seed {seed}")
 
         def tell(row: Row, done: int, total: int) -> None:
@@ -176,8 +177,16 @@ def targets_of(
     from minillm_kit.kernels.check import Target
     from minillm_kit.kernels.offers import offers, places
 
-    named = [one.strip() for one in (plugins or "").split(",") if one.strip()]
+    plugins = plugins or ""
+    named = _named(plugins)
     found = offers(named)
+    for spec in named:
+        if not any(one.plugin == spec for one in found.kernels):
+            raise Refusal(
+                f"plugin '{plain(spec)}' brings no kernel",
+                where=f"--plugins {plain(plugins)}",
+                fix="leave it out; kernels list takes the plugins of a run",
+            )
     chosen: tuple[Offer, ...] = found.of(ops, kernel)
     for name, reason in found.broken.items():
         say(f"note: the kernels of plugin '{name}' are left out: {reason}")
@@ -194,6 +203,23 @@ def targets_of(
             fix=f"--backend {' or '.join(backends)}",
         )
     return targets
+
+
+def _named(plugins: str) -> list[str]:
+    """Split ``--plugins``; each plugin comes once.
+
+    Raises:
+        Refusal: one is to be removed.
+    """
+    named = dict.fromkeys(one.strip() for one in plugins.split(",") if one.strip())
+    for one in named:
+        if one.startswith("-"):
+            raise Refusal(
+                f"--plugins removes none here: '{plain(one)}'",
+                where=f"--plugins {plain(plugins)}",
+                fix="name an OP, or --kernel NAME, to select kernels",
+            )
+    return [*named]
 
 
 def _numbered(numbers: Sequence[int] | None, targets: Sequence[Target]) -> set[Case] | None:
@@ -236,7 +262,7 @@ def _refuse_nothing(rows: Sequence[Row], kernel: str | None) -> None:
         f"kernel '{plain(kernel)}' cannot serve here: {first}"
         if kernel
         else f"no kernel serves: {first}",
-        where="; ".join(more) or None,
+        where="; ".join([*([f"--kernel {plain(kernel)}"] if kernel else []), *more]) or None,
         fix="another --device, --backend or --dtype; minillm kernels list shows what serves where",
     )
 
@@ -258,7 +284,7 @@ def render(report: Report, console: Console) -> None:
     console.print(_table(report))
     note = "cells: worst error / tolerance of the op's contract"
     if not all(row.target.offer.candidate.within_tolerance for row in report.rows):
-        note += f"; {OUTSIDE} outside of it by its own word (only where named)"
+        note += f"; {OUTSIDE} outside it, as the kernel declares (used only where named)"
     console.print(Text(note, "dim"))
     failures = [(row, *one) for row in report.failed for one in row.failures]
     for row, index, failure in failures[:SHOWN]:
@@ -285,7 +311,7 @@ def render(report: Report, console: Console) -> None:
         else "all held"
     )
     if report.lost:
-        lost = f"the device answers no more, and nothing was tried after\n  {report.lost}"
+        lost = f"the device no longer responds; nothing was checked after\n  {report.lost}"
         console.print(Text(lost, "bold red"), soft_wrap=True)
     line = f"{counted(cases, 'case')} in {report.seconds:.0f} s: {state}"
     console.print(Text(line, "bold red" if report.failed else "green"), soft_wrap=True)
@@ -343,9 +369,16 @@ def _refusals(report: Report) -> dict[str, list[str]]:
     from minillm_kit.kernels.examples import CASES
 
     found: dict[str, dict[str, None]] = {}
+    reasons: dict[Target, set[str]] = {}
+    for row in report.rows:
+        reasons.setdefault(row.target, set()).add("" if row.cases else row.refused)
     for row in report.rows:
         if not row.cases and row.refused:
-            found.setdefault(row.refused, {})[_called(row)] = None
+            in_all = len(reasons[row.target]) == 1  # dtypes
+            name = (
+                f"{row.target.offer.called} {row.target.calls.backend}" if in_all else _called(row)
+            )
+            found.setdefault(row.refused, {})[name] = None
         for index in row.no_memory:
             name = CASES[row.target.offer.candidate.op][index].name
             found.setdefault(f"no memory for {name}", {})[_called(row)] = None

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minillm_core.commands import AsJson, Plugins, emit, say
-from minillm_kit.kernels_check import Backend, Device
+from minillm_kit.kernels_check import refuse_dtype
 
 if TYPE_CHECKING:
     from minillm_kit.kernels.listing import Listed, Listing
@@ -47,7 +47,7 @@ def list_command(
         list[str] | None,
         typer.Argument(
             metavar="OP|KEY=VALUE",
-            help="Ops to list, by default all; settings of the run whose kernels are selected.",
+            help="Ops to list, by default all; settings of the run that the list is for.",
             show_default=False,
         ),
     ] = None,
@@ -55,10 +55,22 @@ def list_command(
     preset: Annotated[
         str | None, typer.Option(metavar="NAME", help="Preset of the run; default: as for train.")
     ] = None,
-    backend: Backend = None,
-    device: Device = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(metavar="torch|mlx", help="Framework of the run; default: as for train."),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="cpu, cuda, cuda:1 or mps; gpu for mlx; need not be present. Default: as for train.",
+        ),
+    ] = None,
     dtype: Annotated[
-        str | None, typer.Option(metavar="NAME", help="float32, bfloat16 or float16.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="float32, bfloat16 or float16. Default: by preset and device."
+        ),
     ] = None,
     kernels: Annotated[
         str | None, typer.Option(metavar="POLICY", help="Kernels to use, as for train.")
@@ -75,6 +87,8 @@ def list_command(
     from minillm_kit.kernels.listing import listing
     from minillm_kit.kernels.offers import offers
 
+    if dtype not in (None, "auto"):
+        refuse_dtype(dtype, "listed")
     ops = [word for word in words or () if "=" not in word]
     given = from_assignments([word for word in words or () if "=" in word]).settings
     flags = {"backend": backend, "device": device, "kernels": kernels, "train.dtype": dtype}
@@ -86,7 +100,8 @@ def list_command(
         chosen = found.of(ops)
         loaded = load(preset, plugins=plugins, settings=settings)
         plan, config = build_plan(loaded), loaded.config
-        result = listing(plan, choose(probe(), config.backend, config.device), chosen)
+        detected = choose(probe(), config.backend, config.device)
+        result = listing(plan, detected, chosen, every=found.kernels)
     for name, reason in found.broken.items():
         say(f"note: the kernels of plugin '{name}' are left out: {reason}")
     if as_json:

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core import Request
+from minillm_core import MinillmError, Request
+from minillm_core.commands import plain
 from minillm_kit.kernels.calls import Calls, Timed
 from minillm_kit.kernels.offers import Offer
 from minillm_kit.kernels.workloads import WORKLOADS, Sizes, Work
@@ -91,7 +92,11 @@ def bench(
         say: prints a line.
 
     Returns:
-        The results, as JSON; ratios are to the first supported kernel.
+        The results, as JSON; ratios are to the first supported kernel. A kernel that raises is left
+        out, with its exception.
+
+    Raises:
+        MinillmError: a kernel cannot be imported.
     """
     op = offers[0].candidate.op
     load = WORKLOADS[op]
@@ -102,16 +107,19 @@ def bench(
         for one in offers
         if (why := one.candidate.refusal(request)) is not None
     }
-    entrants, failed = [], {}
+    entrants, failed, raised = [], {}, {}
     for one in offers:
         if one.candidate.name in refused:
             continue
         try:
             entrants.append(_entrant(one, calls, dtype, example, learns=load.backward is not None))
+        except MinillmError:
+            raise  # names the plugin's line
         except Exception as error:
-            if not calls.out_of_memory(error):
-                raise
-            failed[one.candidate.name] = "the device has no memory for it"
+            if calls.out_of_memory(error):
+                failed[one.candidate.name] = "the device has no memory for it"
+            else:
+                raised[one.candidate.name] = plain(f"{type(error).__name__}: {error}", 300)
     found = {
         "op": op,
         "backend": calls.backend,
@@ -120,6 +128,7 @@ def bench(
         "sizes": dict(sizes),
         "repeats": repeats,
         "refused": refused | failed,
+        "raised": raised,
     }
     if not entrants:
         return found | {"limits": None, "work": {}, "kernels": []}

@@ -10,6 +10,9 @@ from minillm_core import BackendError, Plan, Request
 from minillm_core.inspection import CONTRACTS, Choice, Detected, verdicts
 from minillm_kit.kernels.offers import Offer
 
+REFERENCE = "reference"
+"""In place of a kernel's name: the plain one of its op."""
+
 State = Literal["taken", "passed over", "only where named", "plugin not named", "cannot"]
 
 
@@ -65,19 +68,25 @@ class Listing:
         }
 
 
-def listing(plan: Plan, detected: Detected, offers: Sequence[Offer]) -> Listing:
+def listing(
+    plan: Plan, detected: Detected, offers: Sequence[Offer], *, every: Sequence[Offer] = ()
+) -> Listing:
     """Evaluate every kernel for a plan's requests.
 
     Args:
         plan: the plan that makes the requests; its plugins' kernels and ``--kernels`` apply.
         detected: the machine.
         offers: the kernels to list.
+        every: all kernels, those that are not listed too.
 
     Raises:
         ConfigError: ``--kernels`` is not a valid policy.
+        BackendError: ``--kernels`` names an op that the plan does not use, or a kernel that no
+            plugin brings.
     """
     found = verdicts(plan, detected)
     requests = {one.op: one for one in found.requests}
+    _check_named(found.policy.named, requests, found.outcomes, (*offers, *every))
     active = {(one.op, one.name) for _, one in plan.candidates}
     listed = []
     for offer in offers:
@@ -91,6 +100,25 @@ def listing(plan: Plan, detected: Detected, offers: Sequence[Offer]) -> Listing:
         state = _state(offer, request, found.outcomes[one.op], there=there, named=named)
         listed.append(Listed(offer, *state))
     return Listing(requests, tuple(listed))
+
+
+def _check_named(
+    named: Mapping[str, str],
+    requests: Mapping[str, Request],
+    outcomes: Mapping[str, Choice | BackendError],
+    offers: Sequence[Offer],
+) -> None:
+    known = {(one.candidate.op, one.candidate.name) for one in offers}
+    for op, name in named.items():
+        if op not in requests:
+            raise BackendError(
+                f"no op '{op}' in this plan, so kernel '{name}' cannot serve it",
+                where=f"--kernels {op}={name}",
+                fix=f"one of {', '.join(sorted(requests))}",
+            )
+        outcome = outcomes[op]
+        if isinstance(outcome, BackendError) and name != REFERENCE and (op, name) not in known:
+            raise outcome
 
 
 def _state(

@@ -161,7 +161,8 @@ class TorchCalls:
         return TorchTimed(lambda: a.copy_(b), self.device)
 
     def out_of_memory(self, error: BaseException) -> bool:
-        return isinstance(error, torch.OutOfMemoryError | MemoryError)
+        known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        return known or "DefaultCPUAllocator" in str(error)  # on a CPU torch raises RuntimeError
 
 
 class TorchTimed:

@@ -15,17 +15,17 @@ from minillm_kit.kernels.calls import Calls, Kernel, Layout, Results
 from minillm_kit.kernels.problem import IN_FLOAT32, Problem, gradients
 
 PROPERTIES: Mapping[str, str] = {
-    "runs": "it takes what it accepted",
+    "runs": "it runs what it accepted",
     "shape": "its outputs have the number, the shapes and the dtypes of the contract",
     "finite": "no result is NaN or infinite, whatever fresh memory and the memory beside arrays hold",
     "output": "outputs are the reference's, as a whole and row by row",
-    "gradient": "so are gradients, for upstream gradients other than one",
+    "gradient": "gradients are the reference's, for upstream gradients other than one",
     "constant": "no other output carries a gradient",
     "inputs": "its arguments, upstream gradients and the memory around them stay as they were",
     "fresh": "other inputs of the same shapes give their own results, and the first ones theirs again",
     "repeats": "on a CPU the same inputs give the same bits",
     "forward": "without gradients the outputs are the same",
-    "alone": "so is the gradient of one argument where the others are constants",
+    "alone": "the gradient of one argument is the same where the others are constants",
     "layout": "arrays may be parts of wider ones, or transposed; upstream gradients broadcast",
 }
 """The properties checked for a kernel in each case, in order."""

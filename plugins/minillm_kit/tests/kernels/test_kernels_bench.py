@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -132,6 +133,18 @@ def test_the_command(program: Program) -> None:
         ),
         (("--device", "cuda:9"), "cannot use 'cuda:9'", "minillm doctor"),
         (("--repeats", "0"), "--repeats", "--help"),
+        (
+            ("attention", "--shape", "H=4", "--shape", "K=3"),
+            "H=4 heads cannot share K=3 key-value heads",
+            "--shape H=4 --shape K=4",
+        ),
+        (("rotate", "--shape", "D=33"), "D=33 is odd", "--shape D=34"),
+        (
+            ("swiglu", "--device", "cpu", "--shape", "N=900000000", "--shape", "F=900000"),
+            "the arguments of swiglu do not fit into memory",
+            "smaller sizes",
+        ),
+        (("--plugins", "muon"), "plugin 'muon' brings no kernel", "leave it out"),
     ],
 )
 def test_what_is_refused(program: Program, arguments: tuple[str, ...], what: str, fix: str) -> None:
@@ -139,3 +152,37 @@ def test_what_is_refused(program: Program, arguments: tuple[str, ...], what: str
     assert (code, out) == (2, "")
     assert what in err
     assert fix in err
+
+
+RAISES = """
+from minillm_core import Candidate, Plugin
+
+
+class Raises(Plugin, api=1, backends=("torch",)):
+    \"\"\"Raises.\"\"\"
+
+    def kernel_provider(self, kernels):
+        at = f"{__name__}:raises"
+        kernels.candidate(Candidate("swiglu", "raises", ("torch",), at, provider="mine"))
+
+
+def raises(gate, up):
+    raise ValueError("a bad\\nday")
+"""
+
+
+def test_a_kernel_that_raises_is_named_and_the_others_are_timed(
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("raises.py").write_text(RAISES)
+    words = ("kernels", "bench", "swiglu", "--shape", "N=4", "--shape", "F=3", "--repeats", "1")
+    words += ("--backend", "torch", "--device", "cpu", "--plugins", "./raises.py:Raises")
+    code, out, err = program(*words)
+    assert code == 3
+    assert "composed  forward" in out
+    assert "not timed: raises: raised ValueError: a bad day" in out
+    assert "1 kernel raised an exception: swiglu=raises torch" in err
+    code, out, _ = program(*words, "--kernel", "raises", "--json")
+    (one,) = json.loads(out)["benches"]
+    assert (code, one["raised"]) == (3, {"raises": "ValueError: a bad day"})

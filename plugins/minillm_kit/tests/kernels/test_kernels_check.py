@@ -107,14 +107,14 @@ def test_a_table_and_a_line_at_once(program: Program) -> None:
     code, out, err = program("kernels", "check", "swiglu", "linear", *FEW, "--device", "cpu")
     assert code == 0
     first, *_ = err.splitlines()
-    assert re.fullmatch(r"checking 3 kernels on torch cpu, mlx cpu: \d+ cases, seed 11", first)
+    assert re.fullmatch(r"checking 2 kernels on torch cpu, mlx cpu: \d+ cases, seed 11", first)
     heading, *rows = [line.split() for line in out.splitlines() if line]
     assert heading[:5] == ["kernel", "on", "float32", "bfloat16", "float16"]
     assert [row[:3] for row in rows if row[0].startswith("linear")] == [
         ["linear=matmul", "torch", "cpu"],
         ["linear=matmul", "mlx", "cpu"],
     ]
-    assert "not checked, serves cuda, not cpu: swiglu=liger torch float32" in out
+    assert "not checked, serves cuda, not cpu: swiglu=liger torch" in out.splitlines()
     assert "all held" in out
 
 
@@ -137,7 +137,8 @@ def test_a_kernel_of_a_file_and_one_that_is_rough_by_its_own_word(
     assert rough["error_over_tolerance"] > 1
     out = program(*words)[1]
     assert re.search(rf"swiglu=rough .*{rough['error_over_tolerance']:.2f}\*", out)
-    assert "(only where named)" in out
+    assert "* outside it, as the kernel declares (used only where named)" in out
+    assert re.search("not checked, is for float32: .*swiglu=rough torch float16", out)
 
 
 def test_a_failure_says_what_where_and_the_command_that_repeats_it(
@@ -198,6 +199,8 @@ def test_a_kernel_that_raises_is_a_failure_and_no_defect(program: Program, mine:
         ),
         (("--plugins", "no_such"), "no plugin 'no_such'", ""),
         (("--plugins", "./no.py:No"), "there is no file ./no.py", ""),
+        (("swiglu", "--plugins", "muon"), "plugin 'muon' brings no kernel", "leave it out"),
+        (("swiglu", "--plugins", "metal,-muon"), "--plugins removes none here", "--kernel NAME"),
     ],
 )
 def test_what_is_refused(program: Program, arguments: tuple[str, ...], what: str, fix: str) -> None:
@@ -220,6 +223,29 @@ def test_an_installed_plugin_that_is_broken_is_left_out_and_said(
     )
     assert code == 0
     assert "note: the kernels of plugin './mine.py:Mine' are left out: " in err
+
+
+def test_what_is_given_twice_is_checked_once(program: Program, mine: Any) -> None:
+    spec = mine()
+    words = ("--plugins", f"{spec},{spec}", "--kernel", "mine", "--backend", "torch", "--case", "0")
+    _, out, err = program("kernels", "check", *words, *("--dtype", "float32") * 2, "--json")
+    assert [one["kernel"] for one in json.loads(out)["kernels"]] == ["mine"]
+    assert "checking 1 kernel on torch cpu: 1 case, seed 11" in err
+
+
+def test_a_kernel_that_cannot_serve_says_where_it_was_named(program: Program) -> None:
+    err = program("kernels", "check", "--kernel", "liger", "--device", "cpu")[2]
+    assert "  where: --kernel liger\n" in err
+
+
+def test_torch_without_memory_on_a_cpu() -> None:
+    import torch
+
+    with pytest.raises(RuntimeError) as none_left:
+        torch.empty(1 << 58)
+    calls = calls_on("torch", "cpu")
+    assert calls.out_of_memory(none_left.value)
+    assert not calls.out_of_memory(RuntimeError("another"))
 
 
 def test_memory_that_is_not_there_is_no_failure(mine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +282,7 @@ def test_a_device_that_is_lost_ends_the_check(monkeypatch: pytest.MonkeyPatch) -
     assert report.data()["lost"] == report.data()["kernels"][0]["failures"][0]["again"]
     file = StringIO()
     kernels_check.render(report, Console(file=file))
-    assert "the device answers no more" in file.getvalue()
+    assert "the device no longer responds; nothing was checked after" in file.getvalue()
 
 
 def test_a_spread_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,11 +142,14 @@ def test_tables_are_whole_in_a_narrow_terminal(
     ("arguments", "what", "fix"),
     [
         (("atention",), "there is no op 'atention'", "did you mean attention?"),
-        (("--dtype", "float8"), "train.dtype", ""),
+        (("--dtype", "float8"), "where: --dtype float8", "did you mean float32?"),
         (("--preset", "tinny"), "preset", "tiny"),
         (("model.lay=3",), "model.lay", "layers"),
         (("--backend", "jax"), "jax", ""),
         (("--kernels", "?"), "'?' is not a policy", ""),
+        (("swiglu", "--kernels", "foo=bar"), "no op 'foo' in this plan", "one of attention, "),
+        (("swiglu", "--kernels", "swiglu=bar"), "no kernel 'bar' for swiglu", "one of: composed"),
+        (("attention", "--kernels", "swiglu=bar"), "no kernel 'bar' for swiglu", "--plugins"),
     ],
 )
 def test_what_is_refused(program: Program, arguments: tuple[str, ...], what: str, fix: str) -> None:
@@ -154,6 +157,17 @@ def test_what_is_refused(program: Program, arguments: tuple[str, ...], what: str
     assert (code, out) == (2, "")
     assert what in err
     assert fix in err
+
+
+def test_a_kernel_that_is_named_and_cannot_serve_is_listed_with_its_reason(
+    program: Program,
+) -> None:
+    words = ("--backend", "torch", "--device", "cpu", "--dtype", "auto")
+    found = states(listed(program, "attention", *words, "--kernels", "attention=flex"), "attention")
+    assert found["flex"] == ("cannot", "serves cuda, not cpu")
+    assert found["sdpa"][0] == "passed over"
+    found = states(listed(program, "swiglu", *words, "--kernels", "swiglu=liger"), "swiglu")
+    assert found["liger"] == ("cannot", "serves cuda, not cpu")
 
 
 def test_no_framework_is_imported() -> None:
