@@ -61,24 +61,36 @@ def run(
         prefix: see :func:`library`.
 
     Raises:
+        ValueError: an order is unknown, or none is given.
         KernelFault: an access out of bounds, a race, a divergent barrier, a read of uninitialised
             memory, an output that is not completely written, a result that depends on the order, ...
     """
+    if not orders or (unknown := [one for one in orders if one not in ORDERS]):
+        wrong = f"no order {unknown[0]!r}" if orders else "at least one order is needed"
+        raise ValueError(f"{wrong}; orders are {', '.join(ORDERS)}")
     made = library(launch, include=include, prefix=prefix)
     first: list[bytes] = []
     for number, order in enumerate(orders):
         for one in outputs:
             if threadgroups is None:  # otherwise filling may exceed the memory
                 one.reshape(-1).view(np.uint8)[:] = 0xFF
-        _run_once(
-            made, launch, inputs, outputs, ORDERS.index(order), number + 1, threadgroups, filled
-        )
+        index = ORDERS.index(order)
+        try:
+            _run_once(made, launch, inputs, outputs, index, number + 1, threadgroups, filled)
+        except KernelFault as fault:
+            raise KernelFault(f"{_called(launch)}, order '{order}': {fault}") from None
         if threadgroups is not None:
             continue
         found = [one.tobytes() for one in outputs]
         if first and found != first:
-            raise KernelFault(f"the result depends on the order of lanes: {orders[0]}, {order}")
+            differ = f"the result depends on the order of lanes: {orders[0]}, {order}"
+            raise KernelFault(f"{_called(launch)}: {differ}")
         first = first or found
+
+
+def _called(launch: Launch) -> str:
+    """Return the kernel's name, without MLX's prefix and template arguments."""
+    return launch.name.split("__")[0].removeprefix("custom_kernel_")
 
 
 def sparse(shape: Sequence[int], dtype: np.dtype | type) -> np.ndarray:
@@ -133,9 +145,7 @@ def _run_once(
     for buffer, count in zip(written, wanted or (), strict=True):
         if buffer.filled != count:
             name = buffer.name.decode()
-            where = (
-                f", {name}[{buffer.first_unwritten}] for one not" if threadgroups is None else ""
-            )
+            where = f"; {name}[{buffer.first_unwritten}] is not" if threadgroups is None else ""
             raise KernelFault(f"{buffer.filled} of {count} elements of {name} are written{where}")
 
 
