@@ -116,7 +116,9 @@ HERE = "uint i = thread_position_in_grid.x;"
 @needs_compiler
 def test_a_fault_names_its_kernel_and_order_and_wrong_orders_are_refused() -> None:
     launch, x, y = small(f"{HERE} if (i > 3) y[i] = x[i];"), *np.zeros((2, 64), np.float32)
-    said = r"^small_float_float, order 'backward': 60 of 64 elements of y are written; y\[0\] is not$"
+    said = (
+        r"^small_float_float, order 'backward': 60 of 64 elements of y are written; y\[0\] is not$"
+    )
     with pytest.raises(KernelFault, match=said):
         run(launch, [x], [y], orders=("backward",))
     with pytest.raises(ValueError, match="no order 'sideways'; orders are forward, backward, "):
