@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from minillm_core.config.kernels import parse_policy
-from minillm_core.config.origins import Setting
+from minillm_core.config.origins import FLAGS, Setting
 from minillm_core.config.schema import FIELDS, SECTIONS, TOP, Config, MeshConfig, Stage, TrainConfig
 from minillm_core.config.values import Words, describe, is_finite, show
 from minillm_core.errors import ConfigError
@@ -110,7 +110,7 @@ def _nearest_or(listed: str, name: str, meant: str | None = None) -> str:
         name: the unknown one.
         meant: the nearest key, where known.
     """
-    if (meant := meant or SYNONYMS.get(name)) is None:
+    if (meant := meant or (SYNONYMS | ELSEWHERE).get(name) or FLAGS.get(f"--{name}")) is None:
         last = _near(name, {key.rpartition(".")[2] for key in FIELDS})
         meant = " or ".join(key for key in FIELDS if key.rpartition(".")[2] == last)
     hints = [ELSEWHERE[word] for word in name.split("_") if word in ELSEWHERE]

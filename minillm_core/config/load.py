@@ -143,11 +143,10 @@ def load(
     options = {name: options.get(name, {}) for name in specs}
     values = {name: {key: one.value for key, one in its.items()} for name, its in options.items()}
     if initial is not None:
-        taken = [f"{name}.{key}" for name, its in options.items() for key in its]
         notes += [
             f"{key} is that of the model directory; {key}=... takes another"
-            for key in taken
-            if key in initial.settings and _last(layers, key) is initial.settings[key]
+            for key, own in initial.settings.items()
+            if key not in schema.FIELDS and _last(layers, key) is own
         ]
     config = validated(merged, values)
     origins = {key: merged[key].origin if key in merged else "default" for key in schema.FIELDS}
@@ -199,6 +198,8 @@ def _upper_layers(
     named = Path(preset) if preset and _is_file(preset) else None
     layers = [origins.from_file(one) for one in (named, file) if one]
     typed = origins.from_assignments(assignments), origins.from_flags(flags)
+    for key in typed[0].settings.keys() & typed[1].settings:
+        typed[1].notes.append(f"{key} is given twice; {typed[1].settings[key].where} holds")
     return [*layers, *typed, origins.from_python(settings or {})]
 
 
@@ -329,7 +330,7 @@ def _followed(layers: Sequence[Layer], cleared: Mapping[str, str]) -> list[str]:
         for key, one in layer.follow.items():
             dial = _last(layers, one.dial)
             if dial is None or one.dial in cleared:
-                notes.append(f"{key} follows {one.dial}, which is not given, and stays as it is")
+                notes.append(f"{key} follows {one.dial}, which is not given: it keeps its value")
             elif is_number(dial.value):  # other values are refused later, in validation
                 layer.settings[key] = one.at(dial.value)
     return notes
@@ -344,9 +345,8 @@ def _budget(layers: Sequence[Layer]) -> tuple[str, dict[str, str]]:
     Raises:
         ConfigError: a layer sets both, or no layer sets either.
     """
-    owner: tuple[str, str] | None = None  # key, origin
-    seen: set[str] = set()
-    for layer in layers:
+    seen: dict[str, str] = {}  # key -> origin; the highest layer's first
+    for layer in reversed(layers):
         here = [key for key in _BUDGETS if key in layer.settings]
         if len(here) > 1:
             raise ConfigError(
@@ -354,11 +354,11 @@ def _budget(layers: Sequence[Layer]) -> tuple[str, dict[str, str]]:
                 where=" and ".join(layer.settings[key].where for key in here),
                 fix="one of them: a number of steps, or minutes by the clock",
             )
-        if here:
-            owner = here[0], layer.settings[here[0]].origin
-            seen.add(here[0])
-    if owner is None:
+        for key in here:
+            seen.setdefault(key, layer.settings[key].origin)
+    if not seen:
         raise ConfigError(
             "neither train.steps nor train.minutes is given", fix="--steps N, or train.minutes=1.5"
         )
-    return owner[0], {key: owner[1] for key in seen if key != owner[0]}
+    (chosen, by), *others = seen.items()
+    return chosen, {key: by for key, _ in others}

@@ -264,6 +264,8 @@ def test_a_file_that_is_no_text_gives_nothing(
         ("learning_rate=1", "there is no setting 'learning_rate'", "did you mean train.lr?"),
         ("model.n_embd=1", "there is no setting 'model.n_embd'", "did you mean model.dim?"),
         ("batch_size=8", "there is no setting 'batch_size'", "did you mean train.rows?"),
+        ("batch=8", "there is no setting 'batch'", "did you mean train.rows?"),
+        ("depth=8", "there is no setting 'depth'", "did you mean model.layers?"),
         ("dim=1", "there is no setting 'dim'", "model.dim"),
         ("every=1", "there is no setting 'every'", "eval.every or checkpoint.every or log.every"),
         ("xyzzy=1", "there is no setting 'xyzzy'", "tables: model, train"),
@@ -400,6 +402,12 @@ def test_of_one_key_given_twice_the_last_holds_and_a_note_says_so(loaded: Load) 
     assert [note for note in found.notes if "twice" in note] == [
         "model.dim is given twice; the last one holds (command line: model={dim=512})"
     ]
+
+
+def test_a_flag_beside_its_key_holds_and_a_note_says_so(loaded: Load) -> None:
+    found = loaded("model.layers=10", flags={"--depth": 8}, preset="depth")
+    assert found.config.model.layers == 8
+    assert "model.layers is given twice; --depth 8 holds" in found.notes
 
 
 def test_both_budgets_at_once_are_refused(loaded: Load) -> None:
