@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -186,8 +187,7 @@ def group_command(
         more: keywords of typer's ``callback``, such as ``epilog``.
     """
     app = typer.Typer(name=name, cls=CommandGroup, rich_markup_mode="rich", add_completion=False)
-    callback = app.callback(invoke_without_command=True, help=group.summary, **more)
-    callback(root or _root)
+    app.callback(invoke_without_command=True, help=group.summary, **more)(root or _root)
     made = typer.main.get_command(app)
     assert isinstance(made, CommandGroup)
     made.prefix, made.core = prefix, group.commands
@@ -306,7 +306,8 @@ def command(function: Callable[..., object]) -> Callable[..., None]:
         with documents_alone() if document and given[document] else nullcontext():
             function(**given)
 
-    run.__name__, run.__doc__ = function.__name__, function.__doc__
+    text = inspect.getdoc(function) or ""  # typer would keep the line breaks within a paragraph
+    run.__name__, run.__doc__ = function.__name__, re.sub(r"(?<!\n)\n(?=[\w-])", " ", text)
     every = [*parameters.values(), *added.values()]
     setattr(run, "__signature__", inspect.Signature(every))  # noqa: B010
     return run

@@ -175,7 +175,7 @@ def _run(plan: Plan, estimate: Estimate) -> str:
         compute = amount(train.steps * estimate.flops_per_step)
         parts.append(f"{train.steps:,} steps, {amount(tokens)} tokens, {compute}FLOP")
     if train.minutes is not None:
-        parts.append(f"{train.minutes:g} minutes")
+        parts.append(f"{train.minutes:g} minute{'' if train.minutes == 1 else 's'}")
     curve = plan.schedule.curve
     shape = f"{curve.owner if curve else train.schedule} after {train.warmup:.0%} warm-up"
     if train.schedule == "wsd" and not curve:

@@ -236,6 +236,14 @@ def test_starting_up_is_light(lines: list[list[str]]) -> None:
     assert found.stderr.strip() == "0 []"
 
 
+def test_the_paragraphs_of_help_are_filled(program: Program) -> None:
+    """The line breaks of a docstring do not break the lines of the page."""
+    lines = [line.strip() for line in program("tune", "--help")[1].splitlines()]
+    first = next(number for number, line in enumerate(lines) if line.startswith("A step keeps"))
+    paragraph = lines[first : lines.index("", first)]
+    assert all(len(line) > 60 for line in paragraph[:-1])
+
+
 def test_the_module_is_the_program() -> None:
     found = subprocess.run(
         [sys.executable, "-m", "minillm_core", "train", "--foo"], capture_output=True, text=True
