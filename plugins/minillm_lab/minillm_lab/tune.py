@@ -178,10 +178,11 @@ def _refuse_fixed(plan: Plan) -> None:
     }
     for what, owner in choices.items():
         if owner:
+            fix = f"--plugins -{owner}, or leave out the option that changes them"
             raise Refusal(
                 f"{what}, by {owner}: another division of a step is another run",
                 where="minillm tune",
-                fix=f"--plugins -{owner}, or leave out the option that changes them",
+                fix=f"{owner}=[]" if "." in owner else fix,  # a setting, or a plugin
             )
 
 
@@ -214,10 +215,11 @@ class Tuning:
         """
         found = max(self.candidates, key=lambda one: one.speed)
         if not found.speeds:
+            least = min(self.candidates, key=lambda one: one.predicted)
             raise Refusal(
-                f"no candidate fits: {found.reason}",
-                where=f"{sized(self.memory)} of memory" if self.memory else "memory",
-                fix="a smaller train.seq_len or model",
+                f"no candidate fits: {least.named}: {least.reason}",
+                where=f"{sized(self.memory or 0)} of memory",
+                fix="a smaller train.seq_len or model, or more memory (--memory)",
             )
         return found
 

@@ -14,6 +14,7 @@ import pytest
 
 from minillm_core import OutOfMemory, Plan, Refusal, build_plan
 from minillm_core.backends.base import Binding, StepResult
+from minillm_core.config.schema import Stage
 from minillm_core.studies import Detected
 from minillm_lab.cli.tune import render, verdict
 from minillm_lab.tune import Request, tune
@@ -138,7 +139,9 @@ def test_no_gain_leaves_the_settings_as_they_were(tuned) -> None:
     assert result["best"] == result["as_they_were"]
     assert result["gain"] == 1.0
     assert "they stay" in verdict(result)
-    assert render(result).row_count == len(result["candidates"])
+    table = render(result)
+    assert table.row_count == len(result["candidates"])
+    assert [*table.columns[-1].cells].count("chosen") == 1
 
 
 def test_a_faster_kernel_is_taken(tuned) -> None:
@@ -185,8 +188,10 @@ def test_a_device_that_is_full_after_all_goes_to_fewer_rows(tuned) -> None:
 
 
 def test_nothing_that_fits_is_refused(tuned) -> None:
-    with pytest.raises(Refusal, match="no candidate fits: needs about"):
+    """The refusal has the smallest candidate's need, not the largest's."""
+    with pytest.raises(Refusal, match=r"no candidate fits: 1 x 8 rows.*: needs about") as refused:
         tuned(Machine(lambda train, kernels: 1.0), memory=1000)
+    assert "--memory" in (refused.value.fix or "")
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--steps", "0"), ("--repeats", "0")])
@@ -216,6 +221,13 @@ def test_a_plugin_that_chooses_within_micro_batches_is_refused(program, tmp_path
     )
     assert code == 2
     assert "another division of a step is another run" in said
+
+
+def test_stages_are_refused_with_the_setting_that_removes_them(tuned) -> None:
+    stage = Stage(until=0.5, rows=2, accumulate=None, seq_len=None)
+    with pytest.raises(Refusal, match=r"by train\.stages") as refused:
+        tuned(Machine(lambda train, kernels: 1.0), stages=(stage,))
+    assert refused.value.fix == "train.stages=[]"
 
 
 @pytest.mark.slow

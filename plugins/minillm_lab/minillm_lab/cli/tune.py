@@ -106,7 +106,7 @@ def show_tune(asked: RunRequest, request: Request, to: Path, *, json: bool) -> N
 
 
 def render(result: Mapping[str, Any]) -> Table:
-    """Build the table of candidates, with the best one marked."""
+    """Build the table of candidates, with a mark at the chosen one."""
     from minillm_core.studies import sized
 
     table = Table(
@@ -119,10 +119,19 @@ def render(result: Mapping[str, Any]) -> Table:
         title_justify="left",
     )
     counted_peaks = any(one["peak_bytes"] for one in result["candidates"])
+    known_mfu = any(one["mfu"] for one in result["candidates"])
     for head in ("rows", "kernel"):
         table.add_column(head, overflow="fold")
-    for head in ("tokens/s", "of best", "MFU", "about", *["peak"] * counted_peaks):
+    right = (
+        "tokens/s",
+        "of fastest",
+        *["MFU"] * known_mfu,
+        "est. memory",
+        *["peak"] * counted_peaks,
+    )
+    for head in right:
         table.add_column(head, justify="right", no_wrap=head != "tokens/s")
+    table.add_column("")
     best = result["best"]
     fastest = max(one["tokens_per_second"] or 0.0 for one in result["candidates"])
     for one in result["candidates"]:
@@ -134,9 +143,10 @@ def render(result: Mapping[str, Any]) -> Table:
             one["kernel"] or "",
             f"{speed:,.0f}" if speed else one["reason"].partition(":")[0],
             f"{speed / fastest:.3f}" if speed else "",
-            f"{one['mfu']:.1%}" if one["mfu"] else "",
+            *([f"{one['mfu']:.1%}" if one["mfu"] else ""] * known_mfu),
             sized(one["predicted_bytes"]),
             *([sized(one["peak_bytes"]) if one["peak_bytes"] else ""] * counted_peaks),
+            "chosen" if chosen else "",
         )
         table.add_row(*cells, style="bold" if chosen else None)
     return table
