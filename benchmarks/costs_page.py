@@ -62,6 +62,7 @@ WITHOUT: Mapping[str, tuple[str, ...]] = {
     "it needs text of several domains or sources, and the cards' text has one": (
         *("domain_tokens", "source_weights"),
     ),
+    "it came after the last measurements on a GPU; a card is to come": ("prefix_kv", "simctg"),
     "it is for infilling, and costs some held-out loss of plain text": ("fim",),
     "it is for models trained before: for tuning them, or for computing as a published one does": (
         *("llama3_rope", "lora", "qkv_bias", "sft", "yarn_rope"),

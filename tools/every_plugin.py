@@ -77,7 +77,7 @@ APART: Mapping[str, str] = {
 """Settings that place plugins in separate layers where they conflict within one layer."""
 
 
-MIXERS = ("attn_sink", "dc_mha", "diff_attn", "forgetting_attn", "gated_delta", "mla")
+MIXERS = ("attn_sink", "dc_mha", "diff_attn", "forgetting_attn", "gated_delta", "mla", "prefix_kv")
 """Plugins that replace the attention function or module: at most one per layer."""
 
 WHOLE = ("hyper_connections", "iha", "layer_drop", "layer_loop", "untie_head")

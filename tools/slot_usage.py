@@ -25,6 +25,7 @@ YES: tuple[Usage, ...] = (
     Usage("Value residual", "`model.tap`, `attn.v`", "minillm_mix.value_residual"),
     Usage("Differential attention", "`attn.core`", "minillm_mix.diff_attn"),
     Usage("Attention sinks, softmax-off-by-one", "`attn.core`", "minillm_mix.attn_sink"),
+    Usage("Prefix tuning, persistent memory", "`attn.core`", "minillm_mix.prefix_kv"),
     Usage("Forgetting attention", "`attn.core`, `keeps`", "minillm_mix.forgetting_attn"),
     Usage("Scores composed across heads (DC-MHA)", "`attn.core`, `keeps`", "minillm_modded.dc_mha"),
     Usage("Layers that run several times", "`model.loop`", "minillm_mix.layer_loop"),
@@ -121,6 +122,7 @@ YES: tuple[Usage, ...] = (
     Usage("Unlikelihood of tokens just seen", "`loss.term`, `on_batch`"),
     Usage("Rows by them (JEST)", "`loss.rows`", "minillm_data.jest"),
     Usage("Distillation", "`loss.reference`, `loss.term`", "minillm_data.distill"),
+    Usage("Contrast between a row's tokens (SimCTG)", "`loss.term`", "minillm_data.simctg"),
     Usage("Further tokens, by the head", "`loss.target`", "minillm_modded.mtp"),
     Usage(
         "The token that begins the next one",
@@ -229,12 +231,7 @@ TRIED: tuple[Tried, ...] = (
     Tried("Distillation from logits", ("minillm_data.distill",)),
     Tried("Multi-token prediction by heads of their own"),
     Tried(
-        "Contrastive losses, prefix tokens",
-        (),
-        IN_PART,
-        "Other rows",
-        "negatives are positions of the same row, or rows of the same micro-batch alone; a prefix is special tokens, "
-        "which take columns of the row",
+        "Contrastive losses, prefix tokens", ("minillm_data.simctg", "minillm_mix.prefix_kv")
     ),
     Tried("Label weights from the data, by token", ("title=answers.py",)),
     Tried("A source of documents", ("title=answers.py",)),

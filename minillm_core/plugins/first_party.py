@@ -18,14 +18,14 @@ _OFFERED = {
     "minillm-chat": "sft sparse_loss",
     "minillm-data": (
         "best_fit distill domain_tokens eos_align fim jest length_buckets length_curriculum rho1 shuffle_rows "
-        "source_weights"
+        "simctg source_weights"
     ),
     "minillm-hf": "llama3_rope lora qat qkv_bias yarn_rope",
     "minillm-liger[cuda]": "liger",
     "minillm-metal": "metal",
     "minillm-mix": (
-        "attn_sink diff_attn forgetting_attn gated_delta hyper_connections iha layer_loop mla stochastic_depth "
-        "value_residual"
+        "attn_sink diff_attn forgetting_attn gated_delta hyper_connections iha layer_loop mla prefix_kv "
+        "stochastic_depth value_residual"
     ),
     "minillm-modded": (
         "attn_scale backout batch_schedule bigram_hash cached_stream dc_mha embed_norm embed_skip half_rope "

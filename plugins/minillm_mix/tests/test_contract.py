@@ -28,6 +28,7 @@ test_mla = conformance("mla", pairs=2)
 test_mla_with_a_latent_of_queries = conformance(
     "mla", {"q_rank": 12, "kv_rank": 10, "rope_dim": 6}, pairs=2
 )
+test_prefix_kv = conformance("prefix_kv", {"tokens": 3, "std": 0.5}, pairs=2)
 test_stochastic_depth = conformance("stochastic_depth", {"drop": 0.5}, pairs=2)
 test_value_residual = conformance("value_residual", pairs=2)
 
