@@ -230,9 +230,7 @@ TRIED: tuple[Tried, ...] = (
     Tried("A frozen second model in the step", ("title=distil.py",)),
     Tried("Distillation from logits", ("minillm_data.distill",)),
     Tried("Multi-token prediction by heads of their own"),
-    Tried(
-        "Contrastive losses, prefix tokens", ("minillm_data.simctg", "minillm_mix.prefix_kv")
-    ),
+    Tried("Contrastive losses, prefix tokens", ("minillm_data.simctg", "minillm_mix.prefix_kv")),
     Tried("Label weights from the data, by token", ("title=answers.py",)),
     Tried("A source of documents", ("title=answers.py",)),
     Tried("Best-fit packing", ("minillm_data.best_fit",)),

@@ -25,7 +25,9 @@ def definition(
     for t in range(len(q)):
         here = len(k) - len(q) + t + 1
         for head in range(q.shape[1]):
-            seen = [np.concatenate([a, b[:here]])[:, head // group] for a, b in ((keys, k), (values, v))]
+            seen = [
+                np.concatenate([a, b[:here]])[:, head // group] for a, b in ((keys, k), (values, v))
+            ]
             weights = np.exp(seen[0] @ q[t, head] * 0.3)
             y[t, head] = weights @ seen[1] / weights.sum()
     return y
