@@ -81,5 +81,4 @@ def pip_line(
         keep: framework -> version to keep; default: the installed frameworks.
     """
     pins = (f"{name}==={v}" for name, v in (frameworks() if keep is None else keep).items())
-    words = ["pip", "install", *(["--upgrade"] if upgrade else []), *requirements, *pins]
-    return shlex.join(words)
+    return shlex.join(["pip", "install", *["--upgrade"] * upgrade, *requirements, *pins])

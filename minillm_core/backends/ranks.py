@@ -126,7 +126,9 @@ class Ranks:
         Raises:
             PlanError: a plugin does not support it; with the reason.
             ConfigError: rows cannot be divided evenly.
+            BackendError: several processes are asked for, and this one is alone.
         """
+        self._refuse(plan.config.mesh.data, "step", "data")
         return ()
 
     def columns(self, batch: Any, plan: Plan) -> Any:

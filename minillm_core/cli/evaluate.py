@@ -126,8 +126,7 @@ def _text(
     """Evaluate a model's loss on text, with the signature of the entry points."""
     run = read.open(out, shown)
     found = run.evaluate(paths, **own)
-    names = ("val_loss", "bits_per_byte", "tokens")
-    return run, {name: getattr(found, name) for name in names}
+    return run, {one: getattr(found, one) for one in ("val_loss", "bits_per_byte", "tokens")}
 
 
 def _record(out: Path, step: int, name: str, figures: Mapping[str, Any]) -> None:

@@ -230,6 +230,12 @@ class MeshConfig(Section):
         "a layer's while it computes it; off: each updates all; auto: updates, where several "
         "processes train on torch, or weights, where updates alone does not fit a GPU's memory",
     )
+    data: int = Field(
+        default=0,
+        ge=0,
+        description="data parallelism: N parts of each step, trained by a process each, or by those that "
+        "share its rows; 0: as many as the processes allow; another number of processes is refused",
+    )
     context: int = Field(
         default=1,
         ge=1,

@@ -89,8 +89,7 @@ class Group:
             | ({"follows": dict(vars(m.follows))} if m.follows else {})
             for m in self.members
         ]
-        shape = list(self.members[0].shape)
-        return {"rule": self.rule.name, "shape": shape, "members": members}
+        return {"rule": self.rule.name, "shape": [*self.members[0].shape], "members": members}
 
 
 def groups_of(assigned: Mapping[str, tuple[Rule, Member]]) -> tuple[Group, ...]:

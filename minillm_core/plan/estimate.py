@@ -240,8 +240,7 @@ def _part_of(info: ParamInfo) -> str:
     if info.owner != "core":
         return info.owner
     first = info.role.partition(".")[0]
-    known = {"attention": info.role, "norm": "norms"}
-    return known.get(first, first)
+    return {"attention": info.role, "norm": "norms"}.get(first, first)
 
 
 def _scores(plan: Plan, model: Any) -> tuple[dict[int, int], tuple[str, ...]]:

@@ -218,8 +218,7 @@ class Loop:
         """Return whether an evaluation on the way follows ``step``; the last one is made elsewhere."""
         elapsed = self.elapsed
         before, self._part = self._part, self.budget.part(EVALUATIONS, step, elapsed)
-        due = self.cadence.evaluates(step, sixth=self._part > before)
-        return due and not self.spent(step)
+        return self.cadence.evaluates(step, sixth=self._part > before) and not self.spent(step)
 
     def _sample(self, *, last: bool = False) -> None:
         for event in self.samples(self.position.step, last):

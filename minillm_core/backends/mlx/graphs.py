@@ -173,8 +173,7 @@ class Graphs:
             new_state["scaler"] = next_loss_scale(ops, state["scaler"], found)
         # frozen masters stay unchanged
         new_masters = _ordered(masters, masters | new_masters | new_tables)
-        new_state = _ordered(state, new_state)
-        return new_masters, new_state, {**figures, "skipped": found}
+        return new_masters, _ordered(state, new_state), {**figures, "skipped": found}
 
 
 def _ordered(old: Any, new: Any) -> Any:

@@ -103,8 +103,7 @@ class Snapshotter:
         if self._peak is None:
             self._peak = torch.cuda.max_memory_allocated(self.device)
         free, _ = torch.cuda.mem_get_info(self.device)
-        ours = free + torch.cuda.memory_reserved(self.device)
-        return self._peak + size < USABLE * ours
+        return self._peak + size < USABLE * (free + torch.cuda.memory_reserved(self.device))
 
     def _host_copier(self, clones: dict[str, Tensor]) -> Callable[[], dict[str, np.ndarray]]:
         """Return a function that copies clones to the host, and frees each as soon as it is copied."""

@@ -28,6 +28,12 @@ def check(plan: Plan, ranks: int) -> None:
             fix=f"numbers whose product divides {ranks}, or a multiple of {each} processes",
         )
     parts = ranks // each
+    if mesh.data not in (0, parts):
+        raise ConfigError(
+            f"{ranks} processes, {each} for each part of a step, train {parts} at once",
+            where=f"mesh.data={mesh.data}",
+            fix=f"{mesh.data * each} processes, or mesh.data={parts}; 0 takes what there is",
+        )
     for shape in plan.course:
         if shape.accumulate % parts and shape.rows % parts:
             raise ConfigError(

@@ -31,6 +31,16 @@ def test_the_numbers_next_to_one_that_does_not_fit_are_named(
         check(plan, number)
 
 
+def test_the_parts_of_a_step_can_be_demanded() -> None:
+    check(planned(mesh_data=2, mesh_context=2, train_rows=4), 4)
+    check(planned(mesh_data=0, train_rows=4), 4)
+    with pytest.raises(
+        ConfigError, match="4 processes, 2 for each part of a step, train 2 at once"
+    ) as one:
+        check(planned(mesh_data=4, mesh_context=2, train_rows=4), 4)
+    assert one.value.fix == "8 processes, or mesh.data=2; 0 takes what there is"
+
+
 def test_sizes_that_a_plugin_brings_are_looked_at() -> None:
     plan = planned("batch_schedule", train_rows=6)
     sizes = {shape.rows for shape in plan.course}
