@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -75,10 +76,16 @@ def write(folder: Path) -> int:
 
 def run(folder: Path) -> int:
     """Launch each kernel on the GPU; print a line of JSON."""
+    if not (cases := folder / "cases.json").is_file():
+        raise SystemExit(f"there is no {cases}: python -m benchmarks.metal_twins write {folder}")
+    if find_spec("cupy") is None:
+        raise SystemExit(
+            "CuPy launches the kernels, and is not installed: pip install cupy-cuda12x"
+        )
     import cupy
 
     rows, failed = [], 0
-    for case in json.loads((folder / "cases.json").read_text()):
+    for case in json.loads(cases.read_text()):
         source = (folder / f"{case['name']}.cu").read_text()
         options = ("-std=c++17", "--fmad=false")
         kernel = cupy.RawModule(code=source, options=options).get_function(case["kernel"])

@@ -88,8 +88,7 @@ def _divided(plan: Plan, gpus: int, card: str | None) -> Any:
             where=f"--backend {asked}",
             fix="leave --backend out",
         )
-    dtype = plan.config.train.dtype.replace("auto", "bfloat16")
-    return forecaster(asked)(plan, gpus, card, dtype)
+    return forecaster(asked)(plan, gpus, card, plan.config.train.dtype.replace("auto", "bfloat16"))
 
 
 def _show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> None:

@@ -56,8 +56,7 @@ class MappedFile:
     @classmethod
     def of(cls, path: Path, status: os.stat_result) -> MappedFile:
         """Describe the file at ``path``, with a status that was taken while it was open."""
-        inode = status.st_dev, status.st_ino
-        return cls(path, status.st_size, status.st_mtime_ns, inode)
+        return cls(path, status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
 
     def check_length(self) -> None:
         """Check that the file has not become shorter.

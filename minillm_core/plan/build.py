@@ -71,6 +71,9 @@ def build_plan(
     if isinstance(config, Loaded):
         settings, config = config, config.config
         plugins = load(settings.specs, config.plugins) if plugins is None else plugins
+    if not isinstance(config, Config):
+        what = f"build_plan({config!r})"
+        raise PlanError("a plan needs settings", where=what, fix="build_plan(load(preset=...))")
     manager = plugins if isinstance(plugins, Manager) else Manager(plugins or ())
     state = state or SlotState.of(config)
     # plugins with an option ``layers``, which selects the layers they change

@@ -167,5 +167,4 @@ def attention_composed(
 def _visible(
     queries: int, keys: int, window: int | mx.array | None, documents: mx.array | None
 ) -> mx.array:
-    distance = mx.arange(keys - queries, keys)[:, None] - mx.arange(keys)
-    return visible(distance, window, documents)
+    return visible(mx.arange(keys - queries, keys)[:, None] - mx.arange(keys), window, documents)

@@ -290,6 +290,7 @@ MISUSE: list[tuple[Callable[[Any], Any], str]] = [
     (lambda run: API.load("tiny", plugins=Trick), "by name, not as classes"),
     (lambda run: API.load("tiny", plugins=[Trick]), "by name, not as classes"),
     (lambda run: API.Run("a"), "Run needs a plan"),
+    (lambda run: API.build_plan("tiny"), r"build_plan\('tiny'\)"),
     (lambda run: API.Run.open(run.out, settings={"train.stepz": 7}), "stepz"),
     (lambda run: run.logits([1.5, 2.0]), r"float64 \(2,\) where the ids of a row"),
     (lambda run: run.logits([]), r"float64 \(0,\) where"),
