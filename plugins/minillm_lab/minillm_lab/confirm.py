@@ -9,13 +9,12 @@ each give narrower intervals than three seeds of a pair alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from minillm_core import MinillmError, Plan
-from minillm_lab.paired_runs import Outcomes, PairedRuns, Planner, losses_of, trained_of
+from minillm_lab.paired_runs import Outcomes, PairedRuns, Planner, trained_of
 from minillm_lab.space import Move, Recipe, parts_of, without
-from minillm_lab.worth import Noise, noise_of
 
 FRESH = 1000
 """Offset of the final comparison's seeds above the seeds used for selection."""
@@ -91,7 +90,7 @@ class Confirmation:
         runs = self._paired_runs.runs_of(sets, self._length, of)
         base, found = runs.pop("as it was"), runs["the recipe"]
         table, idle = [], []
-        noise = _noise(runs.values(), few) if len(parts) > 1 else None
+        pool = [*runs.values()] if len(parts) > 1 else []
         for part in parts:
             row: dict[str, Any] = {"name": part.name, "effect": None}
             others = base if len(parts) == 1 else runs.get(f"no {part.name}")
@@ -100,7 +99,7 @@ class Confirmation:
             elif others is None:
                 row["why"] = "the budget is spent"
             else:
-                row |= self._paired_runs.difference(found, others, noise)
+                row |= self._paired_runs.difference(found, others, pool)
                 if row["effect"] is not None and not row["distinguishable"]:
                     row["saves"] = self._paired_runs.saving(row)
                 helps = row["effect"] is None or (row["distinguishable"] and row["effect"] < 0)
@@ -186,9 +185,3 @@ class Confirmation:
             "base_runs": [run.data() for run in trained_of(base)],
             "runs": [run.data() for run in trained_of(found)],
         }
-
-
-def _noise(sets: Iterable[Outcomes], seeds: Sequence[int]) -> Noise | None:
-    """Estimate the noise of a difference from the sets of which all runs with these seeds succeeded."""
-    losses = [losses_of({seed: one[seed] for seed in seeds if seed in one}) for one in sets]
-    return noise_of([row for row in losses if len(row) == len(seeds)])

@@ -18,7 +18,7 @@ from minillm_lab.pool import Pool, Wanted
 from minillm_lab.result_diff import difference
 from minillm_lab.space import Move, Recipe
 from minillm_lab.study import Trained, graph_of
-from minillm_lab.worth import Noise, effect_of
+from minillm_lab.worth import Noise, effect_of, noise_of
 
 TREND = 0.5
 """Fraction of a gain's last change, from one length to the next, that is extrapolated to the next length."""
@@ -343,7 +343,7 @@ class PairedRuns:
             return
         if one.rungs and one.rungs[-1]["length"] == length.words:
             one.rungs.pop()
-        losses = losses_of(runs), losses_of(reference)
+        losses = _losses(runs), _losses(reference)
         differences = [ours - theirs for ours, theirs in zip(*losses, strict=True)]
         one.rungs.append(
             {
@@ -359,24 +359,26 @@ class PairedRuns:
         )
 
     def difference(
-        self, ours: Outcomes, others: Outcomes, noise: Noise | None = None
+        self, ours: Outcomes, others: Outcomes, pool: Sequence[Outcomes] = ()
     ) -> dict[str, Any]:
         """Compare two sets of runs by their common seeds; the result has no effect where a run failed.
 
         Args:
             ours: the runs with a change.
             others: the runs without it.
-            noise: of a difference, where it is known from more sets than these two.
+            pool: the sets of runs that show how noisy a difference is, where there are more than these two.
         """
         failures = [run for run in (*ours.values(), *others.values()) if isinstance(run, str)]
         if failures:
             return {"effect": None, "why": f"failed: {failures[0]}"}
         seeds = [seed for seed in ours if seed in others]
         ours, others = ({seed: runs[seed] for seed in seeds} for runs in (ours, others))
-        pairs = zip(losses_of(ours), losses_of(others), strict=True)
+        pairs = zip(_losses(ours), _losses(others), strict=True)
+        noise = _noise(pool, seeds, lambda run: run.val_loss)
+        speeds = _noise(pool, seeds, lambda run: math.log(run.tokens_per_second))
         return {
             **effect_of([one - other for one, other in pairs], noise).data(),
-            "speed": _ratio(ours, others, "tokens_per_second"),
+            "speed": _ratio(ours, others, "tokens_per_second", speeds),
             "memory": _ratio(ours, others, "peak_bytes"),
         }
 
@@ -404,12 +406,22 @@ def trained_of(runs: Outcomes) -> list[Trained]:
     return [run for run in runs.values() if isinstance(run, Trained)]
 
 
-def losses_of(runs: Outcomes) -> list[float]:
-    """List the final losses of the successful runs."""
+def _losses(runs: Outcomes) -> list[float]:
     return [run.val_loss for run in trained_of(runs)]
 
 
-def _ratio(ours: Outcomes, others: Outcomes, figure: str) -> dict[str, Any] | None:
+def _noise(
+    sets: Sequence[Outcomes], seeds: Sequence[int], figure: Callable[[Trained], float]
+) -> Noise | None:
+    """Estimate the noise of a figure's differences from the sets of which these seeds' runs succeeded."""
+    rows = [[one[seed] for seed in seeds if seed in one] for one in sets]
+    found = [[figure(run) for run in row if isinstance(run, Trained)] for row in rows]
+    return noise_of([row for row in found if len(row) == len(seeds)])
+
+
+def _ratio(
+    ours: Outcomes, others: Outcomes, figure: str, noise: Noise | None = None
+) -> dict[str, Any] | None:
     """Estimate the ratio of a measurement over pairs, with its interval; None where a value is missing."""
     pairs = [
         (getattr(one, figure), getattr(other, figure))
@@ -417,6 +429,6 @@ def _ratio(ours: Outcomes, others: Outcomes, figure: str) -> dict[str, Any] | No
     ]
     if not pairs or not all(one and other for one, other in pairs):
         return None
-    found = effect_of([math.log(one / other) for one, other in pairs])
+    found = effect_of([math.log(one / other) for one, other in pairs], noise)
     values = {"effect": found.effect, "low": found.low, "high": found.high}
     return {key: None if log is None else math.exp(log) for key, log in values.items()}

@@ -12,7 +12,7 @@ import pytest
 from minillm_core import Interrupted, Plan, Refusal, build_plan
 from minillm_core.cli.main import main
 from minillm_core.inspection import find_plugin, installed_plugins, with_options
-from minillm_lab.confirm import FRESH
+from minillm_lab.confirm import FRESH, Confirmation
 from minillm_lab.members import Members
 from minillm_lab.paired_runs import Length, PairedRuns
 from minillm_lab.search import seconds_of
@@ -140,6 +140,23 @@ def test_at_full_length_only_candidates_near_the_best_get_further_seeds(
     assert lengths["+rule"] == lengths["+scale"] == found.length.words
     assert verdicts(found)["+rule"] == "accepted"
     assert verdicts(found)["+scale"] == "others gained more"
+
+
+def test_many_parts_are_left_out_with_two_seeds_and_the_noise_of_all(
+    race: Any, rigged: Any
+) -> None:
+    settings = {"train.lr": 0.004, "train.warmup": 0.2, "train.schedule": "wsd"}
+    found = race(rigged({"rule": 0.3}, {"scale": 0.9}), space("rule"))
+    recipe = Recipe(frozenset({"rule", "scale"}), settings)
+    last = Confirmation(*(found.paired_runs, found._plan, found.base, recipe), pairs=3, budget=1e4)
+    last.run()
+    rows = {one["name"]: one for one in last.result["parts"]}
+    assert len(rows) == 5
+    assert {row["pairs"] for row in rows.values()} == {2}
+    assert len(last.result["seeds"]) == 3
+    assert rows["+rule"]["high"] - rows["+rule"]["low"] < 0.004  # of these two pairs alone: 0.013
+    assert rows["+rule"]["distinguishable"]
+    assert rows["+scale"]["speed"]["low"] == pytest.approx(1 / 0.9, rel=1e-6)
 
 
 def test_changes_that_need_no_compiling_alternate_with_others_by_time(
