@@ -126,7 +126,7 @@ class Ranks:
         Raises:
             PlanError: a plugin does not support it; with the reason.
             ConfigError: rows cannot be divided evenly.
-            BackendError: several processes are asked for, and this one is alone.
+            BackendError: mesh.data demands several processes, and this is the only one.
         """
         self._refuse(plan.config.mesh.data, "step", "data")
         return ()

@@ -84,13 +84,13 @@ class Confirmation:
         )
         sets = {"as it was": self._paired_runs.base, "the recipe": self.plan}
         if len(parts) > 1:
-            most = self._affordable() - len(sets)
+            most = self._affordable(len(few)) - len(sets)
             sets |= {f"no {name}": plan for name, plan in [*plans.items()][: max(0, most)]}
         of = {label: few if label.startswith("no ") else seeds for label in sets}
         runs = self._paired_runs.runs_of(sets, self._length, of)
         base, found = runs.pop("as it was"), runs["the recipe"]
         table, idle = [], []
-        pool = [*runs.values()] if len(parts) > 1 else []
+        pool = [*runs.values()]
         for part in parts:
             row: dict[str, Any] = {"name": part.name, "effect": None}
             others = base if len(parts) == 1 else runs.get(f"no {part.name}")
@@ -134,7 +134,7 @@ class Confirmation:
                 plan = self._planner(recipe)
             except MinillmError:
                 continue
-            if len(parts) > 1 and not self._affordable():
+            if len(parts) > 1 and not self._affordable(self._pairs):
                 continue
             label = "the recipe without idle parts"
             runs = self._paired_runs.runs_of({label: plan}, self._length, seeds)[label]
@@ -166,15 +166,15 @@ class Confirmation:
             row["why"] = error.what
             return
         alone = len(parts_of(self.recipe, self._base)) == 1
-        if alone or self._affordable():
+        if alone or self._affordable(self._pairs):
             label = f"no {part.name}"
             others = self._paired_runs.runs_of({} if alone else {label: plan}, self._length, seeds)
             row |= {"why": "", **self._paired_runs.difference(found, others.get(label, base))}
 
-    def _affordable(self) -> int:
-        """Count the sets of runs that fit into the remaining budget plus a twentieth of the whole."""
+    def _affordable(self, pairs: int) -> int:
+        """Count the sets of so many runs that fit into the remaining budget plus a twentieth of the whole."""
         left = OVER * self._budget - self._paired_runs.members.spent
-        return max(0, int(left / self._paired_runs.cost(self._length, runs=LEFT_OUT, graphs=1)))
+        return max(0, int(left / self._paired_runs.cost(self._length, runs=pairs, graphs=1)))
 
     def _result(self, base: Outcomes, found: Outcomes) -> dict[str, Any]:
         return {
