@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from minillm_core import Interrupted, NonFinite, Plugin, option, scheduled, stage
+from minillm_core import FrozenModel, Interrupted, NonFinite, Plugin, option, scheduled, stage
 from minillm_core.cli.main import main
 from minillm_core.config.load import Loaded, load
 from minillm_core.plugins.manager import LoadedPlugin
@@ -51,6 +51,13 @@ class Small(Plugin, api=1):
 
     def build_data(self, data: Any) -> None:
         data.shapes(half_of, [(data.rows // 2, data.seq_len), (data.rows, data.seq_len)])
+
+
+class Compared(Plugin, api=1):
+    """Reads the losses of a trained model, whose folder does not exist."""
+
+    def compute_loss(self, loss: Any) -> None:
+        loss.reference("compared", FrozenModel("no/such/run"), gives="losses")
 
 
 class Watcher(Plugin, api=1):
@@ -99,7 +106,7 @@ class FakeStudy:
 
 PLUGINS = {
     **{"rule": Rule, "extension": Extension, "scale": Scale},
-    **{"small": Small, "watcher": Watcher},
+    **{"small": Small, "watcher": Watcher, "compared": Compared},
 }
 
 

@@ -231,6 +231,14 @@ def test_a_setting_moves_to_its_neighbours_only_and_never_back(race: Any, rigged
     assert raced == {f"train.lr={rate}" for rate in (0.0015, 0.006, 0.012, 0.024)}
 
 
+def test_a_plugin_whose_reference_model_is_missing_is_refused_and_the_others_are_tried(
+    race: Any, rigged: Any
+) -> None:
+    found = race(rigged({}), space("compared", "scale"))
+    assert [one.move.name for one in found.candidates()] == ["+scale"]
+    assert found.refused == {"+compared": "no/such/run holds no run"}
+
+
 def test_a_failed_member_is_a_finding(race: Any, rigged: Any) -> None:
     rig = rigged({"rule": 0.3})
     rig.diverges = {("scale", 0)}
