@@ -222,7 +222,7 @@ class SuccessiveHalving:
                 raise MinillmError(
                     "the sizes of its batches change in the course of a run, by its number of steps"
                 )
-            graph_of(plan)  # reads the models that losses compare with: one that is missing is refused
+            graph_of(plan)  # reads the models that losses are compared with: is one missing?
         except MinillmError as error:
             if note and not move.parts:
                 self.refused[move.name] = error.what
