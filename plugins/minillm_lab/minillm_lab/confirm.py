@@ -87,7 +87,7 @@ class Confirmation:
             most = self._affordable(len(few)) - len(sets)
             sets |= {f"no {name}": plan for name, plan in [*plans.items()][: max(0, most)]}
         of = {label: few if label.startswith("no ") else seeds for label in sets}
-        runs = self._paired_runs.runs_of(sets, self._length, of)
+        runs = self._paired_runs.runs_of(sets, self._length, of, timed=True)
         base, found = runs.pop("as it was"), runs["the recipe"]
         table, idle = [], []
         pool = [*runs.values()]
@@ -137,7 +137,8 @@ class Confirmation:
             if len(parts) > 1 and not self._affordable(self._pairs):
                 continue
             label = "the recipe without idle parts"
-            runs = self._paired_runs.runs_of({label: plan}, self._length, seeds)[label]
+            sets = {label: plan}
+            runs = self._paired_runs.runs_of(sets, self._length, seeds, timed=True)[label]
             row = self._paired_runs.difference(runs, found)
             if row["effect"] is None or (row["distinguishable"] and row["effect"] > 0):
                 continue
@@ -168,7 +169,8 @@ class Confirmation:
         alone = len(parts_of(self.recipe, self._base)) == 1
         if alone or self._affordable(self._pairs):
             label = f"no {part.name}"
-            others = self._paired_runs.runs_of({} if alone else {label: plan}, self._length, seeds)
+            sets = {} if alone else {label: plan}
+            others = self._paired_runs.runs_of(sets, self._length, seeds, timed=True)
             row |= {"why": "", **self._paired_runs.difference(found, others.get(label, base))}
 
     def _affordable(self, pairs: int) -> int:

@@ -32,6 +32,10 @@ EVALUATION = 0.2
 LEARN = 3.0
 """Ratio of a token's training time to its evaluation time."""
 
+NEAR, NEAREST = 3.0, 3
+"""Sets of runs that show the noise of a difference: those no further from ours than this multiple of it, and
+at least so many."""
+
 Outcomes = Mapping[int, Trained | str]
 """Seed -> the trained run, or the reason of its failure."""
 
@@ -188,6 +192,8 @@ class PairedRuns:
         plans: Mapping[str, Plan],
         length: Length,
         seeds: Sequence[int] | Mapping[str, Sequence[int]],
+        *,
+        timed: bool = False,
     ) -> dict[str, dict[int, Trained | str]]:
         """Train each plan with the seeds until one of its runs fails, in the order A B B A or A A B B.
 
@@ -195,6 +201,8 @@ class PairedRuns:
             plans: label -> plan.
             length: of the runs.
             seeds: of all plans' runs; or label -> of this plan's.
+            timed: train by the clock, with nothing beside a run; False: where processes share a device,
+                minutes are converted to steps, so that some compile while others train.
 
         Raises:
             MinillmError: the baseline plan failed.
@@ -209,13 +217,13 @@ class PairedRuns:
             ]
         else:
             order = [(label, seed) for label in plans for seed in of[label]]
-        self._ahead([(label, plans[label], seed) for label, seed in order], length)
+        self._ahead([(label, plans[label], seed) for label, seed in order], length, timed)
         found: dict[str, dict[int, Trained | str]] = {label: {} for label in plans}
         for label, seed in order:
             if any(isinstance(run, str) for run in found[label].values()):
                 continue
             self._number += 1
-            run = found[label][seed] = self.trained(plans[label], length, seed, label)
+            run = found[label][seed] = self.trained(plans[label], length, seed, label, timed=timed)
             if isinstance(run, str) and plans[label] is self.base:
                 raise MinillmError(
                     f"the settings that the search begins with cannot be trained: {run}",
@@ -224,8 +232,10 @@ class PairedRuns:
                 )
         return found
 
-    def trained(self, plan: Plan, length: Length, seed: int, label: str) -> Trained | str:
-        """Train a plan to a length, or load the run from its file.
+    def trained(
+        self, plan: Plan, length: Length, seed: int, label: str, *, timed: bool = True
+    ) -> Trained | str:
+        """Train a plan to a length, or load the run from its file; ``timed`` as for :meth:`runs_of`.
 
         Returns:
             The run, or the reason of its failure.
@@ -233,12 +243,12 @@ class PairedRuns:
         Raises:
             Interrupted: a signal.
         """
-        sized, identity, file = self._identified(plan, length, seed)
+        sized, identity, file = self._identified(plan, length, seed, timed)
         if file in self._made:
             return self._made[file]
         current = self._current(label)
         self._watch(current, 0.0)
-        self._ahead([(label, plan, seed)], length)
+        self._ahead([(label, plan, seed)], length, timed)
         found = self.members.take(file, identity, difference)
         if found is None:
             found = self.members.make(
@@ -258,15 +268,16 @@ class PairedRuns:
         self._made[file] = found
         return found
 
-    def _ahead(self, runs: Iterable[tuple[str, Plan, int]], length: Length) -> None:
+    def _ahead(self, runs: Iterable[tuple[str, Plan, int]], length: Length, timed: bool) -> None:
         """Train the runs (label, plan, seed) without a file on all devices at once."""
         if self._pool is None:
             return
         wanted = []
         for label, plan, seed in runs:
-            sized, identity, file = self._identified(plan, length, seed)
+            sized, identity, file = self._identified(plan, length, seed, timed)
             if file not in self._made:
-                wanted.append(Wanted(label, sized, seed, 1, file, identity))
+                by_clock = not identity["by_pace"]
+                wanted.append(Wanted(label, sized, seed, 1, file, identity, by_clock))
         done, walls = 0, 0.0
 
         def watch(under_way: Sequence[Wanted], progress: float) -> None:
@@ -285,7 +296,7 @@ class PairedRuns:
         )
 
     def _identified(
-        self, plan: Plan, length: Length, seed: int
+        self, plan: Plan, length: Length, seed: int, timed: bool
     ) -> tuple[Plan, dict[str, Any], str]:
         """Return a plan with its length and evaluation, its run's identity, and the name of its file."""
         sized = with_evaluation(length.of(plan), self._predictions(plan, length))
@@ -295,10 +306,16 @@ class PairedRuns:
             "rows": [train.rows, train.accumulate],
             "length": [train.steps, train.minutes],
             "eval_tokens": sized.config.eval.tokens,
+            "by_pace": self._shared and length.minutes is not None and not timed,
         }
         digest = hashlib.sha256(json.dumps(identity["plan_hash"]).encode())
-        digest.update(json.dumps([identity[k] for k in ("rows", "length")]).encode())
+        digest.update(json.dumps([identity[k] for k in ("rows", "length", "by_pace")]).encode())
         return sized, identity, f"{digest.hexdigest()[:16]}-seed{seed}.json"
+
+    @property
+    def _shared(self) -> bool:
+        """Whether processes share a device."""
+        return self._pool is not None and self._pool.each > 1
 
     @property
     def _at_once(self) -> int:
@@ -374,7 +391,7 @@ class PairedRuns:
         seeds = [seed for seed in ours if seed in others]
         ours, others = ({seed: runs[seed] for seed in seeds} for runs in (ours, others))
         pairs = zip(_losses(ours), _losses(others), strict=True)
-        noise = _noise(pool, seeds, lambda run: run.val_loss)
+        noise = _noise(_near(pool, ours, others), seeds, lambda run: run.val_loss)
         speeds = _noise(pool, seeds, lambda run: math.log(run.tokens_per_second))
         return {
             **effect_of([one - other for one, other in pairs], noise).data(),
@@ -408,6 +425,22 @@ def trained_of(runs: Outcomes) -> list[Trained]:
 
 def _losses(runs: Outcomes) -> list[float]:
     return [run.val_loss for run in trained_of(runs)]
+
+
+def _near(pool: Sequence[Outcomes], ours: Outcomes, others: Outcomes) -> list[Outcomes]:
+    """Choose the sets of runs that are about as noisy as two that are compared: those with losses near ours.
+
+    Runs that learn badly differ more from seed to seed: without `muon` by ten times as much. Where a set's
+    mean loss lies says nothing of how its runs scatter around it, so the choice does not bias the noise.
+    """
+
+    def distance(one: Outcomes) -> float:
+        losses = _losses(one)
+        return abs(fmean(losses) - fmean(_losses(ours))) if losses else math.inf
+
+    ranked = sorted(pool, key=distance)
+    within = [one for one in ranked if distance(one) <= NEAR * distance(others)]
+    return max(within, ranked[:NEAREST], key=len)
 
 
 def _noise(

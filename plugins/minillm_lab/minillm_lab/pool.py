@@ -3,9 +3,12 @@
 A process gets a run as the text of a settings file and plans it itself, so nothing but text passes between
 processes. Only the parent writes files: a process that is killed loses the run that it trains.
 
-The processes of one device compile side by side, and then train one after the other: no run is timed
-while another one computes on its device. While one trains, another may draw the initial weights of a run
-whose graph it has compiled already.
+The processes of one device compile side by side, and train one after the other. While one trains,
+another may draw the initial weights of a run whose graph it has compiled already.
+
+- A run that is timed trains while no other process of its device compiles or trains.
+- A run by pace has its number of steps fixed by the time of a step, which is measured once for each graph.
+  So others may compile while it trains, which would make a timed run slower and so shorter.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import os
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -40,7 +44,7 @@ from minillm_core.studies import (
     replace_file,
     settings_file,
 )
-from minillm_lab.study import Study, Trained, bind, graph_of, open_corpus
+from minillm_lab.study import Study, Trained, at_pace, bind, graph_of, open_corpus
 
 KINDS = {one.__name__: one for one in (NonFinite, OutOfMemory)}
 """Errors of a run that some studies count as its outcome."""
@@ -53,6 +57,9 @@ ENDING = 2.0
 
 MOST, CORES = 5, 3
 """Maximum number of processes that share a device, and the number of cores for each of them."""
+
+SHARED = 3
+"""Number of runs of a graph, left to train, from which several processes compile it (which a cache shortens)."""
 
 MARGIN, CONTEXT = 1.25, 1 << 30
 """Memory for a process that shares a device: a factor on the measured peak, and bytes of the driver's own."""
@@ -71,6 +78,8 @@ class Wanted:
     evaluations: int
     file: str  # of the study's folder, for its figures
     identity: Mapping[str, Any]  # what must be equal for runs to be comparable
+    timed: bool = True
+    """False: its minutes are converted to steps, by the time of a step of its graph."""
 
 
 @dataclass(frozen=True)
@@ -87,10 +96,11 @@ class State(Enum):
     FREE = "free"
     COMPILING = "compiling"
     PREPARING = "preparing"
-    """It draws the initial weights of a run whose graph it has compiled before."""
+    """It draws the initial weights of a run whose graph it has compiled before, or ends a run."""
     READY = "ready"
     """It waits for its turn."""
     TRAINING = "training"
+    """It trains, or measures the time of a step."""
 
 
 def processes_for(devices: Sequence[str], peak: int | None, memory: int | None) -> int:
@@ -139,6 +149,8 @@ class Pool:
         self._device: dict[Any, str] = {}
         self._state: dict[Any, State] = {}
         self._graph: dict[Any, str] = {}  # of the last run of each process, which keeps it compiled
+        self._paces: dict[str, float] = {}  # seconds of a step of a graph, as far as measured
+        self._untimed: set[Any] = set()  # processes whose run is not timed
         self._waiting: list[Any] = []  # processes that are ready, in this order
         self._alone: set[str] = set()  # files of runs that have to have their device to themselves
         self._has_device: set[Any] = set()  # processes that train such a run
@@ -213,11 +225,15 @@ class Pool:
                     running[connection], progress[connection] = one, 0.0
                     kept = self._graph[connection] == had
                     self._state[connection] = State.PREPARING if kept else State.COMPILING
-                    asked = {
+                    asked: dict[str, Any] = {
                         "seed": one.seed,
                         "evaluations": one.evaluations,
                         "hash": one.plan.hash,
                     }
+                    self._untimed.discard(connection)
+                    if not one.timed:
+                        self._untimed.add(connection)
+                        asked["pace"] = self._paces.get(self._graph[connection])
                     connection.send(_text_of(one.plan) | asked)
             for device in self.devices:
                 self._give_turn(device)
@@ -229,8 +245,12 @@ class Pool:
                 elif "ready" in answer:
                     self._state[connection] = State.READY
                     self._waiting.append(connection)
+                elif "left" in answer:
+                    self._state[connection] = State.PREPARING
                 else:
                     self._state[connection] = State.FREE
+                    if pace := answer.get("pace"):
+                        self._paces[self._graph[connection]] = pace
                     self._has_device.discard(connection)
                     made = Made(running.pop(connection), _outcome(answer))
                     del progress[connection]
@@ -254,8 +274,8 @@ class Pool:
     def _next(self, connection: Any, left: list[tuple[Wanted, str]]) -> Wanted | None:
         """Take the run out of those left that a process trains next; None: it has to wait.
 
-        A process compiles only while no other one of its device trains or is about to, and never what
-        another one of its device has compiled.
+        A process compiles for a timed run only while no other one of its device trains or is about to, and
+        never what another one of its device has compiled; for others only where enough runs are left.
         """
         if self._state[connection] is not State.FREE:
             return None
@@ -265,13 +285,16 @@ class Pool:
             return None
         others = {graph for one, graph in self._graph.items() if one is not connection}
         compiled = {self._graph.get(one) for one in beside}
+        number = Counter(graph for _, graph in left)
 
         def may_begin(one: Wanted, graph: str) -> bool:
             if one.file in self._alone:
                 return states <= {State.FREE}
-            return graph == own or (
-                graph not in compiled and states <= {State.FREE, State.COMPILING}
-            )
+            if graph == own:
+                return True
+            if one.timed:
+                return graph not in compiled and states <= {State.FREE, State.COMPILING}
+            return graph not in compiled or (graph in self._paces and number[graph] >= SHARED)
 
         ranked = [
             (graph != own, graph in others, place)
@@ -289,14 +312,17 @@ class Pool:
         return one
 
     def _give_turn(self, device: str) -> None:
-        """Let the process of a device that has been ready longest train, once no other one computes there."""
+        """Let the process of a device that has been ready longest train, once no other one disturbs it."""
         here = [one for one in self._state if self._device[one] == device]
-        if {State.COMPILING, State.TRAINING} & {self._state[one] for one in here}:
+        states = {self._state[one] for one in here}
+        one = next((one for one in self._waiting if one in here), None)
+        if one is None or State.TRAINING in states:
             return
-        if one := next((one for one in self._waiting if one in here), None):
-            self._waiting.remove(one)
-            self._state[one] = State.TRAINING
-            one.send(GO)
+        if State.COMPILING in states and one not in self._untimed:
+            return
+        self._waiting.remove(one)
+        self._state[one] = State.TRAINING
+        one.send(GO)
 
     def _again(self, made: Made) -> bool:
         """Return whether a run ran out of memory that other processes of its device held."""
@@ -381,7 +407,10 @@ def serve(parent: Any, backend: str, device: str, cache: Path, threads: int) -> 
     def turn() -> Iterator[None]:
         parent.send({"ready": True})
         parent.recv()
-        yield
+        try:
+            yield
+        finally:
+            parent.send({"left": True})
 
     with suppress(EOFError, ConnectionError):  # the parent has closed the connection, or was killed
         while True:
@@ -404,7 +433,12 @@ def serve(parent: Any, backend: str, device: str, cache: Path, threads: int) -> 
                             f"on {device} the settings give another plan: {plan.hash[:12]}"
                         )
                     how = {"evaluations": asked["evaluations"], "watch": watch}
-                    answer = {"run": study.train(plan, asked["seed"], **how).data()}
+                    if "pace" in asked:
+                        pace = asked["pace"] or study.pace(plan)
+                        run = study.train(at_pace(plan, pace), asked["seed"], **how).at_pace(pace)
+                        answer = {"run": run.data(), "pace": pace}
+                    else:
+                        answer = {"run": study.train(plan, asked["seed"], **how).data()}
             except MinillmError as error:
                 told = type(error).__name__, error.what, error.where, error.fix
                 answer = {"failed": told}

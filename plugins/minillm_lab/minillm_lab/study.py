@@ -43,6 +43,9 @@ from minillm_lab.speeds import remember
 WARM = 2
 """Warm-up steps before timing: the first compiles, the second has allocated all memory."""
 
+STRETCH, STRETCHES = 4, 5
+"""Number of steps in a stretch whose time is measured beside other processes, and number of stretches."""
+
 MIDDLE = 0.5
 """Training progress at which a stepper evaluates the schedules."""
 
@@ -80,6 +83,15 @@ class Trained:
     def val_loss(self) -> float:
         """The final held-out loss, in nats per token."""
         return self.curve[-1].val_loss
+
+    def at_pace(self, pace: float) -> Trained:
+        """Return the results with the times of steps of ``pace`` seconds each, in place of those that passed."""
+        return replace(
+            self,
+            seconds=self.steps * pace,
+            tokens_per_second=self.tokens / (self.steps * pace),
+            curve=tuple(replace(point, seconds=point.step * pace) for point in self.curve),
+        )
 
     def data(self) -> dict[str, Any]:
         """Return the results as JSON."""
@@ -279,15 +291,45 @@ class Study:
             raise PlanError(f"the text was read without {names}", where="Study(corpus)", fix=fix)
         return Run(plan, shared=self._shared, create=create)
 
+    def pace(self, plan: Plan) -> float:
+        """Measure the seconds of a step, in a turn of its own, while other processes may compile.
+
+        Compiling uses the device now and then, so the quickest of some stretches of steps counts.
+
+        Raises:
+            MinillmError: as :meth:`train`.
+        """
+        try:
+            with self._warm_stepper(plan) as stepper, self._turn(), without_gc():
+                return min(stepper.run(STRETCH).seconds for _ in range(STRETCHES)) / STRETCH
+        except BaseException:
+            self.release()
+            raise
+
     def _warm(self, plan: Plan) -> Trainer:
         """Return a compiled trainer for the plan."""
-        graph = graph_of(plan)
-        if self._kept is None or self._kept[0] != graph:
-            self.release()
-            with self.stepper(plan) as stepper:
-                stepper.warm()
-            self._kept = graph, stepper.trainer
-        return self._kept[1]
+        if (kept := self._trainer_of(plan)) is None:
+            with self._warm_stepper(plan) as stepper:
+                kept = stepper.trainer
+        return kept
+
+    def _trainer_of(self, plan: Plan) -> Trainer | None:
+        """Return the kept trainer if it is compiled for the plan's graph."""
+        return self._kept[1] if self._kept and self._kept[0] == graph_of(plan) else None
+
+    @contextmanager
+    def _warm_stepper(self, plan: Plan) -> Iterator[Stepper]:
+        """Open a stepper with the compiled trainer of the plan, which is kept from now on."""
+        if (kept := self._trainer_of(plan)) is not None:
+            run = self._run(plan, lambda detected, plan: _ReusedTrainer(kept))
+            with Stepper(run, self._shared.corpus) as stepper:
+                yield stepper
+            return
+        self.release()
+        with self.stepper(plan) as stepper:
+            stepper.warm()
+            self._kept = graph_of(plan), stepper.trainer
+            yield stepper
 
     def release(self) -> None:
         """Free the compiled trainer's memory, before another trainer allocates its own."""
@@ -452,6 +494,13 @@ def graph_of(plan: Plan) -> str:
         },
     }
     return json.dumps(kept, sort_keys=True)
+
+
+def at_pace(plan: Plan, pace: float) -> Plan:
+    """Return a plan with as many steps of ``pace`` seconds as fit into its minutes, at least one."""
+    minutes = plan.config.train.minutes
+    assert minutes is not None
+    return plan.with_train(steps=max(1, round(60 * minutes / pace)), minutes=None)
 
 
 def free_cached_memory() -> None:

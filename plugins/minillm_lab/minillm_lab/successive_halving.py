@@ -5,7 +5,8 @@ third run three times as long, and so on. The longest rung is the target length 
 several seeds give a confidence interval, one seed after the other, and a candidate that falls behind the
 best one gets no further seeds. A candidate is a difference from the incumbent: its gain is the
 mean over pairs of its loss minus the incumbent's, with the same seed and the same data in the same
-order. Between two rungs candidates are ranked by their gain plus part of its change since the previous
+order. Where technique cards name several plugins that help, the first round tries combinations of them
+and nothing else. Between two rungs candidates are ranked by their gain plus part of its change since the previous
 rung, so that the trend exposes moves that help early and hurt late. Where a third of the length
 has too few steps to be informative, the first rung is one pair at full length. Before the last rung
 helpful moves are combined, the best first, as far as planning allows; the combination is a candidate.
@@ -58,6 +59,13 @@ UNIONS = 3
 
 LAST = 0.45
 """Maximum fraction of the budget for the final comparison."""
+
+LARGE = 3
+"""Number of plugins in a combination that gets a round without other candidates."""
+
+BESIDE_PARTS = 4
+"""Sets of runs of the final comparison beside one for each part: baseline, recipe, and the recipe without
+all parts that have no effect, whose runs are as many as of two."""
 
 
 class SuccessiveHalving:
@@ -131,7 +139,7 @@ class SuccessiveHalving:
         self.paired_runs.runs_of({INCUMBENT: self.base_plan}, first, [self.seed])  # times one run
         self._leave_out_short_runs()
         number = 1
-        while candidates := self.candidates():
+        while candidates := self._stacks_alone(number) or self.candidates():
             share = self._share(number)
             if share is None:
                 self.paired_runs.say("the rest of the budget is for the last comparison")
@@ -176,6 +184,14 @@ class SuccessiveHalving:
                 ways = [self._planned(one, note=False) for one in more]
             found += [one for one in ways if one is not None]
         return [*self._stacks(), *self._alternated(found)]
+
+    def _stacks_alone(self, number: int) -> list[Candidate]:
+        """Return the combinations alone for the first round, where one is large.
+
+        What else is tried is then tried beside the best of them, and not beside settings that it replaces.
+        """
+        stacks = self._stacks() if number == 1 else []
+        return stacks if any(len(one.move.parts) >= LARGE for one in stacks) else []
 
     def _alternated(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Merge candidates that have to be compiled with those that do not, by the time that they take."""
@@ -242,7 +258,7 @@ class SuccessiveHalving:
     def _reserved(self) -> float:
         """Estimate the seconds of the final comparison: baseline, recipe, recipe without each part."""
         parts = len(parts_of(self.incumbent, self.base)) + self._more_parts
-        sets = 2 + (parts if parts > 1 else 0)
+        sets = BESIDE_PARTS + parts if parts > 1 else 2
         return min(LAST * self.budget, sets * self._confirming)
 
     @property
@@ -253,7 +269,7 @@ class SuccessiveHalving:
     @property
     def _most_parts(self) -> int:
         """Count the parts that fit into the time of the final comparison."""
-        return max(1, int(LAST * self.budget / self._confirming) - 2)
+        return max(1, int(LAST * self.budget / self._confirming) - BESIDE_PARTS)
 
     @property
     def _confirming(self) -> float:

@@ -42,16 +42,22 @@ class Process(threading.Thread):
                 continue
             self._does("prepares" if asked["settings"] == kept else "compiles", 0.03)
             kept = asked["settings"]
-            self.ours.send({"ready": True})
-            assert self.ours.recv() == GO
-            self._does("trains", 0.02)
+            if measured := asked.get("pace", 0.0) is None:
+                self._in_turn("measures", 0.01)
+            self._in_turn("trains", 0.02)
             released = any(one[1] == "releases" for one in self.log)
             if asked["seed"] in self.full and (self.alone or not released):
                 answer: dict[str, Any] = {"failed": ("OutOfMemory", "it is full", "", "")}
             else:
                 run = Trained(asked["seed"], 1, 1, 1.0, 1.0, None, ())
-                answer = {"run": run.data()}
+                answer = {"run": run.data()} | ({"pace": 0.1} if measured else {})
             self.ours.send(answer)
+
+    def _in_turn(self, what: str, seconds: float) -> None:
+        self.ours.send({"ready": True})
+        assert self.ours.recv() == GO
+        self._does(what, seconds)
+        self.ours.send({"left": True})
 
     def _does(self, what: str, seconds: float) -> None:
         began = time.monotonic()
@@ -67,7 +73,11 @@ def train(asked: Any, tmp_path: Path) -> Callable[..., tuple[list[Made], list[An
         return build_plan(*asked(settings=[f"model.layers={layers}"]))
 
     def train(
-        runs: Sequence[tuple[int, int]], full: set[int], *, alone: bool = False
+        runs: Sequence[tuple[int, int]],
+        full: set[int],
+        *,
+        alone: bool = False,
+        timed: bool = True,
     ) -> tuple[list[Made], list[Any]]:
         plans = {layers: plan(layers) for layers, _ in runs}
         pool = Pool(("gpu",), [], backend="torch", cache=tmp_path, stop=StopRequest(), each=2)
@@ -78,7 +88,7 @@ def train(asked: Any, tmp_path: Path) -> Callable[..., tuple[list[Made], list[An
             pool._device[theirs] = "gpu"
         pool._state = dict.fromkeys(pool._device, State.FREE)
         wanted = [
-            Wanted(f"{layers} layers", plans[layers], seed, 1, f"{layers}-{seed}", {})
+            Wanted(f"{layers} layers", plans[layers], seed, 1, f"{layers}-{seed}", {}, timed)
             for layers, seed in runs
         ]
         made = list(pool.train(wanted, watch=lambda under_way, progress: None))
@@ -122,6 +132,19 @@ def test_the_next_run_of_a_graph_is_prepared_while_another_trains(train: Any) ->
     assert not overlapping(log, "compiles", "trains")
     names = [name for name, what, *_ in log if what == "trains"]
     assert sum(one != other for one, other in pairwise(names)) >= 3  # by turns
+
+
+def test_beside_a_run_by_pace_others_compile_and_share_its_graph(train: Any) -> None:
+    runs = [(1, seed) for seed in range(14)] + [(2, 0), (3, 0)]
+    made, log = train(runs, set(), timed=False)
+    assert len(made) == 16
+    assert overlapping(log, "compiles", "trains")
+    for one, other in (("trains", "trains"), ("measures", "trains"), ("measures", "measures")):
+        assert not overlapping(log, one, other)
+    assert [what for _, what, *_ in log].count("measures") == 3  # once for each graph
+    assert [what for _, what, *_ in log].count(
+        "compiles"
+    ) == 4  # that of many runs by both processes
 
 
 def test_a_run_that_lacks_memory_beside_others_has_the_device_to_itself(train: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from minillm_lab.members import Members
 from minillm_lab.paired_runs import Length, PairedRuns
 from minillm_lab.search import seconds_of
 from minillm_lab.search_page import headline, markdown, search_page
-from minillm_lab.space import Recipe, Space, read_space, usual_space
+from minillm_lab.space import Prospect, Recipe, Space, read_space, usual_space
 from minillm_lab.study import Trained, graph_of
 from minillm_lab.successive_halving import SuccessiveHalving
 
@@ -157,6 +158,44 @@ def test_many_parts_are_left_out_with_two_seeds_and_the_noise_of_all(
     assert rows["+rule"]["high"] - rows["+rule"]["low"] < 0.004  # of these two pairs alone: 0.013
     assert rows["+rule"]["distinguishable"]
     assert rows["+scale"]["speed"]["low"] == pytest.approx(1 / 0.9, rel=1e-6)
+
+
+def test_a_part_without_which_runs_scatter_does_not_widen_the_intervals_of_others(
+    race: Any, rigged: Any
+) -> None:
+    class Scattering(rigged):  # type: ignore[misc, valid-type]
+        """A study in which the worth of ``rule`` differs from seed to seed."""
+
+        def train(self, plan: Any, seed: int, **more: Any) -> Trained:
+            self.gain = {"rule": 0.3 + 0.05 * (-1) ** seed}
+            return super().train(plan, seed, **more)
+
+    settings = {"train.lr": 0.004, "train.warmup": 0.2, "train.schedule": "wsd"}
+    found = race(Scattering({}), space("rule"))
+    recipe = Recipe(frozenset({"rule", "scale"}), settings)
+    last = Confirmation(*(found.paired_runs, found._plan, found.base, recipe), pairs=3, budget=1e4)
+    last.run()
+    wide = {one["name"]: one["high"] - one["low"] for one in last.result["parts"]}
+    assert wide.pop("+rule") > 0.1
+    assert max(wide.values()) < 0.02
+
+
+def test_where_cards_name_several_plugins_they_are_tried_together_before_anything_else(
+    race: Any, rigged: Any
+) -> None:
+    helpful = {"rule": 0.3, "scale": 0.2, "extension": 0.1}
+    prospects = {
+        "rule": Prospect(-0.2),
+        "scale": Prospect(-0.1),
+        "extension": Prospect(-0.1, ("rule",)),
+    }
+    several = replace(space(*helpful, train__lr=(0.003, 0.004)), prospects=prospects)
+    found = race(rigged(helpful), several)
+    found.run()
+    first, second = ({one["name"] for one in some["candidates"]} for some in found.rounds)
+    assert first == {"+rule +scale", "+rule +scale +extension"}
+    assert second == {"train.lr=0.004"}
+    assert found.incumbent.plugins == {*helpful}
 
 
 def test_changes_that_need_no_compiling_alternate_with_others_by_time(

@@ -28,7 +28,7 @@ from minillm_core import (
 from minillm_core.backends.bind import create_backend
 from minillm_core.backends.detect import Detected
 from minillm_core.studies import METRICS, StopRequest, read_events
-from minillm_lab.study import Study, Trained, bind, open_corpus
+from minillm_lab.study import Study, Trained, at_pace, bind, open_corpus
 
 DETECTED = Detected("torch", "cpu", "the test says so")
 SMALL = {
@@ -90,6 +90,23 @@ def test_plans_of_one_graph_share_a_trainer_and_learn_as_alone(
     one.train(planned(**{"train.rows": 3}), 0)
     assert len(made) == 2
     assert losses(one.train(plans[1], 0)) == losses(other)  # a newly built trainer
+
+
+def test_a_run_by_pace_has_the_steps_that_fit_and_learns_as_one_of_so_many_steps(
+    study: Any, planned: Callable[..., Plan]
+) -> None:
+    one, made = study
+    by_clock = planned().with_train(steps=None, minutes=1.0)
+    assert 0.0 < one.pace(by_clock) < 10.0
+    assert 0.0 < one.pace(by_clock) < 10.0  # with the trainer that it has by now
+    plan = at_pace(by_clock, 15.0)
+    assert (plan.config.train.steps, plan.config.train.minutes) == (4, None)
+    found, timed = one.train(plan, 0), one.train(planned(), 0)
+    assert losses(found) == losses(timed)
+    assert len(made) == 1
+    paced = found.at_pace(15.0)
+    assert (paced.seconds, paced.tokens_per_second) == (60.0, 4 * 2 * 16 / 60)
+    assert [point.seconds for point in paced.curve] == [15.0 * point.step for point in found.curve]
 
 
 def test_a_run_that_fails_takes_its_trainer_with_it(
