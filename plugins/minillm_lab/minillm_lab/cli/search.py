@@ -122,7 +122,7 @@ def search(
         typer.Option(
             metavar="N",
             min=1,
-            help="Processes for each GPU: they compile side by side and train in turns. Default: as "
+            help="Processes for each GPU: they train in turns, and compile meanwhile. Default: as "
             "many as memory and cores allow, where runs are compiled.",
             rich_help_panel="Machine",
         ),
