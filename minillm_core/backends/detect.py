@@ -69,7 +69,11 @@ def choose(machine: Machine, backend: str = "auto", device: str = "auto") -> Det
         BackendError: the backend is not installed or cannot be imported, no backend is installed, or
             the backend does not support the device or finds none here.
     """
-    kind = device.partition(":")[0]
+    kind, colon, number = device.partition(":")
+    if colon and (kind != "cuda" or not re.fullmatch("[0-9]{1,3}", number)):
+        fix = "--device cuda:1" if kind == "cuda" else f"--device {kind}"
+        what = "the number of a device is one of cuda's, counted from 0"
+        raise BackendError(what, where=f"--device {device}", fix=fix)
     if backend != "auto":
         _require(machine, backend)
         reason = f"--backend {backend}"
@@ -81,17 +85,11 @@ def choose(machine: Machine, backend: str = "auto", device: str = "auto") -> Det
     if kind not in DEVICES[backend]:
         others = [name for name, kinds in DEVICES.items() if kind in kinds]
         elsewhere = f"; {kind} belongs to --backend {others[0]}" if others else ""
-        raise BackendError(
-            f"{backend} knows no device '{device}'",
-            where=f"--device {device}",
-            fix=f"--device {' or '.join(DEVICES[backend])}{elsewhere}",
-        )
+        what, fix = f"{backend} knows no device '{device}'", " or ".join(DEVICES[backend])
+        raise BackendError(what, where=f"--device {device}", fix=f"--device {fix}{elsewhere}")
     if kind == "mps" and not machine.apple:
-        raise BackendError(
-            "this machine has no mps: it is the GPU of Apple silicon",
-            where=f"--device {device}",
-            fix="--device cpu, or leave it out",
-        )
+        what, fix = "this machine has no mps: it is the GPU of Apple silicon", "--device cpu"
+        raise BackendError(what, where=f"--device {device}", fix=f"{fix}, or leave it out")
     return Detected(backend, device, f"{reason}; --device {device}")
 
 

@@ -134,6 +134,8 @@ def test_machines(machine: Machine, arguments: tuple[str, ...], backend: str, de
         (Machine(torch=TORCH), ("torch", "gpu"), "torch knows no device 'gpu'", "--backend mlx"),
         (Machine(torch=TORCH), ("auto", "tpu"), "no backend knows a device 'tpu'", "cuda, gpu"),
         (Machine(torch=TORCH), ("auto", "gpu"), "mlx is not installed", "'minillm-core[mlx]'"),
+        (Machine(torch=TORCH), ("auto", "cuda:x"), "the number of a device", "--device cuda:1"),
+        (Machine(torch=TORCH), ("auto", "cpu:3"), "the number of a device", "--device cpu"),
     ],
 )
 def test_refusals(machine: Machine, arguments: tuple[str, ...], what: str, fix: str) -> None:
