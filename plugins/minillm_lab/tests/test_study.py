@@ -109,6 +109,27 @@ def test_a_run_by_pace_has_the_steps_that_fit_and_learns_as_one_of_so_many_steps
     assert [point.seconds for point in paced.curve] == [15.0 * point.step for point in found.curve]
 
 
+COUNTING = """
+from minillm_core import Plugin, Verdict
+
+class Counting(Plugin, api=1):
+    def on_evaluated(self, evaluated, history):
+        return Verdict({"evaluations": len(history) + 1})
+"""
+
+
+def test_figures_of_a_plugin_are_in_the_curves_of_a_study(
+    study: Any, planned: Callable[..., Plan], tmp_path: Path
+) -> None:
+    (tmp_path / "counting.py").write_text(COUNTING)
+    found = study[0].train(planned(f"{tmp_path}/counting.py:Counting"), 0, evaluations=2)
+    assert [dict(point.verdicts) for point in found.curve] == [
+        {"counting.evaluations": 1.0},
+        {"counting.evaluations": 2.0},
+    ]
+    assert Trained.of(json.loads(json.dumps(found.data()))) == found  # as ablate keeps and shows it
+
+
 def test_a_run_that_fails_takes_its_trainer_with_it(
     study: Any, planned: Callable[..., Plan]
 ) -> None:
