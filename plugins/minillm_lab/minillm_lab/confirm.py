@@ -3,6 +3,9 @@
 Compares the recipe with the baseline settings of the search, and with itself without each of its parts
 (an ablation). A part that has no measurable gain and saves no time or memory is dropped.
 
+Where processes share a GPU the ablation trains by pace (:mod:`minillm_lab.pool`), so that the next parts are
+compiled meanwhile, and recipe and baseline once more by the clock, with the GPU to themselves.
+
 The noise of the ablation is estimated from all of its sets of runs together: with many parts two seeds of
 each give narrower intervals than three seeds of a pair alone.
 """
@@ -18,6 +21,9 @@ from minillm_lab.space import Move, Recipe, parts_of, without
 
 FRESH = 1000
 """Offset of the final comparison's seeds above the seeds used for selection."""
+
+BESIDE = 3
+"""Sets of so many runs that those of recipe and baseline by the clock take as long as."""
 
 LEFT_OUT, MANY = 2, 4
 """Number of seeds without each part where the recipe has at least ``MANY`` of them."""
@@ -72,23 +78,23 @@ class Confirmation:
         few = seeds[:LEFT_OUT] if len(parts) >= MANY else seeds
         plans: dict[str, Plan] = {}
         unplanned: dict[str, str] = {}
-        for part in parts:
+        for part in parts if len(parts) > 1 else ():
             try:
                 plans[part.name] = self._planner(without(self.recipe, part))
             except MinillmError as error:
                 unplanned[part.name] = error.what
-        self._paired_runs.begin(
-            f"the last comparison, {self._length.words}",
-            2 * len(seeds) + (len(plans) * len(few) if len(parts) > 1 else 0),
-            [],
-        )
-        sets = {"as it was": self._paired_runs.base, "the recipe": self.plan}
-        if len(parts) > 1:
-            most = self._affordable(len(few)) - len(sets)
-            sets |= {f"no {name}": plan for name, plan in [*plans.items()][: max(0, most)]}
+        base_plan, by_pace = self._paired_runs.base, self._paired_runs.by_pace
+        sets = {"as it was": base_plan, "the recipe": self.plan}
+        if by_pace and plans:  # the two are compared by the clock, below
+            del sets["as it was"]
+        most = self._affordable(len(few)) - len(sets) - (BESIDE if by_pace else 0)
+        sets |= {f"no {name}": plan for name, plan in [*plans.items()][: max(0, most)]}
         of = {label: few if label.startswith("no ") else seeds for label in sets}
-        runs = self._paired_runs.runs_of(sets, self._length, of, timed=True)
-        base, found = runs.pop("as it was"), runs["the recipe"]
+        self._paired_runs.begin(
+            f"the last comparison, {self._length.words}", sum(map(len, of.values())), []
+        )
+        runs = self._paired_runs.runs_of(sets, self._length, of, timed=not plans)
+        base, found = runs.pop("as it was", None), runs["the recipe"]
         table, idle = [], []
         pool = [*runs.values()]
         for part in parts:
@@ -106,25 +112,31 @@ class Confirmation:
                 if not helps and not row.get("saves"):
                     idle.append((row["effect"], part))
             table.append(row)
-        self.result = {"parts": table, "dropped": [], **self._result(base, found)}
+        dropped: list[str] = []
         if idle:
             idle.sort(key=lambda one: -one[0])
-            found = self._drop([part for _, part in idle], base, found, seeds)
+            found, dropped = self._drop([part for _, part in idle], found, timed=not plans)
         for row, part in zip(table, parts, strict=True):
-            if row["effect"] is None and part.name not in self.result["dropped"]:
-                self._compare_without(row, part, found, base, seeds)
+            if row["effect"] is None and part.name not in dropped:
+                self._compare_without(row, part, found)
+        if base is None:
+            sets = {"as it was": base_plan, "the recipe": self.plan}
+            self._paired_runs.begin(f"by the clock, {self._length.words}", 2 * len(seeds), [])
+            timed = self._paired_runs.runs_of(sets, self._length, seeds, timed=True)
+            base, found = timed["as it was"], timed["the recipe"]
+        self.result = {"parts": table, "dropped": dropped, **self._result(base, found)}
 
     def _drop(
         self,
         idle: Sequence[Move],
-        base: Outcomes,
         found: Outcomes,
-        seeds: Sequence[int],
-    ) -> Outcomes:
+        *,
+        timed: bool,
+    ) -> tuple[Outcomes, list[str]]:
         """Drop the parts without effect: all of them where the joint removal has no effect either.
 
         Returns:
-            The runs of the remaining recipe.
+            The runs of the remaining recipe, and the names of the dropped parts.
         """
         for parts in (idle, idle[:1]) if len(idle) > 1 else (idle,):
             recipe = self.recipe
@@ -138,7 +150,7 @@ class Confirmation:
                 continue
             label = "the recipe without idle parts"
             sets = {label: plan}
-            runs = self._paired_runs.runs_of(sets, self._length, seeds, timed=True)[label]
+            runs = self._paired_runs.runs_of(sets, self._length, self._seeds, timed=timed)[label]
             row = self._paired_runs.difference(runs, found)
             if row["effect"] is None or (row["distinguishable"] and row["effect"] > 0):
                 continue
@@ -147,31 +159,21 @@ class Confirmation:
             }  # options are dropped with their plugin
             gone = [part.name for part in parts_of(self.recipe, self._base)]
             self.recipe, self.plan = recipe, plan
-            self.result["dropped"] = [name for name in gone if name not in kept]
-            self.result |= self._result(base, runs)
-            return runs
-        return found
+            return runs, [name for name in gone if name not in kept]
+        return found, []
 
-    def _compare_without(
-        self,
-        row: dict[str, Any],
-        part: Move,
-        found: Outcomes,
-        base: Outcomes,
-        seeds: Sequence[int],
-    ) -> None:
+    def _compare_without(self, row: dict[str, Any], part: Move, found: Outcomes) -> None:
         """Compare with the recipe without a part that could not be removed before others were dropped."""
         try:
             plan = self._planner(without(self.recipe, part))
         except MinillmError as error:
             row["why"] = error.what
             return
-        alone = len(parts_of(self.recipe, self._base)) == 1
+        alone = len(parts_of(self.recipe, self._base)) == 1  # without it: the baseline
         if alone or self._affordable(self._pairs):
             label = f"no {part.name}"
-            sets = {} if alone else {label: plan}
-            others = self._paired_runs.runs_of(sets, self._length, seeds, timed=True)
-            row |= {"why": "", **self._paired_runs.difference(found, others.get(label, base))}
+            others = self._paired_runs.runs_of({label: plan}, self._length, self._seeds)[label]
+            row |= {"why": "", **self._paired_runs.difference(found, others)}
 
     def _affordable(self, pairs: int) -> int:
         """Count the sets of so many runs that fit into the remaining budget plus a twentieth of the whole."""

@@ -263,6 +263,8 @@ class PairedRuns:
                 self.say(f"{label}, seed {seed}: {found}")
         if isinstance(found, Trained):
             beside = self.members.wall * self._at_once - (1 + EVALUATION) * found.seconds
+            if self.by_pace and not self._graphs:  # nothing was beside the first run
+                beside /= self._pool.each if self._pool else 1
             (self._compiling if self._compiles(plan) else self._overheads).append(max(0.0, beside))
             self._graphs.append(graph_of(plan))
         self._made[file] = found
@@ -306,16 +308,17 @@ class PairedRuns:
             "rows": [train.rows, train.accumulate],
             "length": [train.steps, train.minutes],
             "eval_tokens": sized.config.eval.tokens,
-            "by_pace": self._shared and length.minutes is not None and not timed,
+            "by_pace": self.by_pace and not timed,
         }
         digest = hashlib.sha256(json.dumps(identity["plan_hash"]).encode())
         digest.update(json.dumps([identity[k] for k in ("rows", "length", "by_pace")]).encode())
         return sized, identity, f"{digest.hexdigest()[:16]}-seed{seed}.json"
 
     @property
-    def _shared(self) -> bool:
-        """Whether processes share a device."""
-        return self._pool is not None and self._pool.each > 1
+    def by_pace(self) -> bool:
+        """Whether runs that are not timed are trained by pace: by minutes, in processes that share a device."""
+        shared = self._pool is not None and self._pool.each > 1
+        return shared and self.length.minutes is not None
 
     @property
     def _at_once(self) -> int:

@@ -63,9 +63,9 @@ LAST = 0.45
 LARGE = 3
 """Number of plugins in a combination that gets a round without other candidates."""
 
-BESIDE_PARTS = 4
-"""Sets of runs of the final comparison beside one for each part: baseline, recipe, and the recipe without
-all parts that have no effect, whose runs are as many as of two."""
+BESIDE_PARTS = 5
+"""Sets of two runs that the final comparison takes as long as, beside one for each part: three seeds of the
+recipe, of the recipe without all parts that have no effect, of that and of the baseline by the clock."""
 
 
 class SuccessiveHalving:

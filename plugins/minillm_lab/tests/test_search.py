@@ -16,10 +16,11 @@ from minillm_core.inspection import find_plugin, installed_plugins, with_options
 from minillm_lab.confirm import FRESH, Confirmation
 from minillm_lab.members import Members
 from minillm_lab.paired_runs import Length, PairedRuns
+from minillm_lab.pool import Made
 from minillm_lab.search import seconds_of
 from minillm_lab.search_page import headline, markdown, search_page
 from minillm_lab.space import Prospect, Recipe, Space, read_space, usual_space
-from minillm_lab.study import Trained, graph_of
+from minillm_lab.study import Trained, at_pace, graph_of
 from minillm_lab.successive_halving import SuccessiveHalving
 
 ABOUT = {"data": "text", "device": "a CPU", "dtype": "float32", "versions": {"minillm-core": "1"}}
@@ -178,6 +179,39 @@ def test_a_part_without_which_runs_scatter_does_not_widen_the_intervals_of_other
     wide = {one["name"]: one["high"] - one["low"] for one in last.result["parts"]}
     assert wide.pop("+rule") > 0.1
     assert max(wide.values()) < 0.02
+
+
+class SharedDevice:
+    """A pool of processes that share a device, which trains by a study; a step takes 0.1 s."""
+
+    devices, each = ("gpu",), 2
+
+    def __init__(self, study: Any) -> None:
+        self.study, self.timed = study, list[tuple[str, bool]]()
+
+    def train(self, wanted: Any, *, watch: Any) -> Any:
+        for one in wanted:
+            self.timed.append((one.label, one.timed))
+            yield Made(one, self.study.train(at_pace(one.plan, 0.1), one.seed))
+
+
+def test_on_a_shared_device_parts_are_left_out_by_pace_and_the_gain_is_measured_by_the_clock(
+    race: Any, rigged: Any
+) -> None:
+    study = rigged({"rule": 0.3, "scale": 0.2})
+    found = race(study, space("rule"))
+    pool = found.paired_runs._pool = SharedDevice(study)
+    found.paired_runs.length = Length(minutes=1 / 6)
+    recipe = Recipe(frozenset({"rule", "scale"}))
+    last = Confirmation(*(found.paired_runs, found._plan, found.base, recipe), pairs=3, budget=1e4)
+    last.run()
+    assert {*pool.timed} == {
+        *(("the recipe", False), ("no +rule", False), ("no +scale", False)),
+        *(("the recipe", True), ("as it was", True)),
+    }
+    assert [one["distinguishable"] for one in last.result["parts"]] == [True, True]
+    assert last.result["gain"]["effect"] == pytest.approx(-0.5, abs=5e-3)
+    assert len(last.result["base_losses"]) == len(last.result["losses"]) == 3
 
 
 def test_where_cards_name_several_plugins_they_are_tried_together_before_anything_else(
