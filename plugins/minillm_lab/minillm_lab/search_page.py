@@ -166,7 +166,7 @@ def _last_words(result: Json) -> str:
     return (
         f"Seeds {last['seeds'][0]} to {last['seeds'][-1]}, which chose nothing: {losses}. The worth of a "
         "part is the recipe's loss minus that of the recipe without it; its interval uses the noise of all "
-        "these runs together."
+        "sets of runs with losses near these."
         + (
             f" Left out of the result, since they make no difference: {', '.join(dropped)}."
             if dropped
