@@ -52,6 +52,7 @@ USUAL: Mapping[str, tuple[Any, ...]] = {
     "train.weight_decay": (0.0, 0.01, 0.1, 0.3),
     "train.clip": (0.0, 0.5, 1.0),
     "train.betas": ((0.8, 0.95), (0.9, 0.95), (0.9, 0.99)),
+    "train.epsilon": (1e-12, 1e-10, 1e-8),
 }
 """Settings -> values to try, unless a space file sets others."""
 

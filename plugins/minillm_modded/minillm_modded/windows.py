@@ -60,7 +60,9 @@ class Windows(Plugin, api=1):
         help="layers with the long window, such as [0, -1]; none: a third of them: first, last and "
         "evenly spaced",
     )
-    documents: bool = option(False, help="restrict attention to the token's own document")
+    documents: bool = option(
+        False, search=(False, True), help="restrict attention to the token's own document"
+    )
     yarn: bool = option(
         False, help="rescale rotations and sharpen attention where windows grow, as YaRN does"
     )
