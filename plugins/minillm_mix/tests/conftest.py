@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import ModuleType
 from typing import Any
@@ -12,7 +12,9 @@ import pytest
 
 from minillm_core import ModelShape, Plan
 from minillm_core.backends.bind import requests_of
-from minillm_kit import GEOMETRY, small
+from minillm_core.backends.native import Continuation
+from minillm_core.nn.node import Scope
+from minillm_kit import GEOMETRY, last_logits, small
 
 
 @pytest.fixture(scope="session")
@@ -61,3 +63,25 @@ def asked() -> Callable[[Plan], dict[str, Any]]:
 def rng() -> np.random.Generator:
     """Return a random generator with a fixed seed."""
     return np.random.default_rng(4)
+
+
+@pytest.fixture(scope="session")
+def decoded() -> Callable[..., Iterator[dict[str, Any]]]:
+    """Return ``decoded(plan, net, batch, within)``, which decodes the columns of a batch one by one.
+
+    It yields what the cache keeps after each column, by node, and checks that the column's logits are those of
+    a whole pass to within ``within``.
+    """
+
+    def decode(
+        plan: Plan, net: Any, batch: Mapping[str, np.ndarray], within: float
+    ) -> Iterator[dict[str, Any]]:
+        logits: Any = last_logits(plan, net)
+        decoding = Continuation(logits, net.geometry)
+        for at in range(batch["ids"].shape[1]):
+            one = {name: array[:, at : at + 1] for name, array in batch.items()}
+            whole = logits({name: array[:, : at + 1] for name, array in batch.items()}, Scope)
+            np.testing.assert_allclose(decoding.feed(one), whole, rtol=within, atol=within)
+            yield decoding.cache.kept
+
+    return decode

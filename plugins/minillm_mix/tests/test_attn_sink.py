@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Layers
-from minillm_core.backends.native import Continuation
 from minillm_core.errors import PlanError
-from minillm_core.nn.node import Scope
-from minillm_kit import last_logits
 from minillm_mix.attn_sink import AttnSink, Sinks
 from minillm_modded.paired_heads import PairedHeads
 from minillm_modded.windows import Windows
@@ -54,17 +51,12 @@ def test_a_sink_far_below_the_scores_is_the_plain_model(lab: Any) -> None:
     np.testing.assert_allclose(ours.hidden(batch), plain.hidden(batch), rtol=1e-5, atol=1e-6)
 
 
-def test_within_a_window_the_cache_slides(lab: Any) -> None:
+def test_within_a_window_the_cache_slides(lab: Any, decoded: Any) -> None:
     plan = lab.plan(AttnSink(), Windows(start=4, window=4, block=4), seq_len=12)
-    model, batch = lab.model(plan), lab.batch(rows=1)
-    logits: Any = last_logits(plan, model.net)
-    decoding = Continuation(logits, model.net.geometry)
-    for at in range(9):
-        one = {name: array[:, at : at + 1] for name, array in batch.items()}
-        whole = {name: array[:, : at + 1] for name, array in batch.items()}
-        np.testing.assert_allclose(decoding.feed(one), logits(whole, Scope), rtol=1e-6, atol=1e-6)
+    steps = decoded(plan, lab.model(plan).net, lab.batch(rows=1), 1e-6)
+    for at, kept in enumerate(steps):
         for layer in range(4):
-            k, v, _ = decoding.cache.kept[f"layers.{layer}.attention"]
+            k, v, _ = kept[f"layers.{layer}.attention"]
             assert k.shape[1] == v.shape[1] == min(at + 1, 4 - 1)
 
 

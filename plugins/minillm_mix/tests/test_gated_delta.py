@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from minillm_core import Layers, PlanError
-from minillm_core.backends.native import Continuation
-from minillm_core.nn.node import Scope
-from minillm_kit import last_logits
 from minillm_mix.gated_delta import TAPS, GatedDelta, Memory
 from minillm_modded.windows import Windows
 
@@ -85,19 +82,15 @@ def test_a_document_begins_with_nothing(
         np.testing.assert_allclose(y[row], expected, rtol=1e-9, atol=1e-9)
 
 
-def test_what_decoding_keeps_does_not_grow(lab: Any) -> None:
+def test_what_decoding_keeps_does_not_grow(lab: Any, decoded: Any) -> None:
     plan = lab.plan(GatedDelta(chunk=4), seq_len=12)
-    model = lab.model(plan).net
-    logits: Any = last_logits(plan, model)
-    decoding = Continuation(logits, model.geometry)
-    ids = lab.batch(1, 9)["ids"]
-    for at in range(9):
-        decoding.feed({"ids": ids[:, at : at + 1]})
-        held = decoding.cache.kept["layers.0.attention"]
+    batch = {"ids": lab.batch(1, 9)["ids"]}
+    for kept in decoded(plan, lab.model(plan).net, batch, 1e-6):
+        held = kept["layers.0.attention"]
         assert sum(array.size for array in held) == 4 * 8 * 8 + 3 * (3 * 4 * 8)
 
 
-def test_a_text_continues_within_its_document(lab: Any) -> None:
+def test_a_text_continues_within_its_document(lab: Any, decoded: Any) -> None:
     """Where attention separates documents, whole rows equal decoding."""
     masked = Windows(start=4, window=4, block=4, documents=True)
     plan = lab.plan(GatedDelta(chunk=4, layers=Layers([1])), masked, seq_len=12)
@@ -105,12 +98,7 @@ def test_a_text_continues_within_its_document(lab: Any) -> None:
         "gateddelta: its attention in layer 1 has no slots: windows is in the other layers",
     )
     model, batch = lab.model(plan), lab.batch(rows=1)
-    logits: Any = last_logits(plan, model.net)
-    decoding = Continuation(logits, model.net.geometry)
-    for at in range(9):
-        one = {name: array[:, at : at + 1] for name, array in batch.items()}
-        whole = {name: array[:, : at + 1] for name, array in batch.items()}
-        np.testing.assert_allclose(decoding.feed(one), logits(whole, Scope), rtol=1e-9, atol=1e-9)
+    assert len([*decoded(plan, model.net, batch, 1e-9)]) == batch["ids"].shape[1]
     assert len(np.unique(batch["documents"])) > 1
     blind = {**batch, "documents": np.zeros_like(batch["documents"])}
     assert np.abs(model.hidden(blind) - model.hidden(batch)).max() > 0.01

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 
 from minillm_core import Module, Plugin
-from minillm_core.backends.native import Continuation
 from minillm_core.errors import PlanError
-from minillm_core.nn.node import Scope
-from minillm_kit import last_logits
 from minillm_kit.subject import Subject
 from minillm_mix.layer_loop import LayerLoop
 
@@ -83,16 +80,11 @@ def test_gradients_are_those_of_a_deeper_model_added_up(backend: str) -> None:
         assert np.abs(summed).max() > 1e-4
 
 
-def test_every_round_has_a_cache_of_its_own(lab: Any) -> None:
+def test_every_round_has_a_cache_of_its_own(lab: Any, decoded: Any) -> None:
     plan = lab.plan(LayerLoop(first=1, last=2, times=3))
     model, batch = lab.model(plan), lab.batch(rows=1)
-    logits = last_logits(plan, model.net)
-    sequence = Continuation(logits, model.net.geometry)
-    for at in range(9):
-        one = {name: array[:, at : at + 1] for name, array in batch.items()}
-        whole = {name: array[:, : at + 1] for name, array in batch.items()}
-        np.testing.assert_allclose(sequence.feed(one), logits(whole, Scope), rtol=1e-9, atol=1e-10)
-    kept = {path for path in sequence.cache.kept if path.startswith("layers.1.attention")}
+    *_, last = decoded(plan, model.net, batch, 1e-9)
+    kept = {path for path in last if path.startswith("layers.1.attention")}
     assert kept == {f"layers.1.attention{turn}" for turn in ("", "@1", "@2")}
 
 

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from minillm_core import Layers
-from minillm_core.backends.native import Continuation
 from minillm_core.config.load import load
 from minillm_core.errors import PlanError
 from minillm_core.plan import build_plan
-from minillm_kit import last_logits
 from minillm_mix.mla import MLA, Latent
 from minillm_modded.qk_norm import QKNorm
 
@@ -102,18 +100,13 @@ def test_it_sees_a_window_and_its_own_document(
         np.testing.assert_allclose(y[row], expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_cache_has_the_papers_numbers_a_token(lab: Any) -> None:
+def test_the_cache_has_the_papers_numbers_a_token(lab: Any, decoded: Any) -> None:
     plan = lab.plan(MLA(kv_rank=16, rope_dim=4), seq_len=12)
-    model = lab.model(plan).net
-    logits: Any = last_logits(plan, model)
-    decoding = Continuation(logits, model.geometry)
-    ids = lab.batch(1, 9)["ids"]
-    for at in range(9):
-        decoding.feed({"ids": ids[:, at : at + 1]})
+    *_, kept = decoded(plan, lab.model(plan).net, {"ids": lab.batch(1, 9)["ids"]}, 1e-6)
     for layer in range(4):
-        held = decoding.cache.kept[f"layers.{layer}.attention"]
+        held = kept[f"layers.{layer}.attention"]
         assert sum(array.size for array in held) == 9 * (16 + 4)
-    assert {path.count(".") for path in decoding.cache.kept} == {2}  # and nothing else
+    assert {path.count(".") for path in kept} == {2}  # and nothing else
 
 
 def test_sizes_are_the_papers_where_none_are_given(lab: Any) -> None:

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from minillm_core import Layers
-from minillm_core.backends.native import Continuation
-from minillm_core.nn.node import Scope
-from minillm_kit import last_logits
 from minillm_mix.prefix_kv import PrefixedAttention, PrefixKV
 from minillm_modded.windows import Windows
 
@@ -48,16 +45,11 @@ def test_it_is_attention_to_a_row_with_more_tokens_in_front(
         np.testing.assert_allclose(got[row], expected, rtol=1e-6, atol=1e-7)
 
 
-def test_the_cache_holds_the_row_alone_and_slides_with_a_window(lab: Any) -> None:
+def test_the_cache_holds_the_row_alone_and_slides_with_a_window(lab: Any, decoded: Any) -> None:
     plan = lab.plan(PrefixKV(tokens=3, std=0.5), Windows(start=4, window=4, block=4), seq_len=12)
-    model, batch = lab.model(plan), lab.batch(rows=1)
-    logits: Any = last_logits(plan, model.net)
-    decoding = Continuation(logits, model.net.geometry)
-    for at in range(9):
-        one = {name: array[:, at : at + 1] for name, array in batch.items()}
-        whole = {name: array[:, : at + 1] for name, array in batch.items()}
-        np.testing.assert_allclose(decoding.feed(one), logits(whole, Scope), rtol=1e-6, atol=1e-6)
-        k, v, _ = decoding.cache.kept["layers.0.attention"]
+    steps = decoded(plan, lab.model(plan).net, lab.batch(rows=1), 1e-6)
+    for at, kept in enumerate(steps):
+        k, v, _ = kept["layers.0.attention"]
         assert k.shape[1] == v.shape[1] == min(at + 1, 4 - 1)
 
 
