@@ -155,10 +155,13 @@ def record(module: Any, name: str, value: Any) -> None:
 
     Raises:
         AttributeError: it is a plain value, and the model is sealed.
+        ValueError: MLX's modules are dicts, and a method of dict has the attribute's name.
         PlanError: ``super().__init__()`` has not been called.
     """
     notes = module.__dict__
     check_begun(module)
+    if hasattr(dict, name) and isinstance(value, (Declaration, Module)):
+        raise ValueError(f"'{name}' is a method of MLX's modules: give the attribute another name")
     if "_sealed" in notes and _is_plain(name, value):
         raise AttributeError(
             f"{type(module).__name__}.{name} is frozen: a compiled step has its value baked in. "

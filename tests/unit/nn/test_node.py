@@ -253,6 +253,17 @@ class TwoOwners(Module):
         self.two = self.one
 
 
+class Keys(Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys = Param((2,), role="scalar")
+
+
+def test_a_param_has_no_name_that_mlx_s_modules_use() -> None:
+    with pytest.raises(ValueError, match="'keys' is a method of MLX's modules: give the attribute"):
+        Keys()
+
+
 def test_a_param_has_one_owner() -> None:
     with pytest.raises(ValueError, match="'two' is given a Param that already has an owner"):
         TwoOwners()
