@@ -23,7 +23,7 @@ FRESH = 1000
 """Offset of the final comparison's seeds above the seeds used for selection."""
 
 BESIDE = 3
-"""Sets of so many runs that those of recipe and baseline by the clock take as long as."""
+"""Number of parts whose runs take as long as those of recipe and baseline by the clock: three seeds of two."""
 
 LEFT_OUT, MANY = 2, 4
 """Number of seeds without each part where the recipe has at least ``MANY`` of them."""

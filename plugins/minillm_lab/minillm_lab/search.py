@@ -461,6 +461,7 @@ class Job:
                 "words": halving.length.words,
             },
             "rungs": [one.words for one in halving.lengths],
+            "by_pace": halving.paired_runs.by_pace,
             "budget_seconds": self.request.budget,
             "spent_seconds": self.members.spent,
             "measured": self.measured,

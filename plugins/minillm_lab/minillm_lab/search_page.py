@@ -299,6 +299,13 @@ def _facts(result: Json) -> Iterator[tuple[str, str]]:
     yield "preset", result["preset"]
     yield "plugins to begin with", ", ".join(result["plugins"]) or "none"
     yield "length", _length(result)
+    if result.get("by_pace"):
+        yield (
+            "time",
+            "by pace: minutes were converted to steps by the time of a step, measured once for each graph, "
+            "since several processes shared the GPU; in the last comparison recipe and settings as they "
+            "were are timed by the clock",
+        )
     yield (
         "budget",
         f"{duration(result['budget_seconds'])}, {duration(result['spent_seconds'])} spent",

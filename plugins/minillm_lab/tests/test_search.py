@@ -479,6 +479,8 @@ def test_the_page_shows_the_lineage_and_all_that_became_of_the_rest(
         assert shown in html
         assert shown in text
     assert "Trends" in html
+    assert "by pace" not in text
+    assert "by pace: minutes were converted to steps" in markdown({**result, "by_pace": True})
     unfinished = {**result, "finished": False, "last": {}}
     assert "Not finished" in search_page(unfinished)
     out = tmp_path / "search"
