@@ -90,9 +90,7 @@ class Confirmation:
         most = self._affordable(len(few)) - len(sets) - (BESIDE if by_pace else 0)
         sets |= {f"no {name}": plan for name, plan in [*plans.items()][: max(0, most)]}
         of = {label: few if label.startswith("no ") else seeds for label in sets}
-        self._paired_runs.begin(
-            f"the last comparison, {self._length.words}", sum(map(len, of.values())), []
-        )
+        self._begin(sum(map(len, of.values())))
         runs = self._paired_runs.runs_of(sets, self._length, of, timed=not plans)
         base, found = runs.pop("as it was", None), runs["the recipe"]
         table, idle = [], []
@@ -121,7 +119,7 @@ class Confirmation:
                 self._compare_without(row, part, found)
         if base is None:
             sets = {"as it was": base_plan, "the recipe": self.plan}
-            self._paired_runs.begin(f"by the clock, {self._length.words}", 2 * len(seeds), [])
+            self._begin(2 * len(seeds), "the last comparison, by the clock")
             timed = self._paired_runs.runs_of(sets, self._length, seeds, timed=True)
             base, found = timed["as it was"], timed["the recipe"]
         self.result = {"parts": table, "dropped": dropped, **self._result(base, found)}
@@ -150,6 +148,7 @@ class Confirmation:
                 continue
             label = "the recipe without idle parts"
             sets = {label: plan}
+            self._begin(len(self._seeds))
             runs = self._paired_runs.runs_of(sets, self._length, self._seeds, timed=timed)[label]
             row = self._paired_runs.difference(runs, found)
             if row["effect"] is None or (row["distinguishable"] and row["effect"] > 0):
@@ -172,8 +171,13 @@ class Confirmation:
         alone = len(parts_of(self.recipe, self._base)) == 1  # without it: the baseline
         if alone or self._affordable(self._pairs):
             label = f"no {part.name}"
+            self._begin(len(self._seeds))
             others = self._paired_runs.runs_of({label: plan}, self._length, self._seeds)[label]
             row |= {"why": "", **self._paired_runs.difference(found, others)}
+
+    def _begin(self, runs: int, stage: str = "the last comparison") -> None:
+        """Begin a stage of the display with its number of runs."""
+        self._paired_runs.begin(f"{stage}, {self._length.words}", runs, [])
 
     def _affordable(self, pairs: int) -> int:
         """Count the sets of so many runs that fit into the remaining budget plus a twentieth of the whole."""
