@@ -25,7 +25,7 @@ from minillm_lab.ablation_page import ablation_page
 from minillm_lab.members import RUNS, Members, identity_of, read, stopped, write
 from minillm_lab.pool import Pool, Wanted
 from minillm_lab.result_diff import difference, settings
-from minillm_lab.study import Study, Trained
+from minillm_lab.study import Study, Trained, steps_in
 from minillm_lab.variants import Design, Variant
 from minillm_lab.worth import Lengths, extra_lengths, steps_in_time, worth
 
@@ -350,7 +350,7 @@ class Ablation:
             seconds = self.study.step_seconds(first.plan, self.seeds[0])
         except (Interrupted, KeyboardInterrupt):
             raise self._stopped() from None
-        return max(1, round(60 * self.minutes / seconds))
+        return steps_in(self.minutes, seconds)
 
     def _steps_in_time(self, name: str) -> int | None:
         """Compute how many steps the first variant makes in the time of another variant's run."""

@@ -83,15 +83,15 @@ class Confirmation:
                 plans[part.name] = self._planner(without(self.recipe, part))
             except MinillmError as error:
                 unplanned[part.name] = error.what
-        base_plan, by_pace = self._paired_runs.base, self._paired_runs.by_pace
-        sets = {"as it was": base_plan, "the recipe": self.plan}
-        if by_pace and plans:  # the two are compared by the clock, below
-            del sets["as it was"]
+        by_pace = self._paired_runs.by_pace and bool(plans)
+        both = {"as it was": self._paired_runs.base, "the recipe": self.plan}
+        # by pace, the recipe is compared with its parts alone: with the baseline by the clock, below
+        sets = {"the recipe": self.plan} if by_pace else {**both}
         most = self._affordable(len(few)) - len(sets) - (BESIDE if by_pace else 0)
         sets |= {f"no {name}": plan for name, plan in [*plans.items()][: max(0, most)]}
         of = {label: few if label.startswith("no ") else seeds for label in sets}
         self._begin(sum(map(len, of.values())))
-        runs = self._paired_runs.runs_of(sets, self._length, of, timed=not plans)
+        runs = self._paired_runs.runs_of(sets, self._length, of, timed=not by_pace)
         base, found = runs.pop("as it was", None), runs["the recipe"]
         table, idle = [], []
         pool = [*runs.values()]
@@ -113,14 +113,14 @@ class Confirmation:
         dropped: list[str] = []
         if idle:
             idle.sort(key=lambda one: -one[0])
-            found, dropped = self._drop([part for _, part in idle], found, timed=not plans)
+            found, dropped = self._drop([part for _, part in idle], found, timed=not by_pace)
         for row, part in zip(table, parts, strict=True):
             if row["effect"] is None and part.name not in dropped:
-                self._compare_without(row, part, found)
+                self._compare_without(row, part, found, timed=not by_pace)
         if base is None:
-            sets = {"as it was": base_plan, "the recipe": self.plan}
             self._begin(2 * len(seeds), "the last comparison, by the clock")
-            timed = self._paired_runs.runs_of(sets, self._length, seeds, timed=True)
+            both["the recipe"] = self.plan  # without the parts that were dropped
+            timed = self._paired_runs.runs_of(both, self._length, seeds, timed=True)
             base, found = timed["as it was"], timed["the recipe"]
         self.result = {"parts": table, "dropped": dropped, **self._result(base, found)}
 
@@ -147,9 +147,7 @@ class Confirmation:
             if len(parts) > 1 and not self._affordable(self._pairs):
                 continue
             label = "the recipe without idle parts"
-            sets = {label: plan}
-            self._begin(len(self._seeds))
-            runs = self._paired_runs.runs_of(sets, self._length, self._seeds, timed=timed)[label]
+            runs = self._trained(label, plan, timed=timed)
             row = self._paired_runs.difference(runs, found)
             if row["effect"] is None or (row["distinguishable"] and row["effect"] > 0):
                 continue
@@ -161,7 +159,9 @@ class Confirmation:
             return runs, [name for name in gone if name not in kept]
         return found, []
 
-    def _compare_without(self, row: dict[str, Any], part: Move, found: Outcomes) -> None:
+    def _compare_without(
+        self, row: dict[str, Any], part: Move, found: Outcomes, *, timed: bool
+    ) -> None:
         """Compare with the recipe without a part that could not be removed before others were dropped."""
         try:
             plan = self._planner(without(self.recipe, part))
@@ -170,10 +170,15 @@ class Confirmation:
             return
         alone = len(parts_of(self.recipe, self._base)) == 1  # without it: the baseline
         if alone or self._affordable(self._pairs):
-            label = f"no {part.name}"
-            self._begin(len(self._seeds))
-            others = self._paired_runs.runs_of({label: plan}, self._length, self._seeds)[label]
+            others = self._trained(f"no {part.name}", plan, timed=timed)
             row |= {"why": "", **self._paired_runs.difference(found, others)}
+
+    def _trained(self, label: str, plan: Plan, *, timed: bool) -> Outcomes:
+        """Train a plan with all seeds, as a stage of its own."""
+        self._begin(len(self._seeds))
+        return self._paired_runs.runs_of({label: plan}, self._length, self._seeds, timed=timed)[
+            label
+        ]
 
     def _begin(self, runs: int, stage: str = "the last comparison") -> None:
         """Begin a stage of the display with its number of runs."""

@@ -263,8 +263,8 @@ class PairedRuns:
                 self.say(f"{label}, seed {seed}: {found}")
         if isinstance(found, Trained):
             beside = self.members.wall * self._at_once - (1 + EVALUATION) * found.seconds
-            if self.by_pace and not self._graphs:  # nothing was beside the first run
-                beside /= self._pool.each if self._pool else 1
+            if self._pool and self.by_pace and not self._graphs:  # nothing was beside the first run
+                beside /= self._pool.each
             (self._compiling if self._compiles(plan) else self._overheads).append(max(0.0, beside))
             self._graphs.append(graph_of(plan))
         self._made[file] = found

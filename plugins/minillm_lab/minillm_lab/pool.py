@@ -150,7 +150,6 @@ class Pool:
         self._state: dict[Any, State] = {}
         self._graph: dict[Any, str] = {}  # of the last run of each process, which keeps it compiled
         self._paces: dict[str, float] = {}  # seconds of a step of a graph, as far as measured
-        self._untimed: set[Any] = set()  # processes whose run is not timed
         self._waiting: list[Any] = []  # processes that are ready, in this order
         self._alone: set[str] = set()  # files of runs that have to have their device to themselves
         self._has_device: set[Any] = set()  # processes that train such a run
@@ -230,13 +229,11 @@ class Pool:
                         "evaluations": one.evaluations,
                         "hash": one.plan.hash,
                     }
-                    self._untimed.discard(connection)
                     if not one.timed:
-                        self._untimed.add(connection)
                         asked["pace"] = self._paces.get(self._graph[connection])
                     connection.send(_text_of(one.plan) | asked)
             for device in self.devices:
-                self._give_turn(device)
+                self._give_turn(device, running)
             watch([*running.values()], sum(progress.values()) / len(progress))
             for connection in wait([*running], timeout=POLL):
                 answer = self._received(connection)
@@ -311,14 +308,14 @@ class Pool:
                 self._graph.pop(other, None)
         return one
 
-    def _give_turn(self, device: str) -> None:
+    def _give_turn(self, device: str, running: Mapping[Any, Wanted]) -> None:
         """Let the process of a device that has been ready longest train, once no other one disturbs it."""
         here = [one for one in self._state if self._device[one] == device]
         states = {self._state[one] for one in here}
         one = next((one for one in self._waiting if one in here), None)
         if one is None or State.TRAINING in states:
             return
-        if State.COMPILING in states and one not in self._untimed:
+        if State.COMPILING in states and running[one].timed:
             return
         self._waiting.remove(one)
         self._state[one] = State.TRAINING

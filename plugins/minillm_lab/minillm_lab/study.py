@@ -500,7 +500,12 @@ def at_pace(plan: Plan, pace: float) -> Plan:
     """Return a plan with as many steps of ``pace`` seconds as fit into its minutes, at least one."""
     minutes = plan.config.train.minutes
     assert minutes is not None
-    return plan.with_train(steps=max(1, round(60 * minutes / pace)), minutes=None)
+    return plan.with_train(steps=steps_in(minutes, pace), minutes=None)
+
+
+def steps_in(minutes: float, pace: float) -> int:
+    """Compute how many steps of ``pace`` seconds fit into some minutes, at least one."""
+    return max(1, round(60 * minutes / pace))
 
 
 def free_cached_memory() -> None:
