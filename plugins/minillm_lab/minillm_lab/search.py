@@ -54,6 +54,9 @@ from minillm_lab.successive_halving import SuccessiveHalving
 
 BEST, TEXT = "best.toml", "search.md"
 
+UNFINISHED = "the search is not finished: this is its recipe so far"
+"""A remark in ``best.toml``, which is written after each stage, since a search may be cut off."""
+
 FIRST = 20
 """Steps of the first run towards a target loss; each further run is longer by the factor ``LONGER``."""
 
@@ -486,8 +489,7 @@ class Job:
         write(self.out / RESULT, result)
         replace_file(self.out / PAGE, search_page(result).encode())
         replace_file(self.out / TEXT, markdown(result).encode())
-        if finished:
-            replace_file(self.out / BEST, self._best(result).encode())
+        replace_file(self.out / BEST, self._best(result).encode())
         return result
 
     def _best(self, result: Mapping[str, Any]) -> str:
@@ -509,6 +511,7 @@ class Job:
                 command,
                 f"minillm search, preset {result['preset']}, runs of {halving.length.words}: {parts}",
                 *([f"held-out loss against the settings as they were: {found}"] if found else []),
+                *([] if result["finished"] else [UNFINISHED]),
             ),
         )
 

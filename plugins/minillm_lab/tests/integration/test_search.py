@@ -53,6 +53,7 @@ def test_a_planted_winner_is_found_and_a_killed_search_finds_the_same(
             one.send_signal(how)
             one.communicate()
         assert one.returncode == ends[how]
+    assert "the search is not finished" in (killed / "best.toml").read_text("utf-8")
     before = {path.name: path.stat().st_mtime_ns for path in runs.glob("*.json")}
     assert main([*given, "--out", str(killed)]) == 2
     assert "--resume continues it" in capsys.readouterr().err
