@@ -19,8 +19,9 @@ from typing import Any
 
 from benchmarks.scale import CASES
 from minillm_core import build_plan, load
+from minillm_mesh.automatic import forecast
 from minillm_mesh.cost import CARDS, Card, Collective, Work, seconds, times
-from minillm_mesh.forecast import Forecast, forecast
+from minillm_mesh.forecast import Forecast
 from tools.markdown import table
 from tools.pages import Page, main
 from tools.repository import ROOT

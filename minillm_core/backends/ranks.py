@@ -78,8 +78,8 @@ class Ranks:
     def divide(self, plan: Plan) -> Sequence[str]:
         """Divide a run among the ranks by its ``mesh`` settings; raises and returns as :meth:`check`."""
         mesh = plan.config.mesh
-        self.share_rows(mesh.context, mesh.tensor)
-        self.share_layers(mesh.pipeline)
+        self.share_rows(mesh.context or 1, mesh.tensor or 1)
+        self.share_layers(mesh.pipeline or 1)
         return self.check(plan)
 
     def share_rows(self, context: int, tensor: int = 1) -> None:

@@ -245,7 +245,7 @@ def without_effect(mesh: MeshConfig) -> Iterator[str]:
     """Yield a line for each mesh setting without effect, because its kind of sharding is off."""
     for name, other in (("context_exchange", "context"), ("schedule", "pipeline")):
         value, usual = getattr(mesh, name), MeshConfig.model_fields[name].default
-        if value != usual and getattr(mesh, other) == 1:
+        if value != usual and getattr(mesh, other) <= 1:
             yield f"mesh.{name}={value} has no effect without mesh.{other}=2, or more"
 
 

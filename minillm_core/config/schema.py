@@ -237,16 +237,16 @@ class MeshConfig(Section):
         "share its rows; 0: as many as the processes allow; another number of processes is refused",
     )
     context: int = Field(
-        default=1,
-        ge=1,
-        description="context parallelism: N processes share each row, and each computes some of "
-        "its columns; N divides the number of processes, and 2 N divides train.seq_len",
+        default=0,
+        ge=0,
+        description="context parallelism: N processes share each row, each computing some columns; N "
+        "divides their number, and 2 N train.seq_len; 0: 1, or more where memory or few rows ask for it",
     )
     tensor: int = Field(
-        default=1,
-        ge=1,
-        description="tensor parallelism: N processes share each layer, each computing some of its "
-        "heads and hidden units; N divides the number of processes, model.heads and model.hidden",
+        default=0,
+        ge=0,
+        description="tensor parallelism: N processes share each layer, each computing some heads and "
+        "hidden units; N divides their number, model.heads and model.hidden; 0: as for mesh.context",
     )
     context_exchange: Literal["auto", "keys", "heads"] = Field(
         default="auto",
@@ -255,10 +255,10 @@ class MeshConfig(Section):
         "and kv_heads; auto: whichever sends fewer bytes",
     )
     pipeline: int = Field(
-        default=1,
-        ge=1,
-        description="pipeline parallelism: N processes share the layers, each computing "
-        "consecutive ones per micro-batch (train.accumulate); N divides the number of processes",
+        default=0,
+        ge=0,
+        description="pipeline parallelism: N processes share the layers, each computing consecutive "
+        "ones per micro-batch (train.accumulate); N divides their number; 0: as for mesh.context",
     )
     schedule: Literal["1f1b", "gpipe"] = Field(
         default="1f1b",

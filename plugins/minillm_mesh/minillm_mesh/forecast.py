@@ -1,7 +1,7 @@
 """``minillm plan --gpus N``: memory, communication and step time per card of a run on N cards.
 
 No GPU is needed: bytes and FLOPs are the plan's own estimate, divided by the layout, and seconds are
-from the cost model (cost.py).
+from the cost model (cost.py). automatic.py makes one of a command's settings.
 """
 
 from __future__ import annotations
@@ -15,14 +15,12 @@ from typing import Any
 
 from rich.table import Table
 
-from minillm_core import ConfigError, Plan, Refusal
+from minillm_core import Plan, Refusal
 from minillm_core.commands import amount, columns, counted, sized
 from minillm_core.inspection import Group, decoder, named_modules
-from minillm_mesh import stages as pipeline
-from minillm_mesh import step_checks, tensor_spec, weight_checks
+from minillm_mesh import step_checks, weight_checks
 from minillm_mesh.cost import (
     CARDS,
-    DEFAULT,
     REACHED,
     SLOWED,
     SPREAD,
@@ -31,13 +29,12 @@ from minillm_mesh.cost import (
     Collective,
     Times,
     Work,
-    card_of,
-    check_ranks,
     times,
 )
 from minillm_mesh.exchange import HEADS, KEYS, chosen, numbers
 from minillm_mesh.layout import BUCKET, ITERATIONS, Part, layout, rows_of, uncut
 from minillm_mesh.stages import GPIPE, Stage, bubble, stages, width
+from minillm_mesh.step_checks import SIZES
 from minillm_mesh.tensor_spec import divided, summed
 
 MASTER = 4  # bytes of a float32 element
@@ -160,6 +157,7 @@ class Forecast:
     ranks: int
     card: Card
     dtype: str
+    note: str = ""  # why the mesh is not that of the settings
 
     @property
     def refused(self) -> str | None:
@@ -170,15 +168,21 @@ class Forecast:
             return f"{refusal.what} ({refusal.where}): {refusal.fix}; figures are of equal parts"
         return None
 
+    @cached_property
+    def mesh(self) -> Any:
+        """The settings of the mesh, with sizes of 0 as 1."""
+        asked = self.plan.config.mesh
+        return asked.model_copy(update={name: getattr(asked, name) or 1 for name in SIZES})
+
     @property
     def tensor(self) -> int:
         """The tensor-parallel size: cards that share each layer."""
-        return self.plan.config.mesh.tensor
+        return self.mesh.tensor
 
     @property
     def parts(self) -> int:
         """The data-parallel size: parts of a step's rows; cards that share rows or layers share a part."""
-        mesh = self.plan.config.mesh
+        mesh = self.mesh
         return max(1, self.ranks // (mesh.context * mesh.tensor * mesh.pipeline))
 
     @cached_property
@@ -188,18 +192,18 @@ class Forecast:
         whole = shape.accumulate % self.parts == 0
         rows = shape.rows / (1 if whole else self.parts)
         micro = shape.accumulate / (self.parts if whole else 1)
-        return rows, micro, self.plan.tokens_per_step / self.parts / self.plan.config.mesh.context
+        return rows, micro, self.plan.tokens_per_step / self.parts / self.mesh.context
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """The pipeline stages; a single one without pipeline parallelism."""
-        values, mesh = self.plan.values(1.0), self.plan.config.mesh
+        values, mesh = self.plan.values(1.0), self.mesh
         return stages(self.plan, decoder(self.plan.spec), values, mesh.pipeline)
 
     @cached_property
     def shard(self) -> str:
         """The resolved ``mesh.shard``: auto is weights where sharded updates exceed the memory and weights fit."""
-        if (asked := self.plan.config.mesh.shard) != "auto":
+        if (asked := self.mesh.shard) != "auto":
             return asked
         try:
             weight_checks.check(self.plan)
@@ -272,6 +276,7 @@ class Forecast:
             "flops": one.work.flops,
             "recomputed_flops": one.work.flops * self._recomputed / (1 + self._recomputed),
             "refused": self.refused,
+            "sizes": {**{name: getattr(self.mesh, name) for name in SIZES}, "note": self.note},
             **self._divided(),
             "tokens_per_second": self.plan.tokens_per_step / one.times.total,
             "of_linear": self.scaling_efficiency,
@@ -310,11 +315,13 @@ class Forecast:
 
     def _facts(self, one: CardForecast, other: CardForecast) -> Iterator[tuple[str, str]]:
         card, ranks = self.card, self.ranks
-        hosts, mesh = math.ceil(ranks / card.host), self.plan.config.mesh
+        hosts, mesh = math.ceil(ranks / card.host), self.mesh
         yield f"{ranks:,} GPUs", f"{card.name}, {counted(hosts, 'host')} of {min(ranks, card.host)}"
         rows, micro, tokens = self.part
         if self.refused:
             yield "training refuses", self.refused
+        if self.note:
+            yield "mesh", self.note
         again = self._recomputed / (1 + self._recomputed)
         recomputed = f", {again:.0%} of them recomputed" if again else ""
         many = "micro-batch" if micro == 1 else "micro-batches"
@@ -363,7 +370,8 @@ class Forecast:
         if one.bytes > card.memory:
             yield (
                 "does not fit",
-                f"{sized(one.bytes)} of {sized(card.memory)} a card: fewer train.rows",
+                f"{sized(one.bytes)} of {sized(card.memory)} a card: fewer train.rows, and as many more "
+                "train.accumulate",
             )
         elif one.updates != FULLY and self.start > card.memory:
             yield (
@@ -384,7 +392,7 @@ class Forecast:
         rows = ""
         if one.updates == FULLY:
             rows = f"a rank has rows of each parameter, {1 / self.ranks:.1%} of all"
-            if self.plan.config.mesh.shard == "auto":
+            if self.mesh.shard == "auto":
                 rows += ", since updates alone would not fit"
             rows += "; it "
         matrices = ""
@@ -418,7 +426,7 @@ class Forecast:
 
     def _divided(self) -> dict[str, Any]:
         """Return the context, tensor and pipeline parallelism as JSON, where used."""
-        mesh, found = self.plan.config.mesh, dict[str, Any]()
+        mesh, found = self.mesh, dict[str, Any]()
         if mesh.context > 1:
             found["context"] = {
                 "cards": mesh.context,
@@ -512,7 +520,7 @@ class Forecast:
 
     def _of_columns(self) -> tuple[Collective, ...]:
         """List the collectives of context parallelism, as in context.py."""
-        size, g = self.plan.config.mesh.context, divided(self.plan.spec, self.tensor).geometry
+        size, g = self.mesh.context, divided(self.plan.spec, self.tensor).geometry
         if size == 1:
             return ()
         way, layers = chosen(self.plan, size).way, len(self.plan.spec.attentions)
@@ -550,7 +558,7 @@ class Forecast:
         estimate = self.plan.estimate(self.dtype)
         rows = max(shape.rows for shape in self.plan.course)
         whole = all(shape.accumulate % self.parts == 0 for shape in self.plan.course)
-        held, mesh = dict(estimate.memory), self.plan.config.mesh
+        held, mesh = dict(estimate.memory), self.mesh
         if (
             self.tensor > 1
         ):  # the residual stream is replicated, the inside of layers and the loss are sharded
@@ -579,7 +587,7 @@ class Forecast:
 
     def _gathered(self, rows: float) -> int:
         """Count the bytes of a micro-batch's gathered keys and values, held until the backward pass."""
-        if chosen(self.plan, self.plan.config.mesh.context).way == HEADS:
+        if chosen(self.plan, self.mesh.context).way == HEADS:
             return 0  # as many as the rank's own, which they replace
         g, train = divided(self.plan.spec, self.tensor).geometry, self.plan.config.train
         layers = 1 if train.checkpointing else len(self.plan.spec.attentions)
@@ -610,8 +618,7 @@ class Forecast:
         micro, count = math.ceil(self.part[1]), len(self.stages)
         blocks = sum(len(one.blocks) for one in self.stages)
         at_once = [
-            micro if self.plan.config.mesh.schedule == GPIPE else min(micro, count - at)
-            for at in range(count)
+            micro if self.mesh.schedule == GPIPE else min(micro, count - at) for at in range(count)
         ]
         shares = [len(one.blocks) / blocks for one in self.stages]
         held = max(share * many for share, many in zip(shares, at_once, strict=True))
@@ -637,35 +644,4 @@ class Forecast:
         yield "spread of steps", SPREAD, "FSDP2 of 8 B on 8 and 128 H100"
 
 
-def forecast(plan: Plan, gpus: int, card: str | None, dtype: str) -> Forecast:
-    """Forecast a plan on several cards.
-
-    Args:
-        plan: of the command.
-        gpus: number of cards, 1 to 1,024.
-        card: in the form of ``--card``; None: an H200.
-        dtype: the compute dtype.
-
-    Raises:
-        ConfigError: an unknown card, too many cards, or layers that the cards cannot share.
-        PlanError: a plugin's part does not support the parallelism.
-    """
-    check_ranks(gpus)
-    if plan.config.mesh.shard == "weights":
-        weight_checks.check(plan)
-    if (tensor := plan.config.mesh.tensor) > 1:
-        tensor_spec.check(plan, tensor)
-        if gpus % tensor:
-            raise ConfigError(
-                f"{gpus} GPUs, and each layer is to be shared by {tensor} of them",
-                where=f"--gpus {gpus}, mesh.tensor={tensor}",
-                fix=f"a multiple of {tensor} GPUs",
-            )
-    found = Forecast(plan, gpus, card_of(card or DEFAULT), dtype)
-    if plan.config.mesh.pipeline > 1:
-        pipeline.check(plan, plan.config.mesh.pipeline, found.parts)
-    _ = found.layouts
-    return found
-
-
-__all__ = ["Forecast", "forecast", "owned"]
+__all__ = ["Forecast", "owned"]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from minillm_core import ConfigError, Plan, PlanError
+
+SIZES = ("context", "tensor", "pipeline")
+"""Settings of ``mesh``: how many processes share a row's columns, a layer, and the layers. 0: still open."""
 
 
 def check(plan: Plan, ranks: int) -> None:
@@ -20,11 +25,11 @@ def check(plan: Plan, ranks: int) -> None:
             fix="--plugins -sparse_rows, or one process",
         )
     mesh = plan.config.mesh
-    each = mesh.context * mesh.tensor * mesh.pipeline if ranks > 1 else 1
+    each = math.prod(getattr(mesh, name) or 1 for name in SIZES) if ranks > 1 else 1
     if ranks % each:
         raise ConfigError(
             f"{ranks} processes, and each row is to be shared by {each} of them",
-            where=f"mesh.context={mesh.context}, mesh.tensor={mesh.tensor}, mesh.pipeline={mesh.pipeline}",
+            where=", ".join(f"mesh.{name}={getattr(mesh, name) or 1}" for name in SIZES),
             fix=f"numbers whose product divides {ranks}, or a multiple of {each} processes",
         )
     parts = ranks // each
@@ -59,4 +64,4 @@ def _fitting(plan: Plan, ranks: int) -> str:
     return " or ".join(f"{n:,}" for n in (max(below), min(above, default=None)) if n)
 
 
-__all__ = ["check"]
+__all__ = ["SIZES", "check"]

@@ -25,8 +25,9 @@ from minillm_core import BackendError, Plan
 from minillm_core.inspection import Detected, Group, Ranks
 from minillm_mesh import context as rows
 from minillm_mesh import context_checks, stages, step_checks, tensor_spec, weight_checks
+from minillm_mesh.automatic import resolved
 from minillm_mesh.collectives import Ended, met, require_gradients
-from minillm_mesh.cost import CARDS, DEFAULT
+from minillm_mesh.cost import CARDS, DEFAULT, Card
 from minillm_mesh.exchange import HEADS, chosen
 from minillm_mesh.forecast import Forecast
 from minillm_mesh.heartbeat import Watch, meet
@@ -54,6 +55,8 @@ class TorchRanks(Ranks):
     """
 
     unsharded_reason = ""
+    memory = 0.0
+    """Bytes of the GPU with the least memory; 0 on CPUs."""
 
     def __init__(self, detected: Detected) -> None:
         if missing := [name for name in ADDRESS if not os.environ.get(name)]:
@@ -77,6 +80,9 @@ class TorchRanks(Ranks):
                 backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT
             )
             saving = PrefixStore("minillm-saves", next(rendezvous("env://"))[0])
+        if self.device:
+            own = torch.cuda.mem_get_info(self.device)[1]
+            self.memory = min(least for (least,) in self.all_gather([own]))
         self._watch = Watch(watched, self.rank, self.size)
         self._saves = PartWriter(saving, self.rank, self.size)
         self.transport = "NCCL" if kind == "cuda" else "gloo"
@@ -120,8 +126,15 @@ class TorchRanks(Ranks):
 
     def divide(self, plan: Plan) -> Sequence[str]:
         """Set up the division of a run; its steps must be divisible by the number of processes."""
+        plan, note = resolved(plan, self.size, self._card, _dtype(plan))
         step_checks.check(plan, self.size)
-        return super().divide(plan)
+        notes = super().divide(plan)
+        return (note, *notes) if note else notes
+
+    @property
+    def _card(self) -> Card:
+        """The GPUs, as the cost model takes them."""
+        return replace(CARDS[DEFAULT], memory=self.memory)
 
     def check(self, plan: Plan) -> Sequence[str]:
         """Check that a plan's model supports the parallelism; choose the exchange of context parallelism."""
@@ -142,11 +155,9 @@ class TorchRanks(Ranks):
         shard = plan.config.mesh.shard
         if self.size > 1 and shard == "weights":
             weight_checks.check(plan)
-        if shard != "auto" or self.device is None:
+        if shard != "auto" or not self.memory:
             return ()
-        card = replace(CARDS[DEFAULT], memory=torch.cuda.mem_get_info(self.device)[1])
-        dtype = plan.config.train.dtype.replace("auto", "bfloat16")
-        self.default_shard = Forecast(plan, self.size, card, dtype).shard
+        self.default_shard = Forecast(plan, self.size, self._card, _dtype(plan)).shard
         found = "mesh.shard=weights: by the estimate a card cannot hold all weights and its updates"
         return (found,) if self.default_shard == "weights" else ()
 
@@ -241,6 +252,11 @@ class TorchRanks(Ranks):
         from minillm_mesh.launcher import launch
 
         return launch(processes, ["-m", "minillm_core", *arguments])
+
+
+def _dtype(plan: Plan) -> str:
+    """Return a run's compute dtype on GPUs."""
+    return plan.config.train.dtype.replace("auto", "bfloat16")
 
 
 __all__ = ["TorchRanks"]

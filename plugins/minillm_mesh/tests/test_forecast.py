@@ -6,13 +6,15 @@ import io
 import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 import minillm_core as minillm
+from minillm_mesh.automatic import forecast
 from minillm_mesh.cost import CARDS, seconds
-from minillm_mesh.forecast import Forecast, forecast, owned
+from minillm_mesh.forecast import Forecast, owned
 
 NUMBERS = 123_587_328  # parameters of gpt2-124m
 
@@ -161,6 +163,48 @@ def test_weights_are_divided_where_updates_do_not_fit_at_the_start() -> None:
 def test_weights_are_not_divided_beside_shared_layers() -> None:
     with pytest.raises(minillm.ConfigError, match=r"beside mesh\.tensor"):
         forecast(planned(mesh_shard="weights", mesh_tensor=2), 8, None, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("plugins", "settings", "memory", "sizes", "said"),
+    [
+        ("muon", {}, 30, (1, 1, 1), ""),
+        ("muon", {}, 20.5, (1, 1, 1), ""),  # weights in parts fit
+        ("muon", {}, 18, (2, 1, 1), "19.30 GiB of a card's 16.76 GiB, with it 12.46 GiB"),
+        ("muon", {}, 12, (4, 1, 1), "train.rows=32 train.accumulate=32 also takes less"),
+        ("moe", {}, 14, (1, 4, 1), "mesh.tensor=4"),  # refuses to share rows
+        ("muon", {"mesh_context": 1}, 14, (1, 2, 1), "mesh.tensor=2: without it"),
+        ("muon", {"mesh_context": 1, "mesh_tensor": 1}, 14, (1, 1, 1), ""),
+        ("muon", {}, 1, (1, 1, 1), ""),  # nothing fits
+        (
+            "muon",
+            {"train_rows": 2, "train_accumulate": 1},
+            30,
+            (4, 1, 1),
+            "has 2 rows, and 8 processes",
+        ),
+        (
+            "muon",
+            {"train_rows": 1, "train_accumulate": 1},
+            0.1,
+            (4, 2, 1),
+            "has 1 row, and 8 processes",
+        ),
+    ],
+)
+def test_open_sizes_are_1_unless_the_step_does_not_fit(
+    plugins: str, settings: dict[str, Any], memory: float, sizes: tuple[int, ...], said: str
+) -> None:
+    plan = planned(plugins, **{"train_rows": 64, **settings})
+    found = forecast(plan, 8, f"h200,memory={memory}e9", "bfloat16")
+    mesh = found.data()["sizes"]
+    assert (mesh["context"], mesh["tensor"], mesh["pipeline"]) == sizes
+    assert bool(mesh["note"]) == bool(said)
+    assert said in mesh["note"]
+    assert mesh["note"] in " ".join(shown(found).split())
+    if "with it" in said:
+        assert found.chosen.bytes < memory * 1e9
+    assert found.plan.hash == plan.hash
 
 
 def test_what_does_not_fit_is_said() -> None:

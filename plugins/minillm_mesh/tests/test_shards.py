@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 import minillm_core as minillm
@@ -19,7 +18,7 @@ from minillm_mesh.torch_ranks import TorchRanks
 
 def planned(plugins: str = "muon", **settings: object) -> minillm.Plan:
     given = {key.replace("_", ".", 1): value for key, value in settings.items()}
-    given |= {"train.rows": 64}
+    given = {"train.rows": 64, **given}
     return minillm.build_plan(minillm.load(preset="gpt2-124m", plugins=plugins, settings=given))
 
 
@@ -33,17 +32,43 @@ def ranks() -> TorchRanks:
 
 
 @pytest.mark.parametrize(("memory", "shard"), [(20.5, "weights"), (30, "updates")])
-def test_auto_looks_at_the_memory_of_the_card(
-    ranks: TorchRanks, memory: float, shard: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ranks.device, total = "cuda:3", round(memory * 1e9)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (total // 2, total))
+def test_auto_looks_at_the_memory_of_the_card(ranks: TorchRanks, memory: float, shard: str) -> None:
+    ranks.memory = memory * 1e9
     (*notes,) = ranks.check(planned())
     assert [note.partition(":")[0] for note in notes] == ["mesh.shard=weights"] * (
         shard == "weights"
     )
     assert divides("auto", ranks) == shard
     assert ranks.check(planned(mesh_shard="updates")) == ()
+
+
+@pytest.mark.parametrize(
+    ("memory", "settings", "shared", "said"),
+    [
+        (18, {}, [2, 1, 1], "mesh.context=2: without it a step takes"),
+        (18, {"mesh_context": 1}, [1, 2, 1], "mesh.tensor=2: without it a step takes"),
+        (30, {}, [1, 1, 1], None),
+        (0, {}, [1, 1, 1], None),  # on CPUs
+        (0, {"train_rows": 1, "train_accumulate": 2}, [4, 1, 1], "a step has 2 rows"),
+    ],
+)
+def test_open_sizes_of_the_mesh_are_resolved_by_memory_and_rows(
+    ranks: TorchRanks,
+    memory: float,
+    settings: dict[str, Any],
+    shared: list[int],
+    said: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All ranks choose by the smallest memory of their GPUs; nothing is sent for it."""
+    set_up: list[int] = []
+    monkeypatch.setattr(ranks, "share_rows", lambda *sizes: set_up.extend(sizes))
+    monkeypatch.setattr(ranks, "share_layers", set_up.append)
+    ranks.memory = memory * 1e9
+    notes = ranks.divide(planned(**settings))
+    assert set_up == shared
+    assert len(notes) == (said is not None)
+    assert all(said in note for note in notes if said)
 
 
 def test_auto_divides_updates_on_a_cpu(ranks: TorchRanks) -> None:
