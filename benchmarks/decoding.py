@@ -2,6 +2,7 @@
 
     python -m benchmarks.decoding                  # attentions and lanes, 1,024 tokens, torch
     python -m benchmarks.decoding mla --backend mlx --tokens 256
+    python -m benchmarks.decoding mla dc_mha --model gpt2-124m
 
 A model with its initial values continues one sequence token by token. *Cached* is the sum over all tokens;
 *again* is the sum of passes over the whole text so far, of which every 64th is measured. Bytes of the
@@ -25,24 +26,28 @@ PLUGINS = (
     *("", "value_residual", "diff_attn", "attn_sink", "forgetting_attn", "mla", "gated_delta"),
     *("dc_mha", "hyper_connections", "mudd"),
 )
-SIZES = {"model.layers": 4, "model.dim": 256, "model.heads": 8, "model.kv_heads": 8}
+SMALL = {
+    **{"model.layers": 4, "model.dim": 256, "model.heads": 8, "model.kv_heads": 8},
+    **{"model.hidden": 768, "model.vocab": 4096},
+}
+MODELS: dict[str, dict[str, int]] = {"tiny": SMALL, "gpt2-124m": {}}
 EVERY = 64
 
 
-def plan_of(plugin: str, tokens: int, backend: str) -> Plan:
-    """Plan a small model with one plugin, or none, for rows of this many tokens."""
-    settings = {**SIZES, "model.hidden": 768, "model.vocab": 4096, "train.seq_len": tokens}
+def plan_of(plugin: str, tokens: int, backend: str, model: str = "tiny") -> Plan:
+    """Plan a model with one plugin, or none, for rows of this many tokens."""
+    settings = {**MODELS[model], "train.seq_len": tokens}
     run = {"train.rows": 1, "train.compile": "off", "train.dtype": "float32"}
     where = {"backend": backend, "device": "cpu"}
-    return build_plan(load(preset="tiny", plugins=plugin, settings={**settings, **run, **where}))
+    return build_plan(load(preset=model, plugins=plugin, settings={**settings, **run, **where}))
 
 
-def measured(plugin: str, tokens: int, backend: str) -> dict[str, Any]:
+def measured(plugin: str, tokens: int, backend: str, model: str) -> dict[str, Any]:
     """Decode in both ways."""
-    plan = plan_of(plugin, tokens, backend)
-    model = trainer(plan, backend)
+    plan = plan_of(plugin, tokens, backend, model)
+    trained = trainer(plan, backend)
     ids = np.random.default_rng(0).integers(0, plan.config.model.vocab, tokens).astype(np.int32)
-    row, decoding = lone_row(ids), model.decoding()
+    row, decoding = lone_row(ids), trained.decoding()
     cached, found = 0.0, []
     for at in range(tokens):
         began = time.perf_counter()
@@ -51,7 +56,7 @@ def measured(plugin: str, tokens: int, backend: str) -> dict[str, Any]:
     again, apart = 0.0, 0.0
     for end in range(EVERY, tokens + 1, EVERY):
         began = time.perf_counter()
-        logits = model.next_logits({key: one[:, :end] for key, one in row.items()})
+        logits = trained.next_logits({key: one[:, :end] for key, one in row.items()})
         again += EVERY * (time.perf_counter() - began)
         apart = max(apart, float(np.abs(logits - found[end - 1]).max()))
     held = [one for arrays in decoding.cache.kept.values() for one in arrays if one is not None]
@@ -61,7 +66,9 @@ def measured(plugin: str, tokens: int, backend: str) -> dict[str, Any]:
         "cached_seconds": round(cached, 2),
         "again_seconds": round(again, 1),
         "faster": round(again / cached, 1),
-        "cache_bytes": round(sum(4 * int(np.prod(one.shape)) for one in held) / tokens / 4),
+        "cache_bytes": round(
+            sum(4 * int(np.prod(one.shape)) for one in held) / tokens / plan.config.model.layers
+        ),
         "largest_difference": apart,
     }
 
@@ -71,13 +78,16 @@ def main() -> None:
     parser = measuring(__doc__, "decoding")
     parser.add_argument("plugins", nargs="*", default=PLUGINS)
     parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument(
+        "--model", choices=MODELS, default="tiny", help="4 layers, 256 wide; or 12 layers, 768 wide"
+    )
     parser.add_argument("--backend", choices=("torch", "mlx"), default="torch")
     given = parser.parse_args()
     rows = []
     for plugin in given.plugins:
-        rows.append(row := measured(plugin, given.tokens, given.backend))
+        rows.append(row := measured(plugin, given.tokens, given.backend, given.model))
         print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    print(written(given, {"backend": given.backend, "rows": rows}))
+    print(written(given, {"backend": given.backend, "model": given.model, "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -325,7 +325,7 @@ class Forecast:
         again = self._recomputed / (1 + self._recomputed)
         recomputed = f", {again:.0%} of them recomputed" if again else ""
         many = "micro-batch" if micro == 1 else "micro-batches"
-        whole = f"{micro:g} {many} of {rows:g} rows, " if rows.is_integer() else ""
+        whole = f"{micro:g} {many} of {counted(int(rows), 'row')}, " if rows.is_integer() else ""
         yield (
             "layout",
             f"{self._ranks()}; of a step each has {whole}{tokens:,.0f} tokens, "
@@ -381,9 +381,10 @@ class Forecast:
             )
 
     def _ranks(self) -> str:
-        if self.tensor == 1:
-            return f"{self.parts:,} data ranks"
-        return f"{self.parts:,} data ranks of {self.tensor} cards, which share each layer"
+        ranks = counted(self.parts, "data rank")
+        return (
+            ranks if self.tensor == 1 else f"{ranks} of {self.tensor} cards, which share each layer"
+        )
 
     def _updates(self, one: CardForecast) -> str:
         if one.updates == REPLICATED:

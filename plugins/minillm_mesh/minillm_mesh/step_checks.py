@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from minillm_core import ConfigError, Plan, PlanError
+from minillm_core.commands import counted
 
 SIZES = ("context", "tensor", "pipeline")
 """Settings of ``mesh``: how many processes share a row's columns, a layer, and the layers. 0: still open."""
@@ -42,10 +43,10 @@ def check(plan: Plan, ranks: int) -> None:
     for shape in plan.course:
         if shape.accumulate % parts and shape.rows % parts:
             raise ConfigError(
-                f"{parts} processes cannot divide a step of {shape.accumulate} micro-batches of "
-                f"{shape.rows} rows",
+                f"{parts} processes cannot divide a step of {shape.accumulate} "
+                f"micro-batch{'es' * (shape.accumulate > 1)} of {counted(shape.rows, 'row')}",
                 where="train.accumulate, train.rows",
-                fix=f"make either a multiple of {parts}, or take {_fitting(plan, parts)} processes",
+                fix=f"make either a multiple of {parts}, or take {_fitting(plan, parts)}",
             )
         if shape.accumulate % parts and (whole := plan.spec.loss.whole):
             raise PlanError(
@@ -61,7 +62,8 @@ def _fitting(plan: Plan, ranks: int) -> str:
     most = max(max(size) for size in sizes)
     fit = [n for n in range(1, most + 1) if all(a % n == 0 or r % n == 0 for a, r in sizes)]
     below, above = (n for n in fit if n < ranks), (n for n in fit if n > ranks)
-    return " or ".join(f"{n:,}" for n in (max(below), min(above, default=None)) if n)
+    found = [n for n in (max(below), min(above, default=None)) if n]
+    return f"{' or '.join(f'{n:,}' for n in found)} process{'es' * (found != [1])}"
 
 
 __all__ = ["SIZES", "check"]

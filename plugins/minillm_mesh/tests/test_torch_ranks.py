@@ -394,5 +394,5 @@ def test_one_command_ends_as_one_process_does(text: Path, tmp_path: Path) -> Non
 
 def test_what_cannot_be_divided_is_refused(train: Run, text: Path, tmp_path: Path) -> None:
     said = train(2, tmp_path / "run", text, "train.rows=3", "train.accumulate=1", code=2)
-    assert "2 processes cannot divide a step of 1 micro-batches of 3 rows" in said
+    assert "2 processes cannot divide a step of 1 micro-batch of 3 rows" in said
     assert not (tmp_path / "run").exists()
