@@ -26,7 +26,8 @@ def test_the_numbers_next_to_one_that_does_not_fit_are_named(
         return
     with pytest.raises(ConfigError, match="cannot divide a step") as refused:
         check(plan, ranks)
-    assert refused.value.fix == f"make either a multiple of {ranks}, or take {instead} processes"
+    words = "process" if instead == "1" else "processes"
+    assert refused.value.fix == f"make either a multiple of {ranks}, or take {instead} {words}"
     for number in map(int, instead.split(" or ")):
         check(plan, number)
 
@@ -46,7 +47,7 @@ def test_sizes_that_a_plugin_brings_are_looked_at() -> None:
     sizes = {shape.rows for shape in plan.course}
     assert len(sizes) > 1
     check(plan, 2)
-    with pytest.raises(ConfigError, match=f"micro-batches of {min(sizes)} rows"):
+    with pytest.raises(ConfigError, match=rf"micro-batch(es)? of {min(sizes)} rows?"):
         check(plan, 6)
 
 
