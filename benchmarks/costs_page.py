@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.card_table import REFERENCE, TABLE
-from benchmarks.decoding import PLUGINS
+from benchmarks.decoding import PLUGINS, SMALLEST
 from benchmarks.environment import RESULTS, ROOT
 from benchmarks.page import table
 from benchmarks.provenance import machine, unique
@@ -230,12 +231,13 @@ def decoding(document: Document) -> str:
         *("bytes a token and layer", "logits apart"),
     )
     tokens = unique(f"{row['tokens']:,}" for row in figures["rows"])
+    larger = "" if figures.get("model", SMALLEST) == SMALLEST else f" --model {figures['model']}"
     said = (
-        f"`python -m benchmarks.decoding`, {tokens} tokens, {figures['backend']}: {machine(document)}; "
-        f"{document['environment']['date'][:10]}."
+        f"`python -m benchmarks.decoding{larger}`, {tokens} tokens, {figures['backend']}: "
+        f"{machine(document)}; {document['environment']['date'][:10]}."
     )
     missing = {*PLUGINS} - {"", *(row["plugin"] for row in figures["rows"])}
-    if missing:
+    if missing and not larger:
         other.append(f"Not measured yet: {', '.join(f'`{name}`' for name in sorted(missing))}")
     return "\n\n".join((table(head, rows), " ".join((said, *(f"{one}." for one in other)))))
 
@@ -294,15 +296,16 @@ def _frameworks(versions: Mapping[str, str | None]) -> Sequence[str]:
     return [name for name in ("torch", "mlx") if versions.get(name)]
 
 
-def _decoding() -> str:
-    return decoding(json.loads((RESULTS / f"{DECODING}.json").read_text()))
+def _decoding(name: str) -> str:
+    return decoding(json.loads((RESULTS / f"{name}.json").read_text()))
 
 
 PARTS = {
     "measured": tables,
     "equal_seconds": lambda: equal_seconds(cards()),
     "without_card": without_card,
-    "decoding": _decoding,
+    "decoding": partial(_decoding, DECODING),
+    "decoding_124m": partial(_decoding, f"{DECODING}_124m"),
 }
 """Part of the page -> the function that generates it."""
 

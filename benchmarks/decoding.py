@@ -30,11 +30,12 @@ SMALL = {
     **{"model.layers": 4, "model.dim": 256, "model.heads": 8, "model.kv_heads": 8},
     **{"model.hidden": 768, "model.vocab": 4096},
 }
-MODELS: dict[str, dict[str, int]] = {"tiny": SMALL, "gpt2-124m": {}}
+SMALLEST = "tiny"
+MODELS: dict[str, dict[str, int]] = {SMALLEST: SMALL, "gpt2-124m": {}}
 EVERY = 64
 
 
-def plan_of(plugin: str, tokens: int, backend: str, model: str = "tiny") -> Plan:
+def plan_of(plugin: str, tokens: int, backend: str, model: str = SMALLEST) -> Plan:
     """Plan a model with one plugin, or none, for rows of this many tokens."""
     settings = {**MODELS[model], "train.seq_len": tokens}
     run = {"train.rows": 1, "train.compile": "off", "train.dtype": "float32"}
@@ -79,7 +80,10 @@ def main() -> None:
     parser.add_argument("plugins", nargs="*", default=PLUGINS)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument(
-        "--model", choices=MODELS, default="tiny", help="4 layers, 256 wide; or 12 layers, 768 wide"
+        "--model",
+        choices=MODELS,
+        default=SMALLEST,
+        help="4 layers, 256 wide; or 12 layers, 768 wide",
     )
     parser.add_argument("--backend", choices=("torch", "mlx"), default="torch")
     given = parser.parse_args()

@@ -164,3 +164,6 @@ def test_decoding_is_on_the_page_with_where_it_was_measured() -> None:
     )
     del rows[1]
     assert decoding(document).endswith(f" Not measured yet: `{PLUGINS[1]}`.")
+    document["figures"]["model"] = "gpt2-124m"  # measured with some of them
+    assert "`python -m benchmarks.decoding --model gpt2-124m`, 1,000 tokens" in decoding(document)
+    assert "Not measured" not in decoding(document)
