@@ -113,6 +113,9 @@ def _meshes(
                 tensor_spec.check(one.plan, tensor)
             if pipeline > 1:
                 stages.check(one.plan, pipeline, one.parts)
+            if one.mesh.shard == "weights":
+                weight_checks.check(one.plan)
+            _ = one.chosen  # may refuse an exchange of context parallelism that was asked for
         except Refusal:
             continue
         yield one
@@ -120,8 +123,10 @@ def _meshes(
 
 def _fits(one: Forecast) -> bool:
     """Return whether a card holds the step, and all that it holds before updates are sharded."""
+    if not one.card.memory:
+        return True
     whole = 0 if one.shard == "weights" else one.start
-    return not one.card.memory or max(one.chosen.bytes, whole) <= one.card.memory
+    return max(one.chosen.bytes, whole) <= one.card.memory
 
 
 def _why(best: Forecast, first: Forecast, asked: list[int], *, few: bool) -> str:

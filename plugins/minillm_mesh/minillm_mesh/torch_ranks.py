@@ -80,12 +80,12 @@ class TorchRanks(Ranks):
                 backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT
             )
             saving = PrefixStore("minillm-saves", next(rendezvous("env://"))[0])
-        if self.device:
-            own = torch.cuda.mem_get_info(self.device)[1]
-            self.memory = min(least for (least,) in self.all_gather([own]))
         self._watch = Watch(watched, self.rank, self.size)
         self._saves = PartWriter(saving, self.rank, self.size)
         self.transport = "NCCL" if kind == "cuda" else "gloo"
+        if self.device:
+            own = torch.cuda.mem_get_info(self.device)[1]
+            self.memory = min(each for (each,) in self.all_gather([own]))
 
     def share_rows(self, context: int, tensor: int = 1) -> None:
         """Set up tensor parallelism over ``tensor`` adjacent ranks, and context parallelism over ``context``."""

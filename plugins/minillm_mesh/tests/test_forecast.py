@@ -176,6 +176,8 @@ def test_weights_are_not_divided_beside_shared_layers() -> None:
         ("muon", {"mesh_context": 1}, 14, (1, 2, 1), "mesh.tensor=2: without it"),
         ("muon", {"mesh_context": 1, "mesh_tensor": 1}, 14, (1, 1, 1), ""),
         ("muon", {}, 1, (1, 1, 1), ""),  # nothing fits
+        ("moe", {"mesh_shard": "weights"}, 14, (1, 1, 1), ""),  # not beside mesh.tensor
+        ("muon", {"mesh_context_exchange": "heads"}, 12, (2, 1, 1), "mesh.context=2"),
         (
             "muon",
             {"train_rows": 2, "train_accumulate": 1},
