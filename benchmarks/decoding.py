@@ -35,20 +35,20 @@ MODELS: dict[str, dict[str, int]] = {SMALLEST: SMALL, "gpt2-124m": {}}
 EVERY = 64
 
 
-def plan_of(plugin: str, tokens: int, backend: str, model: str = SMALLEST) -> Plan:
+def plan_of(plugin: str, tokens: int, backend: str, preset: str) -> Plan:
     """Plan a model with one plugin, or none, for rows of this many tokens."""
-    settings = {**MODELS[model], "train.seq_len": tokens}
+    settings = {**MODELS[preset], "train.seq_len": tokens}
     run = {"train.rows": 1, "train.compile": "off", "train.dtype": "float32"}
     where = {"backend": backend, "device": "cpu"}
-    return build_plan(load(preset=model, plugins=plugin, settings={**settings, **run, **where}))
+    return build_plan(load(preset=preset, plugins=plugin, settings={**settings, **run, **where}))
 
 
-def measured(plugin: str, tokens: int, backend: str, model: str) -> dict[str, Any]:
+def measured(plugin: str, tokens: int, backend: str, preset: str) -> dict[str, Any]:
     """Decode in both ways."""
-    plan = plan_of(plugin, tokens, backend, model)
-    trained = trainer(plan, backend)
+    plan = plan_of(plugin, tokens, backend, preset)
+    model = trainer(plan, backend)
     ids = np.random.default_rng(0).integers(0, plan.config.model.vocab, tokens).astype(np.int32)
-    row, decoding = lone_row(ids), trained.decoding()
+    row, decoding = lone_row(ids), model.decoding()
     cached, found = 0.0, []
     for at in range(tokens):
         began = time.perf_counter()
@@ -57,7 +57,7 @@ def measured(plugin: str, tokens: int, backend: str, model: str) -> dict[str, An
     again, apart = 0.0, 0.0
     for end in range(EVERY, tokens + 1, EVERY):
         began = time.perf_counter()
-        logits = trained.next_logits({key: one[:, :end] for key, one in row.items()})
+        logits = model.next_logits({key: one[:, :end] for key, one in row.items()})
         again += EVERY * (time.perf_counter() - began)
         apart = max(apart, float(np.abs(logits - found[end - 1]).max()))
     held = [one for arrays in decoding.cache.kept.values() for one in arrays if one is not None]

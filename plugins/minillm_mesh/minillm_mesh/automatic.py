@@ -16,8 +16,9 @@ from minillm_core import ConfigError, Plan, Refusal
 from minillm_core.commands import counted, sized
 from minillm_mesh import context_checks, stages, step_checks, tensor_spec, weight_checks
 from minillm_mesh.cost import DEFAULT, Card, card_of, check_ranks
+from minillm_mesh.exchange import chosen
 from minillm_mesh.forecast import Forecast
-from minillm_mesh.step_checks import SIZES
+from minillm_mesh.step_checks import SIZES, sizes
 
 
 def forecast(plan: Plan, gpus: int, card: str | None, dtype: str) -> Forecast:
@@ -45,15 +46,14 @@ def forecast(plan: Plan, gpus: int, card: str | None, dtype: str) -> Forecast:
                 fix=f"a multiple of {tensor} GPUs",
             )
     kind = card_of(card or DEFAULT)
-    plan, note = resolved(plan, gpus, kind, dtype)
-    found = Forecast(plan, gpus, kind, dtype, note)
+    found = resolved(plan, gpus, kind, dtype)
     if found.mesh.pipeline > 1:
         stages.check(found.plan, found.mesh.pipeline, found.parts)
     _ = found.layouts
     return found
 
 
-def resolved(plan: Plan, ranks: int, card: Card, dtype: str) -> tuple[Plan, str]:
+def resolved(plan: Plan, ranks: int, card: Card, dtype: str) -> Forecast:
     """Resolve the open sizes of a plan's mesh.
 
     Of the meshes that fit in which the fewest cards share a row, that with the shortest step by the cost
@@ -67,31 +67,30 @@ def resolved(plan: Plan, ranks: int, card: Card, dtype: str) -> tuple[Plan, str]
         dtype: the compute dtype.
 
     Returns:
-        The plan with all sizes in its settings, and a line that says why a size is not 1; else "".
+        The forecast of the plan with all sizes in its settings; its note says why an open size is not 1.
     """
     asked = [getattr(plan.config.mesh, name) for name in SIZES]
-    usual = _sized(plan, [size or 1 for size in asked])
+    first = Forecast(_sized(plan, sizes(plan.config.mesh)), ranks, card, dtype)
     if all(asked) or ranks == 1:
-        return usual, ""
-    first = Forecast(usual, ranks, card, dtype)
+        return first
     few = min(shape.rows * shape.accumulate for shape in plan.course) < first.parts
     if not few and _fits(first):
-        return usual, ""
+        return first
     tried: list[Forecast] = []
     for shared in (n for n in range(2, ranks + 1) if ranks % n == 0):
         possible = [*_meshes(plan, asked, ranks, shared, card, dtype)]
         if found := [one for one in possible if _fits(one)]:
             best = min(found, key=lambda one: one.chosen.times.total)
-            return best.plan, _why(best, first, asked, few=few)
+            return replace(best, note=_why(best, first, asked, few=few))
         tried += possible
     if few and tried:
         best = min(tried, key=lambda one: one.chosen.bytes)
-        return best.plan, _why(best, first, asked, few=True)
-    return usual, ""
+        return replace(best, note=_why(best, first, asked, few=True))
+    return first
 
 
-def _sized(plan: Plan, sizes: list[int] | tuple[int, ...]) -> Plan:
-    mesh = plan.config.mesh.model_copy(update=dict(zip(SIZES, sizes, strict=True)))
+def _sized(plan: Plan, found: tuple[int, ...]) -> Plan:
+    mesh = plan.config.mesh.model_copy(update=dict(zip(SIZES, found, strict=True)))
     return replace(plan, config=plan.config.model_copy(update={"mesh": mesh}))
 
 
@@ -100,22 +99,24 @@ def _meshes(
 ) -> Iterator[Forecast]:
     """Yield the possible meshes in which ``shared`` cards share each row."""
     factors = [n for n in range(1, shared + 1) if shared % n == 0]
-    for sizes in product(*([size] if size else factors for size in asked)):
-        if math.prod(sizes) != shared:
+    for found in product(*([size] if size else factors for size in asked)):
+        if math.prod(found) != shared:
             continue
-        one = Forecast(_sized(plan, sizes), ranks, card, dtype)
-        context, tensor, pipeline = sizes
+        one = Forecast(_sized(plan, found), ranks, card, dtype)
+        context, tensor, pipeline = found
         try:
             step_checks.check(one.plan, ranks)
             if context > 1:
                 context_checks.check(one.plan, context)
+                chosen(
+                    one.plan, context
+                )  # raises if these heads rule out mesh.context_exchange=heads
             if tensor > 1:
                 tensor_spec.check(one.plan, tensor)
             if pipeline > 1:
                 stages.check(one.plan, pipeline, one.parts)
             if one.mesh.shard == "weights":
                 weight_checks.check(one.plan)
-            _ = one.chosen  # may refuse an exchange of context parallelism that was asked for
         except Refusal:
             continue
         yield one
@@ -130,12 +131,10 @@ def _fits(one: Forecast) -> bool:
 
 
 def _why(best: Forecast, first: Forecast, asked: list[int], *, few: bool) -> str:
-    mesh = best.plan.config.mesh
-    sizes = [(name, getattr(mesh, name)) for name in SIZES]
     taken = " ".join(
         f"mesh.{name}={n}"
-        for (name, n), open_ in zip(sizes, asked, strict=True)
-        if not open_ and n > 1
+        for name, n, size in zip(SIZES, sizes(best.mesh), asked, strict=True)
+        if n > 1 and not size
     )
     (shape, *_) = best.plan.course
     if few:

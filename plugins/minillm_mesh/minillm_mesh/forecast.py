@@ -34,7 +34,7 @@ from minillm_mesh.cost import (
 from minillm_mesh.exchange import HEADS, KEYS, chosen, numbers
 from minillm_mesh.layout import BUCKET, ITERATIONS, Part, layout, rows_of, uncut
 from minillm_mesh.stages import GPIPE, Stage, bubble, stages, width
-from minillm_mesh.step_checks import SIZES
+from minillm_mesh.step_checks import SIZES, sizes
 from minillm_mesh.tensor_spec import divided, summed
 
 MASTER = 4  # bytes of a float32 element
@@ -172,7 +172,7 @@ class Forecast:
     def mesh(self) -> Any:
         """The settings of the mesh, with sizes of 0 as 1."""
         asked = self.plan.config.mesh
-        return asked.model_copy(update={name: getattr(asked, name) or 1 for name in SIZES})
+        return asked.model_copy(update=dict(zip(SIZES, sizes(asked), strict=True)))
 
     @property
     def tensor(self) -> int:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from minillm_core import ConfigError, Plan, PlanError
 from minillm_core.commands import counted
 
 SIZES = ("context", "tensor", "pipeline")
 """Settings of ``mesh``: how many processes share a row's columns, a layer, and the layers. 0: still open."""
+
+
+def sizes(mesh: Any) -> tuple[int, ...]:
+    """Return the sizes of a mesh's settings, in the order of ``SIZES``; 1 for those that are open."""
+    return tuple(getattr(mesh, name) or 1 for name in SIZES)
 
 
 def check(plan: Plan, ranks: int) -> None:
@@ -26,11 +32,11 @@ def check(plan: Plan, ranks: int) -> None:
             fix="--plugins -sparse_rows, or one process",
         )
     mesh = plan.config.mesh
-    each = math.prod(getattr(mesh, name) or 1 for name in SIZES) if ranks > 1 else 1
+    each = math.prod(sizes(mesh)) if ranks > 1 else 1
     if ranks % each:
         raise ConfigError(
             f"{ranks} processes, and each row is to be shared by {each} of them",
-            where=", ".join(f"mesh.{name}={getattr(mesh, name) or 1}" for name in SIZES),
+            where=", ".join(f"mesh.{name}={n}" for name, n in zip(SIZES, sizes(mesh), strict=True)),
             fix=f"numbers whose product divides {ranks}, or a multiple of {each} processes",
         )
     parts = ranks // each
@@ -66,4 +72,4 @@ def _fitting(plan: Plan, ranks: int) -> str:
     return f"{' or '.join(f'{n:,}' for n in found)} process{'es' * (found != [1])}"
 
 
-__all__ = ["SIZES", "check"]
+__all__ = ["SIZES", "check", "sizes"]

@@ -126,10 +126,10 @@ class TorchRanks(Ranks):
 
     def divide(self, plan: Plan) -> Sequence[str]:
         """Set up the division of a run; its steps must be divisible by the number of processes."""
-        plan, note = resolved(plan, self.size, self._card, _dtype(plan))
-        step_checks.check(plan, self.size)
-        notes = super().divide(plan)
-        return (note, *notes) if note else notes
+        found = resolved(plan, self.size, self._card, _dtype(plan))
+        step_checks.check(found.plan, self.size)
+        notes = super().divide(found.plan)
+        return (found.note, *notes) if found.note else notes
 
     @property
     def _card(self) -> Card:
