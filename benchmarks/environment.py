@@ -19,6 +19,7 @@ RESULTS = Path(__file__).resolve().parent / "results"
 DISTRIBUTIONS = (
     *(
         "minillm-core",
+        "minillm-cute",
         "minillm-liger",
         "minillm-mix",
         "minillm-modded",
@@ -27,7 +28,7 @@ DISTRIBUTIONS = (
         "minillm-track",
         "minillm-triton",
     ),
-    *("liger-kernel", "torch", "mlx", "numpy"),
+    *("flash-attn-4", "quack-kernels", "liger-kernel", "torch", "mlx", "numpy"),
 )
 
 

@@ -166,14 +166,13 @@ class Verdicts:
         These are the windows that only kernels read, if the attention kernel accepts a window that changes
         between steps. MLX traces within a second, and its kernels are faster with a constant.
         """
-        served = {(one.op, one.kernel) for one in self.choices()}
+        served = {one.kernel for one in self.choices() if one.op == "attention"}
         asked = [one for one in self.requests if one.op == "attention" and one.backend == "torch"]
         changing = [replace(one, facts={**one.facts, "window": "dynamic"}) for one in asked]
-        takes = {(c.op, c.name) for c in self.candidates for one in changing if not c.refusal(one)}
+        kernels = [c for c in self.candidates if c.op == "attention" and c.name in served]
+        takes = any(not kernel.refusal(one) for kernel in kernels for one in changing)
         read = [(s.window.value, s.core) for s in plan.spec.attentions.values() if s.window]
-        ours = {value for value, _ in read if takes & served} - {
-            value for value, core in read if core
-        }
+        ours = {value for value, _ in read if takes} - {value for value, core in read if core}
         return tuple(name for name in plan.staged if name in ours)
 
 

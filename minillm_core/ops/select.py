@@ -20,8 +20,9 @@ class Request:
     """What a plan, bound to a device, requires of an op's kernel.
 
     Facts, each of which may be missing if it is not known yet:
-        attention: ``window`` None, "static" or "dynamic"; ``documents`` bool; ``grouped`` bool;
-            ``head_dim`` and ``length`` int
+        attention: ``window`` None, "static" or "dynamic"; ``documents`` bool; ``adjacent`` bool,
+            False where a document's tokens may lie apart, which those of batches do not;
+            ``grouped`` bool; ``head_dim`` and ``length`` int
         rotate: ``positions`` None, "row" (T,) or "batch" (B, T)
         linear_cross_entropy: ``targets`` int K; ``form`` LossForm; ``weights`` None, "target"
             (K,) or "position" (K, N); ``rows`` N, ``width`` C and ``vocab`` V, int

@@ -34,6 +34,7 @@ PAGES = (
     "SECURITY.md",
     "benchmarks/results/README.md",
     "plugins/minillm_chat/README.md",
+    "plugins/minillm_cute/README.md",
     "plugins/minillm_eval/README.md",
     "plugins/minillm_hf/README.md",
     "plugins/minillm_kit/README.md",

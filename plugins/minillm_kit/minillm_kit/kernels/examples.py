@@ -117,6 +117,7 @@ def _attention(
     facts = {
         "window": None if window is None else "dynamic" if dynamic else "static",
         "documents": ids is not None,
+        "adjacent": documents != "mixed",
         **{"grouped": H > K, "head_dim": D, "length": keys},
     }
     width = np.asarray(window, np.float32) if dynamic else window

@@ -1,0 +1,94 @@
+"""CuTe kernels for NVIDIA's Hopper as candidates for minillm's ops: FlashAttention-4's attention and QuACK's loss.
+
+FlashAttention-4 (Dao et al.; Shah et al., arXiv:2407.08608, for Hopper) skips the keys outside a window, and
+packs documents end to end, where FlexAttention masks blocks of them. QuACK's linear cross-entropy keeps
+exponentials of logits instead of logits, so that no pass over a chunk is left between its three products.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from minillm_core import Candidate, LossForm, Plugin, Request, option
+
+__all__ = ["Cute"]
+
+FLASH = "flash-attn-4==4.0.0b36"
+QUACK = "quack-kernels==0.6.5"
+HEADS = range(8, 129, 8)  # head sizes whose gradients FlashAttention-4 computes on Hopper
+Wanted = Literal["auto"] | bool
+
+
+class Cute(Plugin, api=1, backends=("torch",), devices=("cuda",)):
+    """Attention by FlashAttention-4 and linear cross-entropy by QuACK, on Hopper GPUs."""
+
+    attention: Wanted = option(True, help="attention; true: required, auto: used where it applies")
+    loss: Wanted = option("auto", help="linear cross-entropy; same values as attention")
+
+    def kernel_provider(self, kernels: Any) -> None:
+        offers = (
+            ("attention", "attention", "fa4", accepts_attention, attention_rank, FLASH),
+            ("loss", "linear_cross_entropy", "quack", accepts_loss, loss_rank, QUACK),
+        )
+        for field, op, name, accepts, rank, distribution in offers:
+            wanted = getattr(self, field)
+            if wanted is False:
+                continue
+            kernels.candidate(
+                Candidate(
+                    op,
+                    name,
+                    ("torch",),
+                    f"minillm_cute.kernels.{field}:{op}",
+                    devices=("cuda",),
+                    accepts=accepts,
+                    rank=rank,
+                    requires=(distribution,),
+                    disable_option=f"{field}=false" if wanted is True else "",
+                    provider="minillm-cute",
+                )
+            )
+
+
+def accepts_attention(request: Request) -> str | None:
+    """Accept windows that stay, and documents whose tokens are adjacent."""
+    head_dim = request.facts.get("head_dim", HEADS[0])
+    if request.dtype not in ("bfloat16", "float16"):
+        return f"computes in bfloat16 or float16, not in {request.dtype}"
+    if head_dim not in HEADS:
+        return f"takes heads of {HEADS[0]} to {HEADS[-1]} features, a multiple of 8, not {head_dim}"
+    if request.facts.get("window") == "dynamic":
+        return "reads its window on the host, and this one is an input of the step"
+    if not request.facts.get("adjacent", True):
+        return "takes documents whose tokens are adjacent"
+    return None
+
+
+def attention_rank(request: Request) -> int:
+    """Rank before FlexAttention, whose rank with a window or documents is -1."""
+    return -2
+
+
+def accepts_loss(request: Request) -> str | None:
+    """Accept the plain loss of one target."""
+    form: LossForm = request.facts.get("form", LossForm())
+    targets = request.facts.get("targets", 1)
+    width, vocab = (request.facts.get(fact, 128) for fact in ("width", "vocab"))
+    if request.dtype != "bfloat16":
+        return f"computes in bfloat16, not in {request.dtype}"
+    if targets != 1:
+        return f"takes one target, not {targets}"
+    if not form.empty:
+        return f"does not know the form's {', '.join(form.named)}"
+    if request.facts.get("weights") == "position":
+        return "does not take a weight per position"
+    if vocab % 128:
+        return f"takes vocabularies that are multiples of 128, not {vocab}"
+    if width % 8:
+        return f"takes widths that are multiples of 8, not {width}"
+    return None
+
+
+def loss_rank(request: Request) -> int:
+    """Rank before minillm's Triton kernel, whose rank is 0: 25 ms for 65,536 positions, where that takes 29."""
+    return -1

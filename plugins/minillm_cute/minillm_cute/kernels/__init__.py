@@ -1,0 +1,1 @@
+"""The ops by CuTe kernels: one module per op, imported where the kernel is selected."""

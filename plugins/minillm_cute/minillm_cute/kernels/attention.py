@@ -1,0 +1,207 @@
+"""Attention by FlashAttention-4: windows by the keys that they leave, documents packed end to end.
+
+A window is a number that the kernel reads on the host, so that every window has its own step. Documents are
+given as the places where they begin, in a table of fixed size that is computed on the device: no
+synchronisation. What the table cannot say is NaN in the result, never another document's tokens: more documents in
+a batch than :func:`most_documents`, or numbers of documents that fall, so that tokens of one might lie apart.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from flash_attn.cute.interface import (  # pyright: ignore[reportMissingImports]
+    _flash_attn_bwd,
+    _flash_attn_fwd,
+)
+from torch import Tensor, library
+
+__all__ = ["attention", "most_documents"]
+
+ROW_DOCUMENTS = 64  # a row has as many, or one per 32 tokens, if that is more
+ALIGNED = 8  # elements: the kernel loads 16 bytes at a time
+
+
+def attention(
+    q: Tensor,  # (B, T, H, D)
+    k: Tensor,  # (B, S, K, D)
+    v: Tensor,  # (B, S, K, D)
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    documents: Tensor | None = None,  # int32 (B, S)
+) -> Tensor:
+    """Return softmax(scale q k^T + mask) v (B, T, H, D): see minillm's contract of the op.
+
+    4 B T W H D FLOPs forward, W the keys that a query sees. With :func:`torch.use_deterministic_algorithms`
+    the gradient of q is summed in a fixed order, without in any.
+    """
+    (B, T, H, D), S = q.shape, k.shape[1]
+    scale = D**-0.5 if scale is None else scale
+    window = 0 if window is None or window >= S else window
+    if documents is None:
+        return _attention(q, k, v, None, None, None, scale, window, T, S)[0]
+    queries, keys, valid = _bounds(documents, T)
+    packed = (x.flatten(0, 1) for x in (q, k, v))
+    y = _attention(*packed, queries, keys, valid, scale, window, T, S)[0]
+    return y.view(B, T, H, D)
+
+
+def most_documents(tokens: int) -> int:
+    """Return how many documents a row of so many tokens has at most."""
+    return max(ROW_DOCUMENTS, tokens // 32)
+
+
+def _bounds(documents: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Find where documents begin and end among packed queries and keys.
+
+    Args:
+        documents: int32 (B, S); a negative number is padding.
+        queries: T, the last positions of each row.
+
+    Returns:
+        int32 (M + 1,) of queries, 0 to B T, and of keys, 0 to B S, for M = B most_documents(S), the
+        unused entries of which are the last place; and () bool: the documents are as they are taken to be.
+    """
+    B, S = documents.shape
+    later, earlier = documents[:, 1:], documents[:, :-1]
+    begins = torch.cat([torch.ones_like(documents[:, :1]), (later != earlier).int()], dim=1)
+    counted = begins.flatten().cumsum(0)  # (B S,) int64: the documents so far
+    most = B * most_documents(S)
+    order = torch.arange(1, most + 1, device=documents.device)
+    first = torch.searchsorted(counted, order)  # B S where there are fewer
+    keys = torch.cat([first, first.new_full((1,), B * S)])
+    at = torch.clamp(keys % S - (S - queries), min=0)  # the place in its row among the queries
+    falls = (later < earlier) & (later >= 0)
+    valid = (counted[-1] <= most) & ~falls.any()
+    return (keys // S * queries + at).int(), keys.int(), valid
+
+
+@library.custom_op(
+    "minillm_cute::attention",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? queries, Tensor? keys, Tensor? valid, float scale, "
+    "int window, int longest_q, int longest_k) -> (Tensor, Tensor)",
+)
+def _attention(
+    q: Tensor,  # (B, T, H, D), or packed (B T, H, D)
+    k: Tensor,  # (B, S, K, D), or packed (B S, K, D)
+    v: Tensor,
+    queries: Tensor | None,  # int32 (M + 1,), where packed
+    keys: Tensor | None,  # int32 (M + 1,)
+    valid: Tensor | None,  # () bool
+    scale: float,
+    window: int,  # 0: every earlier key
+    longest_q: int,
+    longest_k: int,
+) -> tuple[Tensor, Tensor]:
+    """Compute y in q's shape, and the logarithms of the sums, float32 (B, H, T) or (H, B T)."""
+    given = _packing(queries, keys, longest_q, longest_k)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Argument .* cannot be converted to a JitArgument")
+        y, logs, *_ = _flash_attn_fwd(
+            *map(_loadable, (q, k, v)),
+            softmax_scale=scale,
+            causal=True,
+            window_size_left=window - 1 if window else None,
+            window_size_right=0 if window else None,
+            return_lse=True,
+            **given,
+        )
+    if valid is not None:
+        y[..., 0, 0].masked_fill_(~valid, float("nan"))
+    return y, logs
+
+
+@_attention.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: Tensor | None,
+    keys: Tensor | None,
+    valid: Tensor | None,
+    scale: float,
+    window: int,
+    longest_q: int,
+    longest_k: int,
+) -> tuple[Tensor, Tensor]:
+    *rows, T, H, _ = q.shape
+    return q.new_empty(q.shape), q.new_empty((*rows, H, T), dtype=torch.float32)
+
+
+@library.custom_op(
+    "minillm_cute::attention_backward",
+    mutates_args=(),
+    schema="(Tensor up, Tensor q, Tensor k, Tensor v, Tensor y, Tensor logs, Tensor? queries, Tensor? keys, "
+    "float scale, int window, int longest_q, int longest_k) -> (Tensor, Tensor, Tensor)",
+)
+def _backward(
+    up: Tensor,  # as y
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    y: Tensor,
+    logs: Tensor,
+    queries: Tensor | None,
+    keys: Tensor | None,
+    scale: float,
+    window: int,
+    longest_q: int,
+    longest_k: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients of q, k and v."""
+    given = _packing(queries, keys, longest_q, longest_k)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Argument .* cannot be converted to a JitArgument")
+        return _flash_attn_bwd(
+            *map(_loadable, (q, k, v, y, up)),
+            logs,
+            scale,
+            True,
+            window_size_left=window - 1 if window else None,
+            window_size_right=0 if window else None,
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            **given,
+        )
+
+
+@_backward.register_fake
+def _(up: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, queries, keys, _, *numbers = inputs
+    ctx.save_for_backward(q, k, v, *output, queries, keys)
+    ctx.numbers = numbers
+    ctx.mark_non_differentiable(output[1])
+
+
+def _gradients(ctx: Any, up: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    return *_backward(up, *ctx.saved_tensors, *ctx.numbers), *(7 * [None])
+
+
+_attention.register_autograd(_gradients, setup_context=_save)
+
+
+def _packing(
+    queries: Tensor | None, keys: Tensor | None, longest_q: int, longest_k: int
+) -> dict[str, Any]:
+    """Return FlashAttention's arguments for documents; without them none."""
+    if queries is None:
+        return {}
+    bounds = {"cu_seqlens_q": queries, "cu_seqlens_k": keys}
+    return bounds | {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
+
+
+def _loadable(x: Tensor) -> Tensor:
+    """Return x, or a copy of it if 16 bytes of a head cannot be loaded at once."""
+    aligned = x.stride(-1) == 1 and all(step % ALIGNED == 0 for step in x.stride()[:-1])
+    return (
+        x
+        if aligned and x.storage_offset() % ALIGNED == 0
+        else x.clone(memory_format=torch.contiguous_format)
+    )

@@ -1,0 +1,146 @@
+"""FlashAttention-4's and QuACK's functions with their pinned signatures, computed by torch on a CPU."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+
+def seen_by(q: Any, k: Any, left: int | None, packing: dict[str, Any]) -> Any:
+    """Compute which tokens of k (S, K, D) each of q (T, H, D) sees, bool (T, S), within packed sequences."""
+    seen = torch.zeros(len(q), len(k), dtype=torch.bool)
+    ends = list(
+        zip(packing["cu_seqlens_q"].tolist(), packing["cu_seqlens_k"].tolist(), strict=True)
+    )
+    assert (ends[0], ends[-1]) == ((0, 0), (len(q), len(k)))
+    for (q0, k0), (q1, k1) in itertools.pairwise(ends):
+        assert 0 <= q1 - q0 <= packing["max_seqlen_q"]
+        assert 0 <= k1 - k0 <= packing["max_seqlen_k"]
+        apart = torch.arange(k1 - k0 - (q1 - q0), k1 - k0)[:, None] - torch.arange(k1 - k0)
+        seen[q0:q1, k0:k1] = (apart >= 0) & (apart <= (k1 - k0 if left is None else left))
+    return seen
+
+
+def sequences(arrays: Any, packing: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
+    """Return (arrays without rows, their packing): the packed ones, or each row as one sequence."""
+    if packing:
+        return [(arrays, packing)]
+    rows = []
+    for one in zip(*arrays, strict=True):
+        lengths = {"max_seqlen_q": len(one[0]), "max_seqlen_k": len(one[1])}
+        ends = {"cu_seqlens_q": [0, len(one[0])], "cu_seqlens_k": [0, len(one[1])]}
+        rows.append((one, lengths | {name: torch.tensor(at) for name, at in ends.items()}))
+    return rows
+
+
+def weights_of(q: Any, k: Any, scale: float, left: int | None, packing: Any) -> tuple[Any, Any]:
+    """Compute the softmax (H, T, S) and the logarithms of its sums (H, T)."""
+    scores = torch.einsum("thd,shd->hts", q, k) * scale
+    scores = scores.masked_fill(~seen_by(q, k, left, packing), float("-inf"))
+    return scores.softmax(-1), scores.logsumexp(-1)
+
+
+def _flash_attn_fwd(
+    q, k, v, *, softmax_scale, causal, window_size_left, window_size_right, return_lse, **packing
+):
+    assert causal
+    assert return_lse
+    assert window_size_right == (None if window_size_left is None else 0)
+    assert set(packing) <= {"cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"}
+    for x in (q, k, v):
+        assert x.stride(-1) == 1
+        assert all(step % 8 == 0 for step in x.stride()[:-1])
+    ys, logs = [], []
+    for (q_, k_, v_), one in sequences((q, k, v), packing):
+        k_, v_ = (x.repeat_interleave(q_.shape[1] // x.shape[1], 1) for x in (k_, v_))
+        p, log = weights_of(q_, k_, softmax_scale, window_size_left, one)
+        ys.append(torch.einsum("hts,shd->thd", p, v_).contiguous())
+        logs.append(log)
+    if packing:
+        return ys[0], logs[0], None, None, None
+    return torch.stack(ys), torch.stack(logs), None, None, None
+
+
+def _flash_attn_bwd(
+    q,
+    k,
+    v,
+    out,
+    dout,
+    lse,
+    softmax_scale,
+    causal,
+    *,
+    window_size_left,
+    window_size_right,
+    deterministic,
+    **packing,
+):
+    assert causal
+    assert window_size_right == (None if window_size_left is None else 0)
+    found = []
+    for (q_, k_, v_, y, up, log), one in sequences((q, k, v, out, dout, lse), packing):
+        H, K = q_.shape[1], k_.shape[1]
+        k_, v_ = (x.repeat_interleave(H // K, 1) for x in (k_, v_))
+        p, again = weights_of(q_, k_, softmax_scale, window_size_left, one)
+        torch.testing.assert_close(again, log)
+        of_p = torch.einsum("thd,shd->hts", up, v_)
+        of_scores = p * (of_p - (up * y).sum(-1).T[..., None]) * softmax_scale
+        of_k = torch.einsum("hts,thd->shd", of_scores, q_)
+        of_v = torch.einsum("hts,thd->shd", p, up)
+        of_k, of_v = (x.unflatten(1, (K, H // K)).sum(2) for x in (of_k, of_v))
+        found.append((torch.einsum("hts,shd->thd", of_scores, k_), of_k, of_v))
+    if packing:
+        return tuple(x.contiguous() for x in found[0])
+    return tuple(torch.stack(x) for x in zip(*found, strict=True))
+
+
+def scaled_exp_linear_cross_entropy_fwd(
+    x, weight, target, chunk_size, ignore_index=-100, *, need_dx=True, need_dw=True
+):
+    assert x.is_contiguous()
+    assert weight.is_contiguous()
+    assert len(weight) % 128 == 0
+    assert chunk_size % 128 == 0
+    supervised = (target != ignore_index)[:, None]
+    logs = (x @ weight.T).float().log_softmax(-1)
+    wanted = torch.nn.functional.one_hot(target.clamp(min=0).long(), len(weight))
+    losses = -(supervised * wanted * logs).sum(-1)
+    d = supervised * (logs.exp() - wanted)
+    padded = -len(x) % 128  # behind the last row
+    pad = torch.nn.functional.pad
+    return (
+        pad(losses, (0, padded)),
+        pad((d @ weight.float()).to(x.dtype), (0, 0, 0, padded)) if need_dx else None,
+        d.T @ x.float() if need_dw else None,
+    )
+
+
+FAKE = {
+    "flash_attn.cute.interface": (_flash_attn_fwd, _flash_attn_bwd),
+    "quack.linear_cross_entropy": (scaled_exp_linear_cross_entropy_fwd,),
+}
+
+
+@pytest.fixture(scope="session")
+def kernels() -> Iterator[Any]:
+    """Return a function that imports an op's kernel module, on top of the functions above."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+        for name in ("flash_attn", "flash_attn.cute", "quack"):
+            patch.setitem(sys.modules, name, ModuleType(name))
+        for name, functions in FAKE.items():
+            module = ModuleType(name)
+            vars(module).update({function.__name__: function for function in functions})
+            patch.setitem(sys.modules, name, module)
+        yield lambda name: importlib.import_module(f"minillm_cute.kernels.{name}")
+    for name in [name for name in sys.modules if name.startswith("minillm_cute.kernels.")]:
+        del sys.modules[name]

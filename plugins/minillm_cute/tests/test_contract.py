@@ -1,0 +1,11 @@
+"""Conformance tests of this distribution's plugin; GPU tests are skipped without one."""
+
+from __future__ import annotations
+
+import pytest
+
+from minillm_kit import conformance
+
+pytestmark = pytest.mark.slow
+
+test_cute = conformance("cute")

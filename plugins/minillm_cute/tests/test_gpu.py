@@ -1,0 +1,108 @@
+"""Tests of FlashAttention-4 and QuACK themselves against minillm's reference, on a Hopper GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from minillm_core.ops.contract import CONTRACTS
+
+torch = pytest.importorskip("torch")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+        reason="torch sees no Hopper GPU",
+    ),
+    pytest.mark.filterwarnings("default"),  # inductor recommends TF32
+]
+
+
+def check(op: str, kernel: Any, arrays: list[Any], **rest: Any) -> None:
+    """Compare outputs and gradients in bfloat16 with the plain kernel in float64, by the op's contract."""
+    from minillm_core.backends.candidates import TORCH
+
+    (plain,) = (c.load() for c in TORCH if c.op == op and c.plain)
+    rounded = [x.cuda().bfloat16() for x in arrays]
+    results = []
+    for function, given in ((kernel, rounded), (plain, [x.double() for x in rounded])):
+        given = [x.detach().requires_grad_() for x in given]
+        outputs = function(*given, **rest)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        free = [y for y in outputs if y.requires_grad]
+        torch.manual_seed(1)
+        up = [torch.randn(y.shape, device="cuda").to(y.dtype) for y in free]
+        grads = torch.autograd.grad(free, given, up)
+        results.append([x.detach().double() for x in (*outputs, *grads)])
+    for got, exact in zip(*results, strict=True):
+        limit = max(exact.norm().item(), exact.numel() ** 0.5)
+        assert (got - exact).norm().item() <= CONTRACTS[op].tolerance["bfloat16"] * limit
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "window", "documents"),
+    [
+        ((2, 300, 300, 6, 2, 64), None, False),
+        ((2, 300, 300, 4, 4, 128), 128, False),
+        ((1, 7, 131, 4, 2, 64), 40, False),
+        ((2, 300, 300, 6, 6, 128), None, True),
+        ((2, 300, 300, 4, 2, 64), 100, True),
+        ((2, 40, 131, 4, 4, 64), 50, True),
+    ],
+)
+def test_attention(shape: Any, window: int | None, documents: bool, compiled: bool) -> None:
+    pytest.importorskip("flash_attn.cute")
+    from minillm_cute.kernels.attention import attention
+
+    B, T, S, H, K, D = shape
+    torch.manual_seed(0)
+    arrays = [torch.randn(B, n, heads, D) for n, heads in ((T, H), (S, K), (S, K))]
+    ids = np.cumsum(np.random.default_rng(0).random((B, S)) < 0.05, axis=1, dtype=np.int32)
+    masked = {"documents": torch.from_numpy(ids).cuda() if documents else None}
+    kernel = torch.compile(attention, fullgraph=True) if compiled else attention
+    check("attention", kernel, arrays, window=window, **masked)
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("window", [None, 128])
+def test_attention_gives_the_same_bits_in_deterministic_mode(
+    window: int | None, documents: bool
+) -> None:
+    pytest.importorskip("flash_attn.cute")
+    from minillm_cute.kernels.attention import attention
+
+    torch.manual_seed(0)
+    q, k, v, up = (torch.randn(8, 1024, 6, 128, device="cuda").bfloat16() for _ in range(4))
+    ids = (torch.arange(1024, device="cuda", dtype=torch.int32) // 300).expand(8, -1)
+    mask = {"window": window, "documents": ids.contiguous() if documents else None}
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = []
+        for _ in range(4):
+            given = [x.clone().requires_grad_() for x in (q, k, v)]
+            found.append(torch.autograd.grad(attention(*given, **mask), given, up))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for again in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(again, found[0], strict=True))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("positions", [300, 9000])
+def test_loss(positions: int, weighted: bool, compiled: bool) -> None:
+    pytest.importorskip("quack")
+    from minillm_cute.kernels.loss import linear_cross_entropy
+
+    torch.manual_seed(0)
+    C, V = 64, 1280
+    targets = torch.randint(-1, V, (1, positions), device="cuda", dtype=torch.int32)
+    weights = torch.tensor([0.5], device="cuda") if weighted else None
+    kernel = (
+        torch.compile(linear_cross_entropy, fullgraph=True) if compiled else linear_cross_entropy
+    )
+    arrays = [torch.randn(positions, C), 0.1 * torch.randn(V, C)]
+    check("linear_cross_entropy", kernel, arrays, targets=targets, weights=weights)

@@ -1,0 +1,203 @@
+"""Tests of the calls of FlashAttention-4 and QuACK and of the use of their results, by minillm's contracts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minillm_core import BackendError, LossForm
+from minillm_core.ops.contract import CONTRACTS
+from minillm_kit import reference
+
+torch = pytest.importorskip("torch")
+
+from minillm_core.backends.torch import loss as core_loss  # noqa: E402  (needs torch)
+from minillm_core.backends.torch.ops import attention_composed  # noqa: E402
+
+
+def normal(seed: int, *shapes: tuple[int, ...]) -> list[Any]:
+    made = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=made).requires_grad_() for shape in shapes]
+
+
+def gradients(outputs: list[Any], arrays: list[Any], upstream: list[Any]) -> list[Any]:
+    """Compute outputs and gradients, NumPy arrays in float64."""
+    made = torch.autograd.grad(outputs, arrays, upstream)
+    return [x.detach().double().numpy() for x in (*outputs, *made)]
+
+
+def close(op: str, got: list[Any], exact: list[Any]) -> None:
+    for mine, theirs in zip(got, exact, strict=True):
+        off = np.linalg.norm(mine - theirs)
+        limit = max(np.linalg.norm(theirs), theirs.size**0.5)
+        assert off <= CONTRACTS[op].tolerance["float32"] * limit
+
+
+@st.composite
+def attentions(draw: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Draw ([q, k, v], the mask): rows of which the queries are the last positions, documents in runs."""
+    B, T, K, groups = (draw(st.integers(1, 3)) for _ in range(4))
+    T, S = 3 * T, 3 * T + draw(st.integers(0, 5))
+    arrays = normal(
+        draw(st.integers(0, 2**32 - 1)), (B, T, K * groups, 8), (B, S, K, 8), (B, S, K, 8)
+    )
+    mask: dict[str, Any] = {
+        "scale": draw(st.sampled_from([None, 0.3])),
+        "window": draw(st.none() | st.integers(1, S + 1)),
+        "documents": None,
+    }
+    if draw(st.booleans()):
+        new = np.array(draw(st.lists(st.booleans(), min_size=B * S, max_size=B * S)))
+        ids = np.cumsum(new.reshape(B, S), axis=1, dtype=np.int32)
+        padding = draw(st.integers(0, S - 1))
+        ids[0, S - padding :] = -1
+        mask["documents"] = torch.from_numpy(ids)
+    return arrays, mask
+
+
+@settings(max_examples=80)
+@given(attentions())
+def test_attention_keeps_its_contract(kernels: Any, case: Any) -> None:
+    arrays, mask = case
+    kernel = kernels("attention").attention
+    up = torch.randn_like(arrays[0])
+    ours = gradients([kernel(*arrays, **mask)], arrays, [up])
+    exact = [x.detach().double().requires_grad_() for x in arrays]
+    theirs = gradients([attention_composed(*exact, **mask)], exact, [up.double()])
+    host = [x.detach().double().numpy() for x in arrays]
+    ids = mask["documents"]
+    masked = mask | {"documents": None if ids is None else ids.numpy()}
+    close("attention", ours, theirs)
+    close("attention", ours[:1], [reference.attention(*host, **masked)])
+
+
+@pytest.mark.parametrize("wrong", ["falls", "too many"])
+def test_documents_that_the_table_cannot_hold_are_nan_everywhere(kernels: Any, wrong: str) -> None:
+    module = kernels("attention")
+    length = 70
+    ids = np.zeros((2, length), np.int32)
+    ids[0, 1] = 1
+    if wrong == "falls":  # document 0 again, behind document 1
+        ids[0, 2:] = 0
+    else:
+        assert module.most_documents(length) < length
+        ids[:] = np.arange(length)
+    q, k, v = normal(0, *3 * [(2, length, 1, 8)])
+    documents = torch.from_numpy(ids)
+    assert module.attention(q, k, v, documents=documents)[..., 0, 0].isnan().all()
+    fewer = documents.clamp(max=1).sort().values
+    assert not module.attention(q, k, v, documents=fewer).isnan().any()
+
+
+def test_a_row_may_hold_a_document_for_32_tokens(kernels: Any) -> None:
+    most = kernels("attention").most_documents
+    assert [most(length) for length in (1, 64, 1024, 2048, 4096, 65_536)] == [
+        *(64, 64, 64, 64, 128, 2048)
+    ]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_parts_of_wider_arrays_are_copied_where_they_cannot_be_loaded(
+    kernels: Any, packed: bool
+) -> None:
+    kernel = kernels("attention").attention
+    (whole,) = normal(0, (2, 5, 6, 11))
+    q, k, v = (whole[:, :, 2 * i : 2 * i + 2, 1:9] for i in range(3))
+    ids = torch.tensor(2 * [[0, 0, 1, 1, 1]], dtype=torch.int32) if packed else None
+    y = kernel(q, k, v, documents=ids)
+    torch.testing.assert_close(y, attention_composed(q, k, v, documents=ids))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_sums_are_in_a_fixed_order_where_it_was_asked_for(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch, ordered: bool
+) -> None:
+    module, arrays, asked = kernels("attention"), normal(0, *3 * [(1, 4, 1, 8)]), []
+    theirs = module._flash_attn_bwd
+
+    def note(*args: Any, deterministic: bool, **more: Any) -> Any:
+        asked.append(deterministic)
+        return theirs(*args, deterministic=deterministic, **more)
+
+    monkeypatch.setattr(module, "_flash_attn_bwd", note)
+    torch.use_deterministic_algorithms(ordered)
+    try:
+        module.attention(*arrays).sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert asked == [ordered]
+
+
+@st.composite
+def losses(draw: Any) -> tuple[list[Any], Any, Any]:
+    """Draw ([hidden, weight], targets, weights)."""
+    N, seed = draw(st.integers(1, 9)), draw(st.integers(0, 2**32 - 1))
+    rng = np.random.default_rng(seed)
+    targets = rng.integers(-1, 128, (1, N)).astype(np.int32)
+    targets[targets < 0] = draw(st.sampled_from([-1, -100]))
+    weights = draw(st.sampled_from([None, torch.tensor([0.25])]))
+    return normal(seed, (N, 8), (128, 8)), torch.from_numpy(targets), weights
+
+
+@settings(max_examples=40)
+@given(losses(), st.sampled_from([(True, True), (True, False), (False, True)]))
+def test_the_loss_keeps_its_contract(kernels: Any, case: Any, learnt: tuple[bool, bool]) -> None:
+    arrays, targets, weights = case
+    results = []
+    for kernel, dtype in (
+        (kernels("loss").linear_cross_entropy, torch.float32),
+        (core_loss.dense, torch.float64),
+    ):
+        hidden, weight = (
+            x.detach().to(dtype).requires_grad_(wanted)
+            for x, wanted in zip(arrays, learnt, strict=True)
+        )
+        total, sums, count = kernel(hidden, weight, targets, weights, LossForm())
+        assert not sums.requires_grad
+        free = [x for x in (hidden, weight) if x.requires_grad]
+        found = gradients([total], free, [torch.tensor(0.375, dtype=total.dtype)])
+        results.append([*found, sums.double().numpy(), count.double().numpy()])
+        with torch.no_grad():
+            again = kernel(hidden, weight, targets, weights, LossForm())
+        for with_, without in zip((total, sums, count), again, strict=True):
+            torch.testing.assert_close(with_.detach(), without)
+    close("linear_cross_entropy", *results)
+
+
+def test_the_loss_is_refused_on_another_gpu(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = kernels("loss")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
+    with pytest.raises(BackendError, match=r"capability 9\.0, not 8\.6") as refused:
+        module.linear_cross_entropy(
+            *normal(0, (3, 8), (128, 8)), torch.zeros((1, 3), dtype=torch.int32)
+        )
+    assert refused.value.fix == "cute.loss=false"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+def test_a_compiled_step_takes_each_kernel_as_one_operation(kernels: Any) -> None:
+    """Check that there is no graph break, and that layers share the places of their documents."""
+    attention, loss = kernels("attention").attention, kernels("loss").linear_cross_entropy
+    q, k, v, weight = normal(0, *3 * [(2, 6, 2, 8)], (128, 16))
+    ids = torch.tensor([[0, 0, 1, 1, 2, 2], [0, 0, 0, 1, 1, 1]], dtype=torch.int32)
+    targets = torch.arange(12, dtype=torch.int32)[None]
+
+    def step(q: Any, k: Any, v: Any, weight: Any) -> Any:
+        y = attention(q, k, v, window=3, documents=ids)
+        y = attention(y, k, v, documents=ids)
+        total, _, count = loss(y.flatten(2).flatten(0, 1), weight, targets)
+        return total / count
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    arrays = [q, k, v, weight]
+    for got, exact in zip(
+        gradients([compiled(*arrays)], arrays, [torch.tensor(1.0)]),
+        gradients([step(*arrays)], arrays, [torch.tensor(1.0)]),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-7)
