@@ -1,14 +1,15 @@
 """Attention with windows and documents on one GPU: time of forward and backward, and its accuracy.
 
     python -m benchmarks.attention_windows [--shapes 64x1024,8x8192,1x65536] [--heads 6x128,12x64]
-                                           [--windows 1792,896,128] [--out FOLDER]
+                                           [--windows 1792,896,128] [--speed-only] [--out FOLDER]
 
 Compiled, bfloat16; three warm-up steps, then ten measured one by one, each after a cache
 flush. One call is one layer, including its block mask; ``mask_milliseconds`` is the mask alone,
 which a model's layers share. Documents have 600 tokens on average, exponentially distributed.
 Rivals, where they are installed: FlashAttention-4 (``pip install --pre flash-attn-4``), by itself and as
 FlexAttention's FLASH backend, and ``torch.nn.attention.varlen``. The packed forms are given the documents'
-boundaries, found before the clock starts. What a rival cannot do is its line's reason.
+boundaries, found before the clock starts; minillm-cute, FlashAttention-4 within a compiled step, finds them
+itself. What a rival cannot do is its line's reason.
 
 Accuracy: small shapes against the float64 reference, by minillm's contract of the op; a
 step that synchronises with the device raises.
@@ -45,10 +46,11 @@ def main() -> None:
     parser.add_argument("--shapes", default="64x1024,8x8192,1x65536", help="rows x tokens")
     parser.add_argument("--heads", default="6x128,12x64", help="heads x features")
     parser.add_argument("--windows", default=WINDOWS, help="keys that a query sees")
+    parser.add_argument("--speed-only", action="store_true", help="do not measure the accuracy")
     asked = parser.parse_args()
     torch.manual_seed(0)
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, bfloat16")
-    accuracy = list(accuracies())
+    accuracy = [] if asked.speed_only else list(accuracies())
     windows = [int(word) for word in asked.windows.split(",")]
     document: dict[str, Any] = {"dtype": "bfloat16", "accuracy": accuracy, "timings": []}
     for B, T in pairs(asked.shapes):
@@ -181,7 +183,10 @@ def rivals(window: int | None, documents: Tensor | None) -> Iterator[Timed]:
     if find_spec("torch.nn.attention.varlen") and bounds is not None:
         yield their("torch varlen", partial(varlen, bounds=bounds), compiled=False)
     if find_spec("flash_attn") and find_spec("flash_attn.cute"):
+        from minillm_cute.kernels.attention import attention
+
         yield their("fa4", partial(fa4, bounds=bounds), compiled=False)
+        yield their("minillm-cute", attention)
         if window is not None or documents is not None:
             yield their("flex, FLASH", flex_flash)
 

@@ -8,7 +8,8 @@ are measured in the same run, as a lower bound. If liger-kernel is installed, it
 function is also called directly, and then in turns with minillm's plugin ``liger``, step by step;
 if Triton is installed, the kernels of minillm's plugins ``triton`` and ``fp8_head`` are measured. Kernels of
 others in CuTe, QuACK's (``pip install quack-kernels``) and Liger's for Hopper, are called directly where
-``nvidia-cutlass-dsl`` is installed; what one of them cannot do is its line's reason.
+``nvidia-cutlass-dsl`` is installed, QuACK's also through minillm-cute in a compiled step; what one of them
+cannot do is its line's reason.
 """
 
 from __future__ import annotations
@@ -156,21 +157,29 @@ def cutes(form: LossForm) -> list[tuple[str, Kernel, bool]]:
     if find_spec("cutlass") is None or not form.empty:
         print("left out: CuTe kernels, which need nvidia-cutlass-dsl and have no such form")
         return []
-    offers = {"quack": ("cute quack", by_quack), "liger_kernel": ("cute liger", by_liger_sm90)}
-    return [(*offer, False) for package, offer in offers.items() if find_spec(package)]
+    listed: list[tuple[str, Kernel, bool]] = []
+    if find_spec("quack"):
+        from minillm_cute.kernels.loss import linear_cross_entropy
+
+        chunks = (1024, 2048, 4096)
+        listed += [(f"cute quack {rows}", partial(by_quack, rows=rows), False) for rows in chunks]
+        listed += [("cute minillm", linear_cross_entropy, mode) for mode in (False, True)]
+    if find_spec("liger_kernel"):
+        listed.append(("cute liger", by_liger_sm90, False))
+    return listed
 
 
 def by_quack(
-    hidden: Tensor, weight: Tensor, targets: Tensor, weights: None, form: LossForm
+    hidden: Tensor, weight: Tensor, targets: Tensor, weights: None, form: LossForm, *, rows: int
 ) -> tuple[Tensor]:
-    """Compute the loss by QuACK, in chunks of 4,096 positions."""
+    """Compute the loss by QuACK, in chunks of so many positions."""
     from quack.linear_cross_entropy import (  # pyright: ignore[reportMissingImports]
         chunked_linear_cross_entropy,
     )
 
     return (
         chunked_linear_cross_entropy(
-            hidden, weight, targets[0].long(), ignore_index=-1, reduction="sum"
+            hidden, weight, targets[0].long(), rows, ignore_index=-1, reduction="sum"
         ),
     )
 
