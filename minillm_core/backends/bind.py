@@ -19,6 +19,7 @@ from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.config.kernels import Policy, parse_policy
 from minillm_core.errors import BackendError
 from minillm_core.nn.node import Node, Setting, calls_of
+from minillm_core.ops.contract import CONTRACTS
 from minillm_core.ops.select import Candidate, Choice, Request, check_named_ops, choose
 from minillm_core.plan.slots import Holder, Refused, SlotReport
 
@@ -245,6 +246,8 @@ def _check_required_kernel(plan: Plan, owner: str, candidate: Candidate) -> None
         compiled=train.compile != "off",
     )
     asked = {request.op: request for request in requests}
+    if candidate.op not in asked:
+        raise _unused_op_error(owner, candidate, asked)
     if reason := candidate.accepts(asked[candidate.op]):
         others = any(
             choose(asked[one.op], (_as_installed(one), *CORE[backend])).kernel == one.name
@@ -270,8 +273,9 @@ def kernel_conflicts(
 ) -> Iterator[Conflict]:
     """Yield the conflicts of plugins' kernels because of which a run is refused.
 
-    A kernel for an op that the plan does not use, or with the name of a core kernel; a required kernel
-    that cannot serve; and a plugin of which no kernel serves, so that it would have no effect.
+    A kernel for an op that does not exist, or a required one for an op that the plan does not use; a kernel
+    with the name of a core kernel; a required kernel that cannot serve; and a plugin of which no kernel
+    serves, so that it would have no effect.
 
     Args:
         offers: the plugins' candidates.
@@ -286,12 +290,8 @@ def kernel_conflicts(
     idle: dict[str, list[Candidate]] = {}
     for owner, candidate in offers:
         op, error = candidate.op, None
-        if op not in asked:
-            error = BackendError(
-                f"plugin '{owner}' brings a kernel for '{op}', an op that this plan does not use",
-                where=_key(candidate),
-                fix=f"one of {', '.join(sorted(asked))}, or leave the plugin out",
-            )
+        if op not in asked and (candidate.disable_option or op not in CONTRACTS):
+            error = _unused_op_error(owner, candidate, asked)
         elif (op, candidate.name) in taken:
             error = BackendError(
                 f"plugin '{owner}' provides a kernel with the name of one of the core's",
@@ -301,7 +301,7 @@ def kernel_conflicts(
         elif candidate.disable_option and (reason := candidate.refusal(asked[op])):
             instead, others = chosen[op].kernel, owner in serving
             error = _required_kernel_error(owner, candidate, reason, instead, others=others)
-        elif chosen[op].kernel != candidate.name:
+        elif op not in chosen or chosen[op].kernel != candidate.name:
             idle.setdefault(owner, []).append(candidate)
         if error:
             yield Conflict(owner, (op,), error)
@@ -318,9 +318,9 @@ def kernel_notes(
     asked = {request.op: request for request in requests}
     chosen = {choice.op: choice for choice in choices}
     idle = sorted(
-        (owner, _key(c), _idle_reason(c, asked[c.op], chosen[c.op]))
+        (owner, _key(c), _idle_reason(c, asked, chosen))
         for owner, c in offers
-        if chosen[c.op].kernel != c.name
+        if c.op not in chosen or chosen[c.op].kernel != c.name
     )
     return tuple(
         f"kernel {key} of plugin {owner} does not serve: {why}" for owner, key, why in idle
@@ -354,25 +354,38 @@ def _required_kernel_error(
     )
 
 
-def _idle_reason(candidate: Candidate, request: Request, choice: Choice) -> str:
-    return candidate.refusal(request) or f"{choice.kernel} does, {choice.reason}"
+def _unused_op_error(owner: str, candidate: Candidate, ops: Iterable[str]) -> BackendError:
+    return BackendError(
+        f"plugin '{owner}' brings a kernel for '{candidate.op}', an op that this plan does not use",
+        where=_key(candidate),
+        fix=f"one of {', '.join(sorted(ops))}, or leave the plugin out",
+    )
+
+
+def _idle_reason(
+    candidate: Candidate, asked: Mapping[str, Request], chosen: Mapping[str, Choice]
+) -> str:
+    if candidate.op not in asked:
+        return "no part of this plan computes the op"
+    choice = chosen[candidate.op]
+    return candidate.refusal(asked[candidate.op]) or f"{choice.kernel} does, {choice.reason}"
 
 
 def _idle_plugin_error(
     owner: str,
-    kernels: Iterable[Candidate],
+    kernels: Sequence[Candidate],
     asked: Mapping[str, Request],
     chosen: Mapping[str, Choice],
 ) -> BackendError:
     """Return the error for a plugin of which no kernel serves."""
-    reasons = {_key(c): _idle_reason(c, asked[c.op], chosen[c.op]) for c in kernels}
-    able = [_key(c) for c in kernels if c.refusal(asked[c.op]) is None]
-    served = ", ".join(f"{c.op} by {chosen[c.op].kernel}" for c in kernels)
+    reasons = {_key(c): _idle_reason(c, asked, chosen) for c in kernels}
+    able = [_key(c) for c in kernels if c.op in asked and c.refusal(asked[c.op]) is None]
+    served = ", ".join(f"{c.op} by {chosen[c.op].kernel}" for c in kernels if c.op in chosen)
     name = f"name one, as in --kernels {able[0]}, or " if able else ""
     return BackendError(
         f"none of the kernels that plugin '{owner}' brings {'serves' if able else 'can serve'}",
         where="; ".join(f"{key}: {reason}" for key, reason in reasons.items()),
-        fix=f"{name}leave the plugin out: without it, {served}",
+        fix=f"{name}leave the plugin out{served and f': without it, {served}'}",
     )
 
 
@@ -383,14 +396,11 @@ def requests_here(
     detected: Detected, plan: Plan
 ) -> tuple[tuple[Request, ...], tuple[Candidate, ...]]:
     """Return the plan's requests on this device, and all candidates: plugins', then the core's."""
-    train, slow = plan.config.train, detected.device.partition(":")[0] == "cpu"
-    dtype = train.dtype
-    if dtype == "auto":
-        dtype = "float32" if slow else "bfloat16"
-    compiled = train.compile == "on"
-    if train.compile == "auto":
-        compiled = not (slow and detected.backend == "torch")  # inductor takes a minute to start
-    kind = detected.device.partition(":")[0]
+    train, kind = plan.config.train, detected.device.partition(":")[0]
+    fast = kind != "cpu"
+    dtype = ("bfloat16" if fast else "float32") if train.dtype == "auto" else train.dtype
+    # By default but on a CPU with torch, where inductor takes a minute to start.
+    compiled = {"on": True, "off": False}.get(train.compile, fast or detected.backend != "torch")
     if detected.backend == "mlx" and kind == "gpu":  # kernels name the kind of GPU
         kind = "metal" if sys.platform == "darwin" else "cuda"
     requests = requests_of(
@@ -421,17 +431,14 @@ def requests_of(
     asking = [spec for spec in specs if spec.core is None or "attention" in calls_of(spec.core)]
     masked = [*asking, *(block.seen for block in plan.spec.blocks)]
     windows = {_window(plan, spec.window) for spec in masked if spec.window is not None}
-    weights = "target" if loss.targets else None
     by_position = (
         plan.on_batch
         or loss.weights
         or any(one.weight_field for one in loss.targets)
         or any(one.name == "weights" for one in plan.sourcing.fields)
     )
-    facts: dict[str, dict[str, Any]] = {
-        "linear": {},
-        "embedding": {},
-        "rms_norm": {},
+    facts: dict[str, dict[str, Any]] = {op: {} for op in CONTRACTS}  # logits are for generation
+    facts |= {
         "rotate": {"positions": "batch" if any(spec.rope.positions for spec in specs) else None},
         "attention": {
             "window": min(windows, default=None),  # "dynamic" if any layer's is
@@ -440,17 +447,15 @@ def requests_of(
             "head_dim": geometry.head_dim,
             "length": geometry.positions,
         },
-        "swiglu": {},
-        "logits": {},  # for generation
         "linear_cross_entropy": {
             "targets": 1 + len(loss.targets),
             "form": loss.form,
-            "weights": "position" if by_position else weights,  # on_batch may add them
+            # on_batch may add weights
+            "weights": "position" if by_position else "target" if loss.targets else None,
             "rows": max(shape.rows * shape.seq_len for shape in plan.course),
             "width": plan.config.model.dim,
             "vocab": plan.config.model.vocab,
         },
-        "token_losses": {},
         "gram": {
             "matrices": any(
                 stage.needs == "matrix" for one in plan.groups for _, _, stage in one.rule.stages

@@ -17,6 +17,7 @@ from minillm_core.ops.select import Candidate, Request
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_cute.cute import Cute
+from minillm_mix.forgetting_attn import ForgettingAttn
 from minillm_modded.windows import Windows
 from minillm_muon.muon import Muon
 from minillm_triton.triton import Triton
@@ -151,6 +152,15 @@ def test_attention_that_it_cannot_serve_is_refused_while_planning() -> None:
     settings = ["train.dtype=float32"]
     with pytest.raises(BackendError, match="bfloat16 or float16, not in float32"):
         kernel_preflight(planned(settings=settings), CUDA)
+
+
+def test_beside_mixers_in_all_layers_the_attention_is_refused_or_noted() -> None:
+    with pytest.raises(BackendError, match="'attention', an op that this plan does not use"):
+        kernel_preflight(planned(ForgettingAttn()))
+    binding, _ = bind(CUDA, planned(ForgettingAttn(), attention="auto"))
+    assert {c.op: c.kernel for c in binding.kernels}["linear_cross_entropy"] == "quack"
+    (note,) = (note for note in binding.notes if "attention=fa4" in note)
+    assert note.endswith("no part of this plan computes the op")
 
 
 def test_what_is_switched_off_is_not_offered() -> None:

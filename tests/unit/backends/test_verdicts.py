@@ -70,6 +70,18 @@ def test_a_plugin_without_use_is_refused(kernel: Candidate, said: str) -> None:
     assert said in (refused.value.where or "")
 
 
+def test_one_for_an_op_that_no_part_computes_is_noted_and_refused_where_it_is_required() -> None:
+    (note,) = notes(offer("swiglu"), offer("attention"))
+    said = "no part of this plan computes the op"
+    assert note == f"kernel attention=quick of plugin trick does not serve: {said}"
+    with pytest.raises(BackendError, match="an op that this plan does not use"):
+        notes(offer("swiglu"), offer("attention", disable_option="attention=false"))
+    with pytest.raises(BackendError, match="can serve") as refused:
+        notes(offer("attention"))
+    assert refused.value.where == f"attention=quick: {said}"
+    assert refused.value.fix == "leave the plugin out"
+
+
 def test_a_plugin_without_use_hears_what_serves_and_how_it_could() -> None:
     with pytest.raises(BackendError, match="can serve") as refused:
         notes(offer("swiglu", why="no CUDA here"), offer("rms_norm", why="nor here"))
