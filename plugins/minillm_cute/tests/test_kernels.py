@@ -168,14 +168,17 @@ def test_the_loss_keeps_its_contract(kernels: Any, case: Any, learnt: tuple[bool
     close("linear_cross_entropy", *results)
 
 
-def test_the_loss_is_refused_on_another_gpu(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = kernels("loss")
+def test_an_older_gpu_is_refused(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, attention = kernels("loss"), kernels("attention")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     with pytest.raises(BackendError, match=r"capability 9\.0, not 8\.6") as refused:
-        module.linear_cross_entropy(
+        loss.linear_cross_entropy(
             *normal(0, (3, 8), (128, 8)), torch.zeros((1, 3), dtype=torch.int32)
         )
     assert refused.value.fix == "cute.loss=false"
+    with pytest.raises(BackendError, match=r"9\.0 or later, not 8\.6") as refused:
+        attention.attention(*normal(0, *3 * [(1, 4, 1, 8)]))
+    assert refused.value.fix == "cute.attention=false"
 
 
 @pytest.mark.slow

@@ -18,9 +18,12 @@ from flash_attn.cute.interface import (  # pyright: ignore[reportMissingImports]
 )
 from torch import Tensor, library
 
+from minillm_core import BackendError
+
 __all__ = ["attention", "most_documents"]
 
 ROW_DOCUMENTS = 64  # a row has as many, or one per 32 tokens, if that is more
+HOPPER = (9, 0)
 ALIGNED = 8  # elements: the kernel loads 16 bytes at a time
 
 
@@ -37,6 +40,9 @@ def attention(
 
     4 B T W H D FLOPs forward, W the keys that a query sees. With :func:`torch.use_deterministic_algorithms`
     the gradient of q is summed in a fixed order, without in any.
+
+    Raises:
+        BackendError: the GPU is older than Hopper.
     """
     (B, T, H, D), S = q.shape, k.shape[1]
     scale = D**-0.5 if scale is None else scale
@@ -98,6 +104,13 @@ def _attention(
     longest_k: int,
 ) -> tuple[Tensor, Tensor]:
     """Compute y in q's shape, and the logarithms of the sums, float32 (B, H, T) or (H, B T)."""
+    found = torch.cuda.get_device_capability(q.device)
+    if found < HOPPER:
+        raise BackendError(
+            f"FlashAttention-4 trains on GPUs of capability 9.0 or later, not {found[0]}.{found[1]}",
+            where="--kernels attention=fa4",
+            fix="cute.attention=false",
+        )
     given = _packing(queries, keys, longest_q, longest_k)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Argument .* cannot be converted to a JitArgument")
