@@ -432,7 +432,7 @@ def requests_of(
     masked = [*asking, *(block.seen for block in plan.spec.blocks)]
     windows = {_window(plan, spec.window) for spec in masked if spec.window is not None}
     by_position = (
-        plan.on_batch
+        any(one.name in plan.on_batch and not one.plugin.manifest.unweighted for one in plan.active)
         or loss.weights
         or any(one.weight_field for one in loss.targets)
         or any(one.name == "weights" for one in plan.sourcing.fields)
@@ -450,7 +450,6 @@ def requests_of(
         "linear_cross_entropy": {
             "targets": 1 + len(loss.targets),
             "form": loss.form,
-            # on_batch may add weights
             "weights": "position" if by_position else "target" if loss.targets else None,
             "rows": max(shape.rows * shape.seq_len for shape in plan.course),
             "width": plan.config.model.dim,

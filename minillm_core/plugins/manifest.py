@@ -46,6 +46,7 @@ class Manifest:
     surrogate: bool = False  # it rounds and uses a surrogate gradient (straight-through)
     export: str | None = None  # the layout that the model fits with this plugin
     task: bool = False  # it provides the training data: --task may name it
+    unweighted: bool = False  # its on_batch adds no weights of positions
     requires: tuple[str, ...] = ()  # pip requirements that its hooks import
 
     @classmethod
@@ -67,10 +68,8 @@ class Manifest:
             expected, fits = _EXPECTED[key]
             if not fits(value):
                 raise ManifestError(f"keyword {key}={value!r} should be {expected}")
-        checked: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in keywords.items()
-        }
+        checked: dict[str, Any]
+        checked = {k: tuple(v) if isinstance(v, list) else v for k, v in keywords.items()}
         return cls(**checked)
 
 
@@ -95,14 +94,14 @@ _EXPECTED: dict[str, tuple[str, Any]] = {
     "api": (f"{HOOK_API}", lambda value: value == HOOK_API),
     "backends": (f"a tuple of some of {', '.join(BACKENDS)}", _some(BACKENDS.__contains__)),
     "devices": (f"a tuple of some of {', '.join(_DEVICES)}", _some(_DEVICES.__contains__)),
-    "identity_at_init": ("True or False", lambda value: isinstance(value, bool)),
-    "discrete": ("True or False", lambda value: isinstance(value, bool)),
-    "surrogate": ("True or False", lambda value: isinstance(value, bool)),
+    **dict.fromkeys(
+        ("identity_at_init", "discrete", "surrogate", "task", "unweighted"),
+        ("True or False", lambda value: isinstance(value, bool)),
+    ),
     "export": (
         "the name of a layout, or None",
         lambda v: v is None or (isinstance(v, str) and v.isidentifier()),
     ),
-    "task": ("True or False", lambda value: isinstance(value, bool)),
     "requires": (
         'a tuple of what pip takes, such as ("tensorboard>=2.16",)',
         _some(_is_requirement),

@@ -46,6 +46,7 @@ class Plugin(BaseModel):
             or one that an installed distribution writes: ``"qwen2"``, ``"qwen3"``. Without it, an export
             contains modeling files, written from the plugin's source.
         task: the plugin provides the training data, so that ``--task`` may name it.
+        unweighted: its ``on_batch`` adds no ``weights``, so that kernels of the loss serve that take none.
         requires: pip requirements that its hooks import when they first run:
             ``("tensorboard>=2.16",)``. A run is refused before it starts where one is missing.
 

@@ -57,11 +57,8 @@ def plan_hook(
         input's shape; None where no plugin has the hook. Fields that a source declares are 0 where
         the batch has none, as in phase decode.
     """
-    counted, vocab, asked = (
-        Counter() if seen is None else seen,
-        plan.config.model.vocab,
-        plan.sourcing,
-    )
+    counted = Counter() if seen is None else seen
+    vocab, asked = plan.config.model.vocab, plan.sourcing
     drawn = streams or Streams(plan.config.seed)
     ids = dict(asked.ids if specials is None else specials)
     declared: dict[str, list[Field]] = {}
@@ -79,7 +76,7 @@ def plan_hook(
         shape, share = batch["ids"].shape, progress() if phase == "train" else 1.0
         for one in chain:
             hook, labelled = f"on_batch, phase {phase}", phase == "eval" and _labelled(batch)
-            there = known.union(batch)
+            there, weighted = known.union(batch), "weights" in batch
             with one.contain(hook), drawn.of(one.name, phase):
                 batch = _call(
                     one.plugin.on_batch,  # type: ignore[attr-defined]
@@ -94,6 +91,9 @@ def plan_hook(
                 _fields(checked(batch, vocab), declared.get(one.name, ()), there)
             except DataError as error:
                 raise _error(one, hook, "broke the batch in", error.what, error.fix) from error
+            if one.plugin.manifest.unweighted and "weights" in batch and not weighted:
+                fix = "leave unweighted=True out of the class statement"
+                raise _error(one, hook, "gave weights to", "a batch that had none", fix)
             if batch["ids"].shape != shape:
                 where = f"'ids' {batch['ids'].shape}, not {shape}"
                 fix = (

@@ -17,7 +17,9 @@ from minillm_core.ops.select import Candidate, Request
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_cute.cute import Cute
+from minillm_data.source_weights import SourceWeights
 from minillm_mix.forgetting_attn import ForgettingAttn
+from minillm_modded.bigram_hash import BigramHash
 from minillm_modded.windows import Windows
 from minillm_muon.muon import Muon
 from minillm_triton.triton import Triton
@@ -137,6 +139,11 @@ class Capped(Plugin, api=1):
 
     def compute_loss(self, loss: Any) -> None:
         loss.logits(cap=TanhCap(15.0))
+
+
+def test_a_plugin_that_adds_no_weights_leaves_it_the_loss() -> None:
+    assert chosen(planned(BigramHash()))["linear_cross_entropy"] == "quack"
+    assert chosen(planned(SourceWeights()))["linear_cross_entropy"] == "chunked"
 
 
 def test_a_loss_that_it_cannot_serve_is_left_to_others_and_told() -> None:

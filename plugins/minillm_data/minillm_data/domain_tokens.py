@@ -25,7 +25,7 @@ from minillm_data.relaid import Layout, as_it_is, relaid, stretches
 __all__ = ["DomainTokens", "domains_of"]
 
 
-class DomainTokens(Plugin, api=1):
+class DomainTokens(Plugin, api=1, unweighted=True):
     """A token that names a document's domain stands at its beginning, until a cooldown."""
 
     domains: list[str] = option(help="names of all domains", min_length=1)

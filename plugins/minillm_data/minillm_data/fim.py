@@ -27,7 +27,7 @@ __all__ = ["Fim"]
 NAMES = ("fim_prefix", "fim_middle", "fim_suffix")
 
 
-class Fim(Plugin, api=1):
+class Fim(Plugin, api=1, unweighted=True):
     """Fill in the middle: the middle of some documents is moved to their end."""
 
     rate: float = option(0.5, gt=0, le=1, help="fraction of documents that are rearranged")

@@ -26,7 +26,7 @@ __all__ = ["Kept", "StochasticDepth"]
 FIELD = "depth_drawn"
 
 
-class StochasticDepth(Plugin, api=1):
+class StochasticDepth(Plugin, api=1, unweighted=True):
     """Rows skip blocks at random in training, the last ones most often."""
 
     drop: float = option(

@@ -42,7 +42,7 @@ HERE, BEFORE = 36313, 27191
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
-class BigramHash(Plugin, api=1, identity_at_init=True):
+class BigramHash(Plugin, api=1, identity_at_init=True, unweighted=True):
     """An embedding of each pair of neighbouring tokens, hashed, at the entry of the layers."""
 
     size: float = option(

@@ -27,7 +27,7 @@ __all__ = ["PrefixTokens", "prefixes"]
 FIELD = "prefix_token"
 
 
-class PrefixTokens(Plugin, api=1):
+class PrefixTokens(Plugin, api=1, unweighted=True):
     """The longest token that begins the next one is predicted as well, with a weight that falls to 0."""
 
     weight: float = option(

@@ -97,6 +97,7 @@ def test_the_list_is_json(site) -> None:
         "surrogate": False,
         "export": None,
         "task": False,
+        "unweighted": False,
         "requires": [],
     }
 

@@ -141,6 +141,24 @@ def test_a_field_that_is_not_declared_is_refused() -> None:
     assert refused.value.fix == "data.field('mine', 'int32') in build_data"
 
 
+class Weighs(Plugin, api=1, unweighted=True):
+    """Says that it adds no weights, and does."""
+
+    def on_batch(self, batch: Any) -> Any:
+        return {**batch, "weights": np.ones(batch["ids"].shape, np.float32)}
+
+
+def test_weights_of_a_plugin_that_says_it_adds_none_are_refused() -> None:
+    with pytest.raises(PluginCodeError, match="gave weights to on_batch") as refused:
+        called(Weighs(), "train", Counter())
+    assert refused.value.where == "a batch that had none"
+    given = [LoadedPlugin.of("one", Weighs())]
+    hook = plan_hook(plan_of("one"), given, seen=Counter(), streams=Streams(0))
+    weighted = batch() | {"weights": np.ones((2, 4), np.float32)}
+    assert hook is not None
+    assert "weights" in hook(weighted, "train")
+
+
 def test_who_takes_every_label_of_an_evaluation_is_counted() -> None:
     seen: Counter[str] = Counter()
     for phase in ("train", "eval", "decode"):
