@@ -6,7 +6,10 @@ The tokens per step are unchanged, so every candidate trains the same model. Tri
    the plan's estimate. Starting at the largest, each candidate has at most half the rows of the previous
    one, until one is clearly slower than the fastest
 2. ``train.checkpointing``: it computes a third more, so it is only tried where it allows more rows
-3. kernels: for the fastest candidate, each op's other kernels, one at a time
+3. plugins that offer kernels and do nothing else, where they are installed and not named: for the fastest
+   candidate, one after the other; those that are faster stay. Kernels outside their dtype's tolerance are
+   for those who name them
+4. kernels: for the fastest candidate, each op's other kernels, one at a time
 
 One candidate is in memory at a time. It is clearly slower than another where each of its turns is at
 least 1 % slower than the other's median. Among candidates not clearly slower than the fastest, the one with the
@@ -18,20 +21,23 @@ are clearly slower.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from minillm_core import OutOfMemory, Plan, Refusal
-from minillm_core.inspection import verdicts
+from minillm_core import MinillmError, OutOfMemory, Plan, Refusal
+from minillm_core.inspection import find_plugin, installed_plugins, verdicts
 from minillm_core.studies import Detected, hardware, sized, versions
 from minillm_lab.bench import WARM, refuse_no_time
 from minillm_lab.profiling import Profiler, profiler_of
 from minillm_lab.study import Study, bind, open_corpus, without_gc
 
-__all__ = ["Candidate", "Request", "tune"]
+__all__ = ["Candidate", "Request", "kernel_plugins", "tune"]
+
+KERNELS = "kernel_provider"
+"""The one hook of a plugin that only offers kernels."""
 
 CROWDED = 0.92
 """Maximum fraction of memory for an estimate, which excludes the framework's own memory."""
@@ -56,6 +62,7 @@ class Candidate:
     predicted: int  # bytes, by the plan's estimate
     reason: str = ""  # for not running it, or not to its end
     kernel: str = ""  # the kernel under trial, as in --kernels
+    added: tuple[str, ...] = ()  # plugins of kernels that the run does not name
     speeds: list[float] = field(default_factory=list)  # real tokens per second, one entry per turn
     first: float = 0.0  # seconds of the first step, compilation included
     peak: int | None = None  # bytes; None: the framework does not count
@@ -77,22 +84,25 @@ class Candidate:
         return (
             f"{train.rows} x {train.accumulate} rows"
             + ", recomputed" * train.checkpointing
+            + "".join(f", with {name}" for name in self.added)
             + f", {self.kernel}" * bool(self.kernel)
         )
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings that define the candidate, by key."""
+        """Return the settings that define the candidate, by key; ``plugins`` only where some are added."""
         train = self.plan.config.train
         names = ("rows", "accumulate", "checkpointing")
         return {
             "kernels": self.plan.config.kernels,
             **{f"train.{name}": getattr(train, name) for name in names},
+            **({"plugins": [*self.added]} if self.added else {}),
         }
 
     def data(self) -> dict[str, Any]:
         """Return the candidate as JSON."""
         return {
             **self.settings(),
+            "plugins": [*self.added],
             "kernel": self.kernel or None,
             "predicted_bytes": self.predicted,
             "reason": self.reason or None,
@@ -111,6 +121,8 @@ def tune(
     *,
     cache: Path,
     say: Say,
+    offered: Sequence[str] = (),
+    planned: Callable[[Collection[str]], Plan] | None = None,
     create: Callable[[Detected, Plan], Any] | None = None,
     profile: Callable[[Any], Profiler] = profiler_of,
 ) -> tuple[dict[str, Any], Plan]:
@@ -122,6 +134,8 @@ def tune(
         detected: backend and device.
         cache: the token cache.
         say: prints a line.
+        offered: plugins of kernels to try, beside those of the plan.
+        planned: plans the run with such plugins added; None: they are not tried.
         create: the backend factory; default: the one of ``detected``.
         profile: the profiler factory, called with a trainer.
 
@@ -140,6 +154,8 @@ def tune(
     study = Study(corpus, detected, say=say, create=create)
     tuning = Tuning(request, plan, detected, binding.dtype, study, say, profile)
     tuning.batches()
+    if planned is not None:
+        tuning.plugins(offered, planned)
     tuning.kernels()
     best, gain = tuning.confirmed()
     document = {
@@ -162,6 +178,19 @@ def tune(
         ),
     }
     return document, best.plan
+
+
+def kernel_plugins(named: Collection[str]) -> Iterator[str]:
+    """Yield the installed plugins that offer kernels and do nothing else, except those in ``named``.
+
+    A plugin is imported only if its source mentions the hook.
+    """
+    for entry in installed_plugins():
+        if entry.name in named or entry.broken or not entry.file:
+            continue
+        mentions = KERNELS in Path(entry.file).read_text("utf-8", errors="replace")
+        if mentions and find_plugin(entry.name).cls.hooks == (KERNELS,):
+            yield entry.name
 
 
 def _refuse_fixed(plan: Plan) -> None:
@@ -251,6 +280,24 @@ class Tuning:
                 if one.speeds and one.clearly_slower(self.fastest):
                     break
 
+    def plugins(self, offered: Sequence[str], planned: Callable[[Collection[str]], Plan]) -> None:
+        """Try plugins of kernels, one after the other, on the fastest candidate so far.
+
+        Those of which no kernel can serve here are left out; ``minillm kernels list`` says why.
+        """
+        for name in offered:
+            now = self.best()
+            train, added = now.plan.config.train, (*now.added, name)
+            division = {"rows": train.rows, "accumulate": train.accumulate}
+            try:
+                plan = planned(added).with_train(**division, checkpointing=train.checkpointing)
+                served = {(one.op, one.kernel) for one in verdicts(plan, self.detected).choices()}
+            except MinillmError:
+                continue
+            ours = [c for owner, c in plan.candidates if owner == name and (c.op, c.name) in served]
+            if ours and all(one.within_tolerance for one in ours):
+                self._run(Candidate(plan, now.predicted, added=added))
+
     def kernels(self) -> None:
         """Try the other kernels of each op, one at a time, on the fastest candidate so far."""
         found = verdicts(self.best().plan, self.detected)
@@ -270,7 +317,7 @@ class Tuning:
             policy = verdicts(now.plan, self.detected).policy.naming(op, name)
             config = now.plan.config.model_copy(update={"kernels": str(policy)})
             plan = replace(now.plan, config=config)
-            self._run(Candidate(plan, now.predicted, kernel=f"{op}={name}"))
+            self._run(Candidate(plan, now.predicted, kernel=f"{op}={name}", added=now.added))
 
     def confirmed(self) -> tuple[Candidate, float | None]:
         """Time the best candidate against the original settings; return the choice and its speed-up.

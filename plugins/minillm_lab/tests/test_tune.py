@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from minillm_core import OutOfMemory, Plan, Refusal, build_plan
+from minillm_core import Candidate, OutOfMemory, Plan, Plugin, Refusal, build_plan
 from minillm_core.backends.base import Binding, StepResult
 from minillm_core.config.schema import Stage
-from minillm_core.studies import Detected
+from minillm_core.studies import Detected, LoadedPlugin
 from minillm_lab.cli.tune import render, verdict
-from minillm_lab.tune import Request, tune
+from minillm_lab.tune import Request, kernel_plugins, tune
 
 DETECTED = Detected("torch", "cpu", "the test says so")
 MIB = 2**20
@@ -33,6 +33,7 @@ class Machine:
 
     def create(self, detected: Detected, plan: Plan) -> Any:
         train, kernels = plan.config.train, plan.config.kernels
+        kernels += "".join(f" {owner}" for owner, _ in plan.candidates)
         self.built.append((train.rows, train.checkpointing, kernels))
         return SimpleNamespace(trainer=lambda plan, seed, **more: FakeTrainer(self, train, kernels))
 
@@ -87,7 +88,14 @@ def tuned(asked: Callable, folder: Path) -> Callable[..., dict[str, Any]]:
     """Return ``tuned(machine, rows=, memory=)``: the result for ``rows`` in one micro-batch."""
     text = folder / "text.txt"
 
-    def run(machine: Machine, *, rows: int = 8, memory: float | None = None, **train: Any) -> Any:
+    def run(
+        machine: Machine,
+        *,
+        rows: int = 8,
+        memory: float | None = None,
+        offered: tuple[Plugin, ...] = (),
+        **train: Any,
+    ) -> Any:
         loaded, plugins = asked()
         update = {
             "data": loaded.config.data.model_copy(update={"paths": (str(text),)}),
@@ -96,13 +104,21 @@ def tuned(asked: Callable, folder: Path) -> Callable[..., dict[str, Any]]:
                 update={"rows": rows, "accumulate": 1, "seq_len": 16, **train}
             ),
         }
-        plan = build_plan(replace(loaded, config=loaded.config.model_copy(update=update)), plugins)
+        found = replace(loaded, config=loaded.config.model_copy(update=update))
+        plan = build_plan(found, plugins)
+        more = {type(one).__name__.lower(): one for one in offered}
+
+        def planned(added: Collection[str]) -> Plan:
+            return build_plan(found, [*plugins, *(LoadedPlugin.of(n, more[n]) for n in added)])
+
         result, plan = tune(
             Request(steps=2, repeats=2, memory=memory),
             plan,
             DETECTED,
             cache=folder / "cache",
             say=lambda line: None,
+            offered=[*more],
+            planned=planned,
             create=machine.create,
             profile=machine.profile,
         )
@@ -151,6 +167,61 @@ def test_a_faster_kernel_is_taken(tuned) -> None:
     assert "--kernels attention=composed" in verdict(result)
     tried = [one["kernel"] for one in result["candidates"] if one["kernel"]]
     assert len(tried) == len(set(tried)) >= 3
+
+
+def kernel(name: str, **more: Any) -> Candidate:
+    reference = "minillm_core.backends.torch.ops:swiglu"
+    return Candidate("swiglu", name, ("torch",), reference, rank=lambda request: -1, **more)
+
+
+class Quick(Plugin, api=1, backends=("torch",)):
+    """A faster kernel."""
+
+    def kernel_provider(self, kernels: Any) -> None:
+        kernels.candidate(kernel("quick"))
+
+
+class Slow(Plugin, api=1, backends=("torch",)):
+    """A slower kernel."""
+
+    def kernel_provider(self, kernels: Any) -> None:
+        kernels.candidate(kernel("slow"))
+
+
+class Rough(Plugin, api=1, backends=("torch",)):
+    """A kernel that rounds."""
+
+    def kernel_provider(self, kernels: Any) -> None:
+        kernels.candidate(kernel("rough", within_tolerance=False))
+
+
+class Elsewhere(Plugin, api=1, backends=("torch",), devices=("cuda",)):
+    """A kernel for another device."""
+
+    def kernel_provider(self, kernels: Any) -> None:
+        kernels.candidate(kernel("elsewhere", devices=("cuda",)))
+
+
+def test_kernels_of_plugins_that_are_not_named_are_tried_and_the_faster_ones_stay(tuned) -> None:
+    times = {"quick": 0.5, "slow": 2.0}
+    machine = Machine(
+        lambda train, kernels: min((times[n] for n in times if n in kernels), default=1.0)
+    )
+    result = tuned(machine, rows=1, offered=(Elsewhere(), Rough(), Slow(), Quick()))
+    tried = [one["plugins"] for one in result["candidates"] if one["plugins"] and not one["kernel"]]
+    assert tried == [["slow"], ["quick"]]
+    assert result["best"]["plugins"] == ["quick"]
+    assert "plugins" not in result["as_they_were"]
+    assert result["gain"] == pytest.approx(2.0, rel=0.1)
+    assert verdict(result).startswith("best: --plugins quick; against")
+    table = render(result)
+    assert [*table.columns[-1].cells].count("chosen") == 1
+    assert "with quick" in [*table.columns[1].cells]
+
+
+def test_installed_plugins_of_kernels_are_found_and_others_are_not() -> None:
+    assert {*kernel_plugins(())} >= {"cute", "fp8_head", "liger", "metal", "triton"}
+    assert not {"liger", "muon", "fp8_mlp"} & {*kernel_plugins({"liger"})}
 
 
 def test_what_does_not_fit_is_listed_and_not_run(tuned) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +17,7 @@ from minillm_core import Refusal
 from minillm_core.commands import AsJson, Plugins, StudyOptions, cache_folder, counted, emit, say
 
 if TYPE_CHECKING:
+    from minillm_core import Plan
     from minillm_core.studies import RunRequest
     from minillm_lab.tune import Request
 
@@ -65,7 +67,8 @@ def tune(
     """Find the micro-batch, checkpointing and kernels that train fastest on this machine.
 
     A step keeps its tokens: train.rows x train.accumulate stays, so every candidate trains the same
-    model. Divisions that the plan's estimate does not fit into memory are listed and not run.
+    model. Kernels of installed plugins that are not named are tried too (--plugins -NAME: not this
+    one's). Divisions that the plan's estimate does not fit into memory are listed and not run.
     """
     from minillm_core.studies import bytes_of
     from minillm_lab.bench import refuse_no_time
@@ -86,12 +89,29 @@ def show_tune(asked: RunRequest, request: Request, to: Path, *, json: bool) -> N
     """Tune; write the settings file; a table, or one JSON document, on stdout."""
     from minillm_core import build_plan
     from minillm_core.studies import prepare, settings_file
+    from minillm_lab.tune import kernel_plugins
     from minillm_lab.tune import tune as run_tune
+
+    def planned(added: Collection[str]) -> Plan:
+        words = filter(None, [asked.plugins, *added])
+        again = prepare(replace(asked, plugins=",".join(words)), to_run=True)
+        return build_plan(again.loaded, again.plugins)
 
     prepared = prepare(asked, to_run=True)
     assert prepared.detected is not None  # otherwise already refused
     plan = build_plan(prepared.loaded, prepared.plugins)
-    result, best = run_tune(request, plan, prepared.detected, cache=cache_folder(), say=say)
+    known = {one.name for one in prepared.plugins} | {
+        word.strip().removeprefix("-") for word in (asked.plugins or "").split(",")
+    }
+    result, best = run_tune(
+        request,
+        plan,
+        prepared.detected,
+        cache=cache_folder(),
+        say=say,
+        offered=[*kernel_plugins(known)],
+        planned=planned,
+    )
     command = f"minillm train -c {shlex.quote(str(to))}"
     if files := [one.origin.source for one in prepared.plugins if one.distribution is None]:
         command += f" --plugins {shlex.quote(','.join(files))}"
@@ -136,11 +156,13 @@ def render(result: Mapping[str, Any]) -> Table:
     fastest = max(one["tokens_per_second"] or 0.0 for one in result["candidates"])
     for one in result["candidates"]:
         speed = one["tokens_per_second"]
-        chosen = all(one[key] == value for key, value in best.items())
+        chosen = all(one[key] == value for key, value in {"plugins": [], **best}.items())
         rows = f"{one['train.rows']} x {one['train.accumulate']}"
         cells = (
             rows + ", recomputed" * one["train.checkpointing"],
-            one["kernel"] or "",
+            ", ".join(
+                [*(f"with {name}" for name in one["plugins"]), *filter(None, [one["kernel"]])]
+            ),
             f"{speed:,.0f}" if speed else one["reason"].partition(":")[0],
             f"{speed / fastest:.3f}" if speed else "",
             *([f"{one['mfu']:.1%}" if one["mfu"] else ""] * known_mfu),
@@ -156,11 +178,16 @@ def verdict(result: Mapping[str, Any]) -> str:
     """Describe the chosen candidate and its speed-up over the original settings."""
     if result["best"] == result["as_they_were"]:
         return "the settings as they were are not clearly slower than any other: they stay"
+    before = result["as_they_were"]
     typed = " ".join(
-        f"--kernels {value}" if key == "kernels" else f"{key}={str(value).lower()}"
-        for key, value in result["best"].items()
-        if value != result["as_they_were"][key]
+        _typed(key, value) for key, value in result["best"].items() if value != before.get(key)
     )
     gain = result["gain"]
     against = "those do not fit" if gain is None else f"{gain:.3f} x as fast, timed in turns"
     return f"best: {typed}; against the settings as they were: {against}"
+
+
+def _typed(key: str, value: Any) -> str:
+    """Format a setting as on the command line."""
+    flags = {"kernels": str, "plugins": ",".join}
+    return f"--{key} {flags[key](value)}" if key in flags else f"{key}={str(value).lower()}"
