@@ -36,7 +36,8 @@ def offered(folder: Path) -> tuple[str, dict[str, Any]]:
 def summary_cell(cls: Any) -> str:
     """Return a plugin's summary, formatted for a table cell."""
     said = cls.summary().rstrip(".")
-    name = said[1:2].isupper() or said.split()[0].endswith("'s")  # RMSNorm, Muon's
+    first = said.split()[0]
+    name = first[1:] != first[1:].lower() or first.endswith("'s")  # RMSNorm, AdamW, Muon's
     return said if name else said[0].lower() + said[1:]
 
 
