@@ -106,3 +106,20 @@ def test_loss(positions: int, weighted: bool, compiled: bool) -> None:
     )
     arrays = [torch.randn(positions, C), 0.1 * torch.randn(V, C)]
     check("linear_cross_entropy", kernel, arrays, targets=targets, weights=weights)
+
+
+def test_loss_gives_the_same_bits() -> None:
+    pytest.importorskip("quack")
+    from minillm_cute.kernels.loss import linear_cross_entropy
+
+    torch.manual_seed(0)
+    hidden = torch.randn(20_000, 256, device="cuda").bfloat16()
+    weight = (0.1 * torch.randn(12_800, 256, device="cuda")).bfloat16()
+    targets = torch.randint(-1, 12_800, (1, 20_000), device="cuda", dtype=torch.int32)
+    found = []
+    for _ in range(4):
+        given = [x.clone().requires_grad_() for x in (hidden, weight)]
+        total = linear_cross_entropy(*given, targets)[0]
+        found.append((total.detach(), *torch.autograd.grad(total, given)))
+    for again in found[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(again, found[0], strict=True))
