@@ -70,16 +70,12 @@ def choose(machine: Machine, backend: str = "auto", device: str = "auto") -> Det
             the backend does not support the device or finds none here.
     """
     kind, colon, number = device.partition(":")
-    if colon and (kind != "cuda" or not re.fullmatch("[0-9]{1,3}", number)):
-        fix = "--device cuda:1" if kind == "cuda" else f"--device {kind}"
-        what = "the number of a device is one of cuda's, counted from 0"
-        raise BackendError(what, where=f"--device {device}", fix=fix)
     if backend != "auto":
         _require(machine, backend)
         reason = f"--backend {backend}"
     else:
         backend, reason = _automatic(machine, kind)
-    if kind == "auto":
+    if device == "auto":
         device, why = _best_device(machine, backend)
         return Detected(backend, device, f"{reason}; {why}")
     if kind not in DEVICES[backend]:
@@ -87,6 +83,10 @@ def choose(machine: Machine, backend: str = "auto", device: str = "auto") -> Det
         elsewhere = f"; {kind} belongs to --backend {others[0]}" if others else ""
         what, fix = f"{backend} knows no device '{device}'", " or ".join(DEVICES[backend])
         raise BackendError(what, where=f"--device {device}", fix=f"--device {fix}{elsewhere}")
+    if colon and (kind != "cuda" or not re.fullmatch("[0-9]{1,3}", number)):
+        fix = "--device cuda:1" if kind == "cuda" else f"--device {kind}"
+        what = "the number of a device is one of cuda's, counted from 0"
+        raise BackendError(what, where=f"--device {device}", fix=fix)
     if kind == "mps" and not machine.apple:
         what, fix = "this machine has no mps: it is the GPU of Apple silicon", "--device cpu"
         raise BackendError(what, where=f"--device {device}", fix=f"{fix}, or leave it out")

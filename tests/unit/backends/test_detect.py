@@ -136,6 +136,8 @@ def test_machines(machine: Machine, arguments: tuple[str, ...], backend: str, de
         (Machine(torch=TORCH), ("auto", "gpu"), "mlx is not installed", "'minillm-core[mlx]'"),
         (Machine(torch=TORCH), ("auto", "cuda:x"), "the number of a device", "--device cuda:1"),
         (Machine(torch=TORCH), ("auto", "cpu:3"), "the number of a device", "--device cpu"),
+        (Machine(torch=TORCH), ("auto", "tpu:0"), "no backend knows a device 'tpu'", "one of cpu"),
+        (Machine(torch=TORCH), ("auto", "auto:1"), "no device 'auto:1'", "--device cpu or cuda"),
     ],
 )
 def test_refusals(machine: Machine, arguments: tuple[str, ...], what: str, fix: str) -> None:
