@@ -80,13 +80,35 @@ LONG = ("test_contract.py", "test_wrong_plugins.py", "test_torch_ranks.py", "tes
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the files that take minutes: a worker that gets one last works on when others are done.
 
-    Tests marked nightly are deselected, unless -m names that marker.
+    Tests marked nightly are deselected, unless -m names that marker. Of a test marked broad(n), n cases, evenly
+    spaced, stay in the fast tier; the others are slow.
     """
     if "nightly" not in config.option.markexpr:
         left = [one for one in items if one.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=left)
         items[:] = [one for one in items if not one.get_closest_marker("nightly")]
+    for cases in _broad(items):
+        kept = {round(i * len(cases) / _kept(cases[0])) for i in range(_kept(cases[0]))}
+        for number, one in enumerate(cases):
+            if number not in kept:
+                one.add_marker("slow")
     items.sort(key=lambda one: not (one.path.name in LONG or one.path.parent.name == "integration"))
+
+
+def _broad(items: list[pytest.Item]) -> Iterator[list[pytest.Item]]:
+    """Group the cases of each test marked broad, as many as it keeps or more."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for one in items:
+        if one.get_closest_marker("broad") and not one.get_closest_marker("slow"):
+            cases.setdefault(one.nodeid.partition("[")[0], []).append(one)
+    yield from (found for found in cases.values() if len(found) > _kept(found[0]))
+
+
+def _kept(one: pytest.Item) -> int:
+    """Return how many cases of a broad test the fast tier keeps."""
+    marker = one.get_closest_marker("broad")
+    assert marker is not None
+    return int(marker.args[0])
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -24,6 +24,7 @@ def given(tmp_path: Path) -> tuple[str, ...]:
     return (*where, *SMALL)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_by_the_command_that_started_it(
     given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

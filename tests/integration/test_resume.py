@@ -142,6 +142,7 @@ SETS += [("sft", "sparse_loss"), ("ema", "muon"), ("schedule_free",)]
 STAGES = "train.stages=[{until=0.3, rows=4, seq_len=5}, {until=0.7, accumulate=3}]"
 
 
+@pytest.mark.broad(5)
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 @pytest.mark.parametrize("names", SETS, ids="+".join)
 def test_a_resumed_run_is_bit_equal(shell: Shell, backend: str, names: tuple[str, ...]) -> None:
@@ -380,6 +381,7 @@ def test_the_plan_of_a_run_can_be_shown(shell: Shell, capsys: pytest.CaptureFixt
     assert document["plan_hash"] == record["plan_hash"]
 
 
+@pytest.mark.slow
 def test_a_spike_goes_back_further_each_time_and_a_kill_changes_nothing(shell: Shell) -> None:
     (shell.folder / "spike.py").write_text(SPIKE)
     plugin = ("--plugins", f"{shell.folder / 'spike.py'}:Spike")
@@ -440,6 +442,7 @@ def learnt_after(out: Path, step: int) -> list[tuple[Any, ...]]:
     return [one for one in learnt(out) if one[0] > step]
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize(
     "names", [(), ("muon", "paired_heads"), ("noise",)], ids=lambda n: "+".join(n) or "none"
 )

@@ -85,6 +85,7 @@ def listed(count: Any, indices: Any) -> Any:
     return chosen
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     masks(), st.sampled_from([(2, 1), (3, 3), (4, 2)]), st.sampled_from([None, 0.1]), st.booleans()

@@ -80,6 +80,7 @@ CASES = {
 SLOW = ("both", "checkpointing", "bfloat16", "float16")
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW else ()) for case in CASES]
 )
@@ -102,6 +103,7 @@ def test_torch_compiles_each_graph_once(lab: Any, compiler: Compiler, case: str)
     assert [r.loss for r in found] == pytest.approx([r.loss for r in expected], rel=close)
 
 
+@pytest.mark.slow
 def test_torch_compiles_micro_batches_once(lab: Any, compiler: Compiler) -> None:
     plan = lab.plan("muon", "paired_heads", train_compile="on", model_layers=1)
     run = lab.trainer(plan, compiler=compiler)
@@ -134,6 +136,7 @@ def test_mlx_traces_each_graph_once(lab: Any, parts: int, traces: int) -> None:
     assert found == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize(
     ("backend", "inputs", "graphs"),
     [("torch", ("windowed.window",), 1), ("torch", (), 2), ("mlx", (), 2)],
@@ -170,6 +173,7 @@ def test_a_staged_window_is_an_input_of_torch_s_graph(
 LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 10)  # beyond torch's recompile limit for one code object
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "sizes"),
     [

@@ -633,6 +633,7 @@ def cuts(draw: Any) -> list[int]:
     return np.diff([0, *ends, LENGTH]).tolist()
 
 
+@pytest.mark.broad(14)
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=cuts())
 @example(sizes=[LENGTH])

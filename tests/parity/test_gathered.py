@@ -107,6 +107,7 @@ CASES = {
 }
 
 
+@pytest.mark.broad(10)
 @BACKENDS
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])

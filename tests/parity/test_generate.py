@@ -26,6 +26,7 @@ def written(model: Any, sampling: Sampling, *, cached: bool) -> list[int]:
     return ids
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize("names", SETS, ids="+".join)
 def test_the_cache_and_the_framework_change_no_id(lab: Any, names: tuple[str, ...]) -> None:
     plan = lab.plan(*names, train_lr=0.03)

@@ -75,6 +75,7 @@ def hidden_of(model: Any) -> Callable[[Any], Any]:
     return lambda ids: model.hidden({"ids": ids}, {})[0]
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize("kv_heads", [2, 4])
 def test_operators_are_those_of_the_hand_written_model(pair: Any, lab: Any, kv_heads: int) -> None:
     plan, ours, hand = pair(model_kv_heads=kv_heads)
@@ -98,6 +99,7 @@ def test_losses_and_gradients_are_those_of_the_hand_written_model(pair: Any, lab
     lab.assert_gradients(named[0], named[1], overall=1e-6)
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize(
     ("names", "layers"), [((), 1), (("muon", "paired_heads"), 2)], ids=["plain", "both"]
 )
@@ -130,6 +132,7 @@ def test_a_step_is_one_graph(
         np.testing.assert_allclose(got, expected, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_paired_heads_adds_no_operator_that_computes(lab: Any) -> None:
     """It only rearranges: there may be more copies, and attention is one call in both."""
     counts = []

@@ -124,6 +124,7 @@ def aot_eager(function: Any, **options: Any) -> Any:
     return torch.compile(function, backend="aot_eager", **options)
 
 
+@pytest.mark.broad(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "case",

@@ -64,6 +64,7 @@ def test_features_are_the_plain_models_to_the_bit(
     np.testing.assert_array_equal(features(lab, plan), features(lab, plain))
 
 
+@pytest.mark.broad(6)
 @each_set
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 def test_logits_and_the_first_loss_are_the_plain_models_to_the_bit(

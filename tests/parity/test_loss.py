@@ -136,6 +136,7 @@ def test_one_upstream_scalar_multiplies_both_gradients(side: Any, name: str) -> 
         side.assert_close(thrice.grads[n], 3.0 * once.grads[n], 1e-6, n)
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize(
     ("form", "weights"), [(PLAIN, None), (PLAIN, (2, 10)), (FORMS[-1], (2,))], ids=str
 )

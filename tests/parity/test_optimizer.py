@@ -252,7 +252,7 @@ def test_state_of_another_dtype_is_refused_at_the_first_step(lab: Any, backend: 
     assert "ops.astype(m, 'float32')" in (caught.value.fix or "")
 
 
-@pytest.mark.parametrize("backend", [*BACKENDS, "compiled"])
+@pytest.mark.parametrize("backend", [*BACKENDS, pytest.param("compiled", marks=pytest.mark.slow)])
 def test_state_that_is_an_argument_keeps_its_value(lab: Any, backend: str, aot: Any) -> None:
     compiled = backend == "compiled"
     plan = lab.plan(plugins={"remembers": Remembers()}, train_compile="on" if compiled else "off")

@@ -40,6 +40,7 @@ def trained(lab: Any, plan: Any, backend: str, steps: int = 12, **options: Any) 
     return run, lab.losses(run, plan, [[batch]] * steps)
 
 
+@pytest.mark.broad(3)
 @both_backends
 @pytest.mark.parametrize("dtype", NARROW)
 @pytest.mark.parametrize("names", [(), ("muon", "paired_heads")], ids=["plain", "both"])

@@ -92,6 +92,7 @@ def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
         assert got[name].tobytes() == value.tobytes(), name
 
 
+@pytest.mark.broad(3)
 @both_backends
 @pytest.mark.parametrize(
     ("names", "dtype"),

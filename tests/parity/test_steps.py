@@ -67,6 +67,7 @@ def each_form() -> list[Any]:
     return [pytest.param(one, id=str(one), marks=marks(one)) for one in forms()]
 
 
+@pytest.mark.broad(4)
 @pytest.mark.parametrize("form", each_form())
 def test_steps_with_a_plugin_stay_together(lab: Any, form: Form) -> None:
     if form.left_out:

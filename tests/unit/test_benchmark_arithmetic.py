@@ -79,6 +79,7 @@ def test_muon_adds_newton_schulz() -> None:
         assert counted.flops[phase] == arithmetic(plain).flops[phase]
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize(
     "names",
     [
@@ -188,6 +189,7 @@ def batch(plan: Plan) -> dict[str, Any]:
     return fields | {name: ids for name, _, _ in plan.batch_fields}
 
 
+@pytest.mark.slow
 def test_stages_with_turns_count_as_often_as_they_have_one() -> None:
     """Shampoo's roots are computed in every fourth step here; products of the moments in each."""
     often, seldom = (

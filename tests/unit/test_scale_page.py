@@ -8,6 +8,7 @@ from minillm_mesh.cost import seconds
 from tools.scale_page import H200, PAGE, POINTS, SIZES, Point
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_model_says() -> None:
     assert PAGE.generated() == PAGE.text(), "python -m tools.scale_page --write"
 

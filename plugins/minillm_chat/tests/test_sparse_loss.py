@@ -40,6 +40,7 @@ def run(data: Path, out: Path, plugins: str, **more: Any) -> tuple[list[float], 
     return losses, found.get("sparse_loss", {})
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize("rows", ["sft", "sft,best_fit", "sft,length_buckets"])
 def test_chats_are_learnt_as_without(chats: Path, tmp_path: Path, rows: str) -> None:
     """Packed rows, best-fit packing, length buckets; with gradient accumulation over two micro-batches."""

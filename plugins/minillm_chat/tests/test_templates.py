@@ -575,6 +575,7 @@ BY_TOKENS = {
 }
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize("name", BY_TOKENS)
 @given(messages=tool_conversations())
 @settings(max_examples=40, deadline=None)
@@ -594,6 +595,7 @@ def test_answers_among_tools_and_reasoning_are_what_stands_between_the_tokens(
     assert made.answers(messages) == pattern.findall(whole)
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize("name", STRUCTURES)
 @given(messages=conversations())
 @settings(max_examples=25, deadline=None)

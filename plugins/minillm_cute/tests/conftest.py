@@ -131,16 +131,25 @@ FAKE = {
 
 
 @pytest.fixture(scope="session")
-def kernels() -> Iterator[Any]:
-    """Return a function that imports an op's kernel module, on top of the functions above."""
+def imported() -> Any:
+    """Import the kernels on top of the functions above, which no later test finds as modules."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
         for name in ("flash_attn", "flash_attn.cute", "quack"):
             patch.setitem(sys.modules, name, ModuleType(name))
         for name, functions in FAKE.items():
             module = ModuleType(name)
             vars(module).update({function.__name__: function for function in functions})
             patch.setitem(sys.modules, name, module)
-        yield lambda name: importlib.import_module(f"minillm_cute.kernels.{name}")
-    for name in [name for name in sys.modules if name.startswith("minillm_cute.kernels.")]:
-        del sys.modules[name]
+        names = ("attention", "loss")
+        found = {name: importlib.import_module(f"minillm_cute.kernels.{name}") for name in names}
+    for module in found.values():
+        del sys.modules[module.__name__]
+    return found
+
+
+@pytest.fixture(scope="module")
+def kernels(imported: Any) -> Iterator[Any]:
+    """Return a function that gives an op's kernel module, on a machine whose GPU says that it is a Hopper."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+        yield imported.__getitem__

@@ -92,6 +92,7 @@ def test_both_frameworks_learn_what_numpy_does(options: dict[str, Any]) -> None:
     assert fallen == pytest.approx(step * length, rel=1e-3)
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
 def test_a_model_is_drawn_to_its_teacher_without_labels(direction: str) -> None:
     """With the teacher alone, the divergence of one batch falls to a tenth; the labels' loss need not fall."""

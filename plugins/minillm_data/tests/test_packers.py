@@ -179,6 +179,7 @@ def rows(found: list[StepBatch], name: str) -> np.ndarray:
 SETS = (["best_fit"], ["eos_align"], ["length_buckets"], ["best_fit", "length_buckets"])
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize("plugins", SETS, ids="+".join)
 @given(lengths, splits, st.integers(1, 4), st.integers(1, 3))
 @settings(deadline=None, max_examples=15)

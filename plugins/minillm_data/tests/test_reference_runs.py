@@ -47,6 +47,7 @@ def arrays(place: Path, name: str) -> dict[str, np.ndarray]:
     return FrozenModel(place / name).arrays()
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 @pytest.mark.parametrize("name", ["distill", "rho1", "jest"])
 def test_a_resumed_run_is_the_uninterrupted_one(place: Path, name: str, backend: str) -> None:

@@ -164,6 +164,7 @@ def qk_norm(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("plugin", [None, "muon", "Weighted", "Bare"])
 def test_logits_are_the_same_elsewhere(

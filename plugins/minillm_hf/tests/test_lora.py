@@ -238,6 +238,7 @@ def test_an_adapter_gives_the_same_logits_in_peft(
     np.testing.assert_allclose(logits(Theirs()), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_directory_is_tuned_by_adapters_and_names_itself_in_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,7 @@ def made() -> Made:
     return make
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize("compiled", ["off", "on"])
 @pytest.mark.parametrize("micro", [1, 2])
 def test_torch_tells_forward_backward_and_optimizer(made: Made, compiled: str, micro: int) -> None:
@@ -73,6 +74,7 @@ def test_a_compiled_step_has_no_layers(made: Made) -> None:
         profiler.layers(*step)
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize("compiled", ["off", "on"])
 def test_a_trace_has_a_range_for_every_module_of_an_eager_step(
     made: Made, tmp_path: Path, compiled: str

@@ -139,6 +139,7 @@ def test_bytes_of_divided_weights_are_those_that_torch_holds() -> None:
         assert found["gradients"] == 4 * (ends + layer) + 4 * ends
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize(("memory", "shard"), [(20.5, "weights"), (21, "updates"), (1, "updates")])
 def test_auto_divides_weights_where_updates_alone_do_not_fit(memory: float, shard: str) -> None:
     found = forecast(planned(train_rows=64), 8, f"h200,memory={memory * 1e9}", "bfloat16")
@@ -165,6 +166,7 @@ def test_weights_are_not_divided_beside_shared_layers() -> None:
         forecast(planned(mesh_shard="weights", mesh_tensor=2), 8, None, "bfloat16")
 
 
+@pytest.mark.broad(3)
 @pytest.mark.parametrize(
     ("plugins", "settings", "memory", "sizes", "said"),
     [

@@ -130,6 +130,7 @@ def test_rows_are_where_every_step_would_have_moved_them(
     np.testing.assert_allclose(sparse["param"], dense.p, rtol=0, atol=1e-8)
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize(
     ("betas", "before", "worst"),
     [

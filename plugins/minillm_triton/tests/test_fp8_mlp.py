@@ -130,6 +130,7 @@ def test_scales_follow_the_largest_numbers_of_the_step_before_and_are_resumed() 
     assert [stepped(without, plan, seed) for seed in (1, 2)] != losses  # the scales have an effect
 
 
+@pytest.mark.slow
 def test_a_step_is_one_graph_and_gives_the_losses_of_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = 0
 

@@ -205,6 +205,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_kernel_is_caught(kernels: Any, fault: str) -> None:
     wrong = kernels("loss", *FAULTS[fault])

@@ -149,6 +149,7 @@ def test_an_error_inside_gives_the_folder_back(tmp_path: Path, by: str) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize("many", [2, 8])
 def test_of_many_at_once_exactly_one_trains(start: Start, by: str, many: int) -> None:
     processes = [start(by) for _ in range(many)]

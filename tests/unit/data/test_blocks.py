@@ -96,6 +96,7 @@ def test_each_block_is_shuffled_and_follows_the_one_before(
     assert read.tolist() == wanted[: len(read)]
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize("by", ARRANGED.values(), ids=ARRANGED)
 @given(lengths=blocks_of_lengths, place=st.integers(0, 10), ranks=st.sampled_from([1, 2, 4]))
 @settings(deadline=None, max_examples=40)

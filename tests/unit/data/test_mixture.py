@@ -114,6 +114,7 @@ def rows(found: Sequence[StepBatch], name: str = "ids") -> np.ndarray:
     return np.concatenate([batch[name] for step in found for batch in step.micro])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [{}, PACKED], ids=["end to end", "packer"])
 @given(lengths=sources, seed=seeds, rows_=st.integers(1, 3), accumulate=st.integers(1, 2))
 @settings(deadline=None, max_examples=40)

@@ -38,6 +38,7 @@ def rows(found: list[StepBatch], name: str = "ids") -> np.ndarray:
     return np.concatenate([batch[name] for step in found for batch in step.micro])
 
 
+@pytest.mark.slow
 @given(lengths, st.integers(0, 3), st.integers(1, 9))
 @settings(deadline=None, max_examples=50)
 def test_rows_are_those_of_documents_end_to_end_in_the_order_of_each_epoch(

@@ -1010,6 +1010,7 @@ def test_checkpoints_that_are_no_folder_of_the_run_are_refused_at_once(
     assert refused.value.fix
 
 
+@pytest.mark.broad(4)
 @pytest.mark.parametrize("name", ["metrics.jsonl", "tokenizer.json", "run.json"])
 @pytest.mark.parametrize("kind", ["folder", "link", "pipe", "device", "hole"])
 def test_files_that_are_none_are_refused_in_bounded_time(

@@ -433,6 +433,7 @@ class Mean(Module):
 '''
 
 
+@pytest.mark.slow
 def test_a_node_that_mixes_heads_is_refused_where_they_are_divided(tmp_path: Path) -> None:
     file = tmp_path / "mixes.py"
     file.write_text(MIXES)

@@ -65,6 +65,7 @@ def run(tmp_path: Path) -> Run:
     return run_pytest
 
 
+@pytest.mark.broad(1)
 @pytest.mark.parametrize("below", ["", "plugin"])
 def test_a_test_a_check_and_one_failure_for_one_fault(run: Run, below: str) -> None:
     strict = ("-W", "error", "--strict-markers", "--strict-config")

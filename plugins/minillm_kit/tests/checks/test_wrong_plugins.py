@@ -314,6 +314,7 @@ def checked(spec: str, partner: str, check: str, only: Container[str]) -> Report
     return run_checks(subject, [check for check in CHECKS if check.name in only])
 
 
+@pytest.mark.broad(4)
 @pytest.mark.parametrize("what", [what for what in WRONG if WRONG[what][0] not in SLOW])
 def test_its_check_finds_it(plugin: Write, partner: Write, what: str) -> None:
     """Check that this check fails, and none of its dependencies."""

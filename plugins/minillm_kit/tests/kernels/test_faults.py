@@ -52,6 +52,7 @@ def tried(offer: Offer, dtype: str, chosen: Chooser) -> Tried:
     return found
 
 
+@pytest.mark.broad(6)
 @pytest.mark.parametrize("fault", [one for one in FAULTS if one[3]], ids=lambda one: one[0])
 def test_a_fault_is_found(planted: dict, fault: tuple[str, ...]) -> None:
     name, op, _, caught_by, dtype, _ = fault

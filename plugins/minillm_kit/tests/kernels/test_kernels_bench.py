@@ -38,6 +38,7 @@ TINY = {
 }
 
 
+@pytest.mark.broad(5)
 @pytest.mark.parametrize("op", [*CONTRACTS])
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 def test_every_op_is_timed(op: str, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:

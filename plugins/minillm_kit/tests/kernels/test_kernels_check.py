@@ -81,6 +81,7 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str]
 FEW = ("--case", "0", "--case", "1")
 
 
+@pytest.mark.broad(6)
 @pytest.mark.parametrize(
     "one", [*TORCH_KERNELS, *MLX_KERNELS], ids=lambda c: f"{c.backends[0]}-{c.op}-{c.name}"
 )
