@@ -355,10 +355,11 @@ def _required_kernel_error(
 
 
 def _unused_op_error(owner: str, candidate: Candidate, ops: Iterable[str]) -> BackendError:
+    option, known = candidate.disable_option, f"one of {', '.join(sorted(ops))}"
     return BackendError(
         f"plugin '{owner}' brings a kernel for '{candidate.op}', an op that this plan does not use",
         where=_key(candidate),
-        fix=f"one of {', '.join(sorted(ops))}, or leave the plugin out",
+        fix=f"{f'{owner}.{option}' if option else known}, or leave the plugin out",
     )
 
 

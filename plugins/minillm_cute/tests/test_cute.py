@@ -162,8 +162,9 @@ def test_attention_that_it_cannot_serve_is_refused_while_planning() -> None:
 
 
 def test_beside_mixers_in_all_layers_the_attention_is_refused_or_noted() -> None:
-    with pytest.raises(BackendError, match="'attention', an op that this plan does not use"):
+    with pytest.raises(BackendError, match="an op that this plan does not use") as refused:
         kernel_preflight(planned(ForgettingAttn()))
+    assert refused.value.fix == "cute.attention=false, or leave the plugin out"
     binding, _ = bind(CUDA, planned(ForgettingAttn(), attention="auto"))
     assert {c.op: c.kernel for c in binding.kernels}["linear_cross_entropy"] == "quack"
     (note,) = (note for note in binding.notes if "attention=fa4" in note)
