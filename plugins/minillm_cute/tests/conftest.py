@@ -152,4 +152,6 @@ def kernels(imported: Any) -> Iterator[Any]:
     """Return a function that gives an op's kernel module, on a machine whose GPU says that it is a Hopper."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+        for module in imported.values():  # Dynamo imports the modules of what it traces
+            patch.setitem(sys.modules, module.__name__, module)
         yield imported.__getitem__
