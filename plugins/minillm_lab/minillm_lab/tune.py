@@ -183,14 +183,18 @@ def tune(
 def kernel_plugins(named: Collection[str]) -> Iterator[str]:
     """Yield the installed plugins that offer kernels and do nothing else, except those in ``named``.
 
-    A plugin is imported only if its source mentions the hook.
+    A plugin is imported only if its source mentions the hook. One that cannot be imported is left out:
+    ``minillm plugins list`` says why.
     """
     for entry in installed_plugins():
         if entry.name in named or entry.broken or not entry.file:
             continue
-        mentions = KERNELS in Path(entry.file).read_text("utf-8", errors="replace")
-        if mentions and find_plugin(entry.name).cls.hooks == (KERNELS,):
-            yield entry.name
+        try:
+            mentions = KERNELS in Path(entry.file).read_text("utf-8", errors="replace")
+            if mentions and find_plugin(entry.name).cls.hooks == (KERNELS,):
+                yield entry.name
+        except (OSError, MinillmError):
+            continue
 
 
 def _refuse_fixed(plan: Plan) -> None:
