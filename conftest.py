@@ -26,6 +26,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from venv import EnvBuilder
 
 import pytest
@@ -87,33 +88,62 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left = [one for one in items if one.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=left)
         items[:] = [one for one in items if not one.get_closest_marker("nightly")]
-    for cases in _broad(items):
-        kept = {round(i * len(cases) / _kept(cases[0])) for i in range(_kept(cases[0]))}
-        for number, one in enumerate(cases):
-            if number not in kept:
-                one.add_marker("slow")
+    for one in _beyond(items):
+        one.add_marker("slow")
     items.sort(key=lambda one: not (one.path.name in LONG or one.path.parent.name == "integration"))
 
 
-def _broad(items: list[pytest.Item]) -> Iterator[list[pytest.Item]]:
-    """Group the cases of each test marked broad, as many as it keeps or more."""
+def _beyond(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the cases of tests marked broad(n) that are none of the n, evenly spaced."""
     cases: dict[str, list[pytest.Item]] = {}
+    keep: dict[str, int] = {}
     for one in items:
-        if one.get_closest_marker("broad") and not one.get_closest_marker("slow"):
-            cases.setdefault(one.nodeid.partition("[")[0], []).append(one)
-    yield from (found for found in cases.values() if len(found) > _kept(found[0]))
-
-
-def _kept(one: pytest.Item) -> int:
-    """Return how many cases of a broad test the fast tier keeps."""
-    marker = one.get_closest_marker("broad")
-    assert marker is not None
-    return int(marker.args[0])
+        marker, test = one.get_closest_marker("broad"), one.nodeid.partition("[")[0]
+        if marker and not one.get_closest_marker("slow"):
+            cases.setdefault(test, []).append(one)
+            keep[test] = marker.args[0]
+    for test, found in cases.items():
+        count = min(keep[test], len(found))
+        kept = {round(i * len(found) / count) for i in range(count)}
+        yield from (one for number, one in enumerate(found) if number not in kept)
 
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Name the BLAS that MLX uses."""
     return f"BLAS of MLX: {config.stash[BLAS]}"
+
+
+@pytest.fixture(scope="session")
+def check_on_gpu() -> Callable[..., None]:
+    """Return a comparison of a kernel's outputs and gradients with the plain one in float64, by its contract.
+
+    ``check(op, kernel, arrays, *rest, dtype="bfloat16", **named)``: the arrays are differentiable.
+    """
+    import torch
+
+    from minillm_core.backends.candidates import TORCH
+    from minillm_core.ops.contract import CONTRACTS
+
+    def check(
+        op: str, kernel: Any, arrays: list[Any], *rest: Any, dtype: str = "bfloat16", **named: Any
+    ) -> None:
+        (plain,) = (c.load() for c in TORCH if c.op == op and c.plain)
+        rounded = [x.cuda().to(getattr(torch, dtype)) for x in arrays]
+        results = []
+        for function, given in ((kernel, rounded), (plain, [x.double() for x in rounded])):
+            given = [x.detach().requires_grad_() for x in given]
+            outputs = function(*given, *rest, **named)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            free = [y for y in outputs if y.requires_grad]
+            torch.manual_seed(1)
+            up = [torch.randn(y.shape, device=y.device).to(y.dtype) for y in free]
+            grads = torch.autograd.grad(free, given, up)
+            results.append([x.detach().double() for x in (*outputs, *grads)])
+        for got, exact in zip(*results, strict=True):
+            limit = max(exact.norm().item(), exact.numel() ** 0.5)
+            assert (got - exact).norm().item() <= CONTRACTS[op].tolerance[dtype] * limit
+
+    return check
 
 
 def _openblas() -> str:

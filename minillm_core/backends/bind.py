@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -247,7 +247,7 @@ def _check_required_kernel(plan: Plan, owner: str, candidate: Candidate) -> None
     )
     asked = {request.op: request for request in requests}
     if candidate.op not in asked:
-        raise _unused_op_error(owner, candidate, asked)
+        raise _unused_op_error(owner, candidate)
     if reason := candidate.accepts(asked[candidate.op]):
         others = any(
             choose(asked[one.op], (_as_installed(one), *CORE[backend])).kernel == one.name
@@ -273,9 +273,9 @@ def kernel_conflicts(
 ) -> Iterator[Conflict]:
     """Yield the conflicts of plugins' kernels because of which a run is refused.
 
-    A kernel for an op that does not exist, or a required one for an op that the plan does not use; a kernel
-    with the name of a core kernel; a required kernel that cannot serve; and a plugin of which no kernel
-    serves, so that it would have no effect.
+    A required kernel for an op that the plan does not use; a kernel with the name of a core kernel; a
+    required kernel that cannot serve; and a plugin of which no kernel serves, so that it would have no
+    effect.
 
     Args:
         offers: the plugins' candidates.
@@ -290,8 +290,8 @@ def kernel_conflicts(
     idle: dict[str, list[Candidate]] = {}
     for owner, candidate in offers:
         op, error = candidate.op, None
-        if op not in asked and (candidate.disable_option or op not in CONTRACTS):
-            error = _unused_op_error(owner, candidate, asked)
+        if op not in asked and candidate.disable_option:
+            error = _unused_op_error(owner, candidate)
         elif (op, candidate.name) in taken:
             error = BackendError(
                 f"plugin '{owner}' provides a kernel with the name of one of the core's",
@@ -354,12 +354,13 @@ def _required_kernel_error(
     )
 
 
-def _unused_op_error(owner: str, candidate: Candidate, ops: Iterable[str]) -> BackendError:
-    option, known = candidate.disable_option, f"one of {', '.join(sorted(ops))}"
+def _unused_op_error(owner: str, candidate: Candidate) -> BackendError:
+    option = candidate.disable_option
+    remedy = "" if option.startswith("-") else f"{owner}.{option}, or "
     return BackendError(
         f"plugin '{owner}' brings a kernel for '{candidate.op}', an op that this plan does not use",
         where=_key(candidate),
-        fix=f"{f'{owner}.{option}' if option else known}, or leave the plugin out",
+        fix=f"{remedy}leave the plugin out",
     )
 
 

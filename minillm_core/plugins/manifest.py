@@ -68,8 +68,7 @@ class Manifest:
             expected, fits = _EXPECTED[key]
             if not fits(value):
                 raise ManifestError(f"keyword {key}={value!r} should be {expected}")
-        checked: dict[str, Any]
-        checked = {k: tuple(v) if isinstance(v, list) else v for k, v in keywords.items()}
+        checked: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in keywords.items()}
         return cls(**checked)
 
 

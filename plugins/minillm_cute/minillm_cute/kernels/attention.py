@@ -9,6 +9,8 @@ a batch than :func:`most_documents`, or numbers of documents that fall, so that 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -111,17 +113,14 @@ def _attention(
             where="--kernels attention=fa4",
             fix="cute.attention=false",
         )
-    given = _packing(queries, keys, longest_q, longest_k)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Argument .* cannot be converted to a JitArgument")
+    seen = _seen(window, queries, keys, longest_q, longest_k)
+    with _without_warnings():
         y, logs, *_ = _flash_attn_fwd(
             *map(_loadable, (q, k, v)),
             softmax_scale=scale,
             causal=True,
-            window_size_left=window - 1 if window else None,
-            window_size_right=0 if window else None,
             return_lse=True,
-            **given,
+            **seen,
         )
     if valid is not None:
         y[..., 0, 0].masked_fill_(~valid, float("nan"))
@@ -166,18 +165,15 @@ def _backward(
     longest_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v."""
-    given = _packing(queries, keys, longest_q, longest_k)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Argument .* cannot be converted to a JitArgument")
+    seen = _seen(window, queries, keys, longest_q, longest_k)
+    with _without_warnings():
         return _flash_attn_bwd(
             *map(_loadable, (q, k, v, y, up)),
             logs,
             scale,
             True,
-            window_size_left=window - 1 if window else None,
-            window_size_right=0 if window else None,
             deterministic=torch.are_deterministic_algorithms_enabled(),
-            **given,
+            **seen,
         )
 
 
@@ -200,14 +196,24 @@ def _gradients(ctx: Any, up: Tensor, _: Tensor | None) -> tuple[Tensor | None, .
 _attention.register_autograd(_gradients, setup_context=_save)
 
 
-def _packing(
-    queries: Tensor | None, keys: Tensor | None, longest_q: int, longest_k: int
+def _seen(
+    window: int, queries: Tensor | None, keys: Tensor | None, longest_q: int, longest_k: int
 ) -> dict[str, Any]:
-    """Return FlashAttention's arguments for documents; without them none."""
+    """Return FlashAttention's arguments for a window and documents."""
+    left, right = (window - 1, 0) if window else (None, None)
+    seen: dict[str, Any] = {"window_size_left": left, "window_size_right": right}
     if queries is None:
-        return {}
+        return seen
     bounds = {"cu_seqlens_q": queries, "cu_seqlens_k": keys}
-    return bounds | {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
+    return seen | bounds | {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Hide a warning of CuTe that each form gives when it is compiled."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Argument .* cannot be converted to a JitArgument")
+        yield
 
 
 def _loadable(x: Tensor) -> Tensor:
