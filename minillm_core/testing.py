@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from minillm_core.install import pip_line
+
 
 def __getattr__(name: str) -> Any:
     """Look a name up in the kit.
@@ -20,10 +22,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "minillm_kit":
             raise
-        from minillm_core.install import pip_line
-
-        line = pip_line("minillm-kit")
         raise ModuleNotFoundError(
-            f"the contract kit is not installed: {line}", name=error.name
+            f"the contract kit is not installed: {pip_line('minillm-kit')}", name=error.name
         ) from None
     return getattr(kit, name)

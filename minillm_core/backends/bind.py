@@ -56,6 +56,7 @@ def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]
         deterministic=config.deterministic,
         kernels=found.choices(),
         inputs=found.inputs(plan),
+        host_inputs=any(one.host_window for one in found.attention()),
         notes=found.notes,
     )
     return binding, found.candidates
@@ -161,17 +162,20 @@ class Verdicts:
                 raise outcome
         return tuple(one for one in self.outcomes.values() if isinstance(one, Choice))
 
+    def attention(self) -> list[Candidate]:
+        """Return the kernel that was chosen for attention; empty if the plan has none."""
+        chosen = {one.kernel for one in self.choices() if one.op == "attention"}
+        return [c for c in self.candidates if c.op == "attention" and c.name in chosen]
+
     def inputs(self, plan: Plan) -> tuple[str, ...]:
         """Return the staged windows that are inputs of torch's compiled step, so that stages share a graph.
 
         These are the windows that only kernels read, if the attention kernel accepts a window that changes
         between steps. MLX traces within a second, and its kernels are faster with a constant.
         """
-        served = {one.kernel for one in self.choices() if one.op == "attention"}
         asked = [one for one in self.requests if one.op == "attention" and one.backend == "torch"]
         changing = [replace(one, facts={**one.facts, "window": "dynamic"}) for one in asked]
-        kernels = [c for c in self.candidates if c.op == "attention" and c.name in served]
-        takes = any(not kernel.refusal(one) for kernel in kernels for one in changing)
+        takes = any(k.host_window or not k.refusal(r) for k in self.attention() for r in changing)
         read = [(s.window.value, s.core) for s in plan.spec.attentions.values() if s.window]
         ours = {value for value, _ in read if takes} - {value for value, core in read if core}
         return tuple(name for name in plan.staged if name in ours)
@@ -344,8 +348,9 @@ def _required_kernel_error(
         instead: the kernel that would serve without it.
         others: whether other kernels of the plugin serve, so that this one can be disabled alone.
     """
-    option = candidate.disable_option
-    remedy = f"{owner}.{option} leaves the op to '{instead}'; or leave the plugin out"
+    remedy = (
+        f"{owner}.{candidate.disable_option} leaves the op to '{instead}'; or leave the plugin out"
+    )
     alone = f"leave the plugin out: '{instead}' serves then, and none of its others would here"
     return BackendError(
         f"plugin '{owner}' is there for {candidate.op}, and cannot serve it: {reason}",
@@ -506,8 +511,8 @@ def kernel_answers(plan: Plan, detected: Detected | None) -> tuple[SlotReport, .
 
 
 def _report(op: str, holder: Holder | None, *refused: Refused) -> SlotReport:
-    held = (holder,) if holder else ()
-    return SlotReport(f"kernel[{op}]", "query", held, refused, also=(op, f"kernels[{op}]"))
+    also, held = (op, f"kernels[{op}]"), (holder,) if holder else ()
+    return SlotReport(f"kernel[{op}]", "query", held, refused, also=also)
 
 
 def _clash(names: Sequence[str], error: BackendError) -> Refused:

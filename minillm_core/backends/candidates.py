@@ -88,10 +88,8 @@ def _fast_rope(request: Request) -> str | None:
 
 
 def _offered_by(backend: str) -> Callable[..., Candidate]:
-    module = f"minillm_core.backends.{backend}."
-    return lambda op, name, function, **more: Candidate(
-        op, name, (backend,), module + function, **more
-    )
+    at = f"minillm_core.backends.{backend}."
+    return lambda op, name, function, **more: Candidate(op, name, (backend,), at + function, **more)
 
 
 def _usual(offer: Callable[..., Candidate]) -> tuple[Candidate, ...]:

@@ -138,11 +138,16 @@ def test_mlx_traces_each_graph_once(lab: Any, parts: int, traces: int) -> None:
 
 @pytest.mark.broad(1)
 @pytest.mark.parametrize(
-    ("backend", "inputs", "graphs"),
-    [("torch", ("windowed.window",), 1), ("torch", (), 2), ("mlx", (), 2)],
+    ("backend", "inputs", "host", "graphs"),
+    [
+        ("torch", ("windowed.window",), False, 1),
+        ("torch", ("windowed.window",), True, 1),
+        ("torch", (), False, 2),
+        ("mlx", (), False, 2),
+    ],
 )
 def test_a_staged_window_is_an_input_of_torch_s_graph(
-    lab: Any, compiler: Compiler, backend: str, inputs: tuple[str, ...], graphs: int
+    lab: Any, compiler: Compiler, backend: str, inputs: tuple[str, ...], host: bool, graphs: int
 ) -> None:
     """It is a constant, with a graph per stage, where the kernel only accepts constants; losses are equal."""
     from minillm_kit import materialise
@@ -153,7 +158,8 @@ def test_a_staged_window_is_an_input_of_torch_s_graph(
     options = {"compiler": compiler} if backend == "torch" else {}
     run, model = lab.trainer(plan, backend, **options), materialise(plan, 0)
     assert run.binding.inputs == (("windowed.window",) if backend == "torch" else ())
-    run.binding = replace(run.binding, inputs=inputs)
+    assert not run.binding.host_inputs
+    run.binding = replace(run.binding, inputs=inputs, host_inputs=host)
     batch, found = lab.batch(plan), {}
     for index in range(20):
         values = plan.values((index + 1) / 20)

@@ -20,7 +20,7 @@ from minillm_core.backends.native import NativeModel, evaluating
 from minillm_core.backends.torch.compiling import constant_result, own_code
 from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.backends.torch.share import Share
-from minillm_core.backends.torch.transfer import batch_to_device, foreach_copy_, scalars_to_device
+from minillm_core.backends.torch.transfer import batch_to_device, copied, foreach_copy_
 from minillm_core.nn.block import PARTS
 from minillm_core.nn.module import Framework, declared, record
 from minillm_core.nn.param import Buffer, Param, State
@@ -216,8 +216,11 @@ class TorchModel(NativeModel):
         return batch_to_device(host, (*self.plan.fields, *PARTS), self.device)
 
     def scalars_to_device(self, numbers: Mapping[str, float]) -> dict[str, Tensor]:
-        """Copy each number to the device as 0-d float32, in one transfer."""
-        return scalars_to_device(numbers, self.device)
+        """Copy each number to the device as 0-d float32, in one transfer; some inputs stay on the host."""
+        packed = copied(torch.tensor(list(numbers.values()), dtype=torch.float32), self.device)
+        host = self.binding.inputs if self.binding.host_inputs else ()
+        kept = {name: torch.tensor(numbers[name], dtype=torch.float32) for name in host}
+        return dict(zip(numbers, packed.unbind(0), strict=True)) | kept
 
     def held(self) -> dict[str, Tensor]:
         """Return the tensors of ``model.<parameter>`` (masters) and ``state.<name>``."""

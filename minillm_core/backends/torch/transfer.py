@@ -26,19 +26,13 @@ def batch_to_device(
     batch: Mapping[str, np.ndarray], fields: Sequence[str], device: torch.device
 ) -> dict[str, Tensor]:
     """Copy the named fields of a NumPy batch to the device, through pinned memory on CUDA."""
-    return {n: _to(torch.from_numpy(batch[n]), device) for n in fields if n in batch}
+    return {n: copied(torch.from_numpy(batch[n]), device) for n in fields if n in batch}
 
 
-def scalars_to_device(numbers: Mapping[str, float], device: torch.device) -> dict[str, Tensor]:
-    """Copy each number to the device as 0-d float32, in one transfer."""
-    packed = _to(torch.tensor(list(numbers.values()), dtype=torch.float32), device)
-    return dict(zip(numbers, packed.unbind(0), strict=True))
-
-
-def _to(tensor: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
+def copied(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to the device, through pinned memory on CUDA, without waiting."""
+    pinned = device.type == "cuda"
+    return (tensor.pin_memory() if pinned else tensor).to(device, non_blocking=pinned)
 
 
 class PendingFigures:

@@ -45,6 +45,7 @@ class Cute(Plugin, api=1, backends=("torch",), devices=("cuda",)):
                     devices=("cuda",),
                     accepts=accepts,
                     rank=rank,
+                    host_window=op == "attention",
                     requires=(distribution,),
                     disable_option=f"{field}=false" if wanted is True else "",
                     provider="minillm-cute",
@@ -53,14 +54,14 @@ class Cute(Plugin, api=1, backends=("torch",), devices=("cuda",)):
 
 
 def accepts_attention(request: Request) -> str | None:
-    """Accept windows that stay, and documents whose tokens are adjacent."""
+    """Accept windows that are known on the host, and documents whose tokens are adjacent."""
     head_dim = request.facts.get("head_dim", HEADS[-1])
     if request.dtype not in ("bfloat16", "float16"):
         return f"computes in bfloat16 or float16, not in {request.dtype}"
     if head_dim not in HEADS:
         return f"takes heads of 32, 64 or 128 features, for which its gradients are right, not {head_dim}"
     if request.facts.get("window") == "dynamic":
-        return "reads its window on the host, and this one is an input of the step"
+        return "reads its window on the host, and this one is computed on the GPU"
     if not request.facts.get("adjacent", True):
         return "takes documents whose tokens are adjacent"
     return None

@@ -78,7 +78,7 @@ def test_what_is_served(op: str, facts: dict[str, Any], compiled: bool) -> None:
         ("attention", {"dtype": "float32"}, "bfloat16 or float16, not in float32"),
         ("attention", {"facts": {"head_dim": 16}}, "its gradients are right, not 16"),
         ("attention", {"facts": {"head_dim": 192}}, "32, 64 or 128 features"),
-        ("attention", {"facts": {"window": "dynamic"}}, "an input of the step"),
+        ("attention", {"facts": {"window": "dynamic"}}, "is computed on the GPU"),
         ("attention", {"facts": {"documents": True, "adjacent": False}}, "tokens are adjacent"),
         ("attention", {"device": "cpu"}, "serves cuda, not cpu"),
         ("attention", {"backend": "mlx", "device": "metal"}, "serves torch, not mlx"),
@@ -124,14 +124,19 @@ def test_both_kernels_are_preferred_to_those_of_the_core_and_of_triton() -> None
     assert found["linear_cross_entropy"] == "quack"
 
 
-def test_windows_and_documents_are_served_and_a_window_that_changes_is_no_input() -> None:
+def test_windows_and_documents_are_served_and_a_window_that_changes_is_an_input_on_the_host() -> (
+    None
+):
     staged = Windows(start=128, window=384, stages=3, documents=True)
     plan = planned(staged, settings=["train.seq_len=512"])
     binding, _ = bind(CUDA, plan)
     assert {c.op: c.kernel for c in binding.kernels}["attention"] == "fa4"
-    assert binding.inputs == ()
+    assert binding.inputs
+    assert binding.host_inputs
     others = planned(staged, settings=["train.seq_len=512"], kernels="attention=flex")
-    assert bind(CUDA, others)[0].inputs
+    binding, _ = bind(CUDA, others)
+    assert binding.inputs
+    assert not binding.host_inputs
 
 
 class Capped(Plugin, api=1):

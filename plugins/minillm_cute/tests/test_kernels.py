@@ -15,6 +15,8 @@ from minillm_kit import reference
 
 torch = pytest.importorskip("torch")
 
+from torch._dynamo.backends.debugging import aot_eager  # noqa: E402
+
 from minillm_core.backends.torch import loss as core_loss  # noqa: E402  (needs torch)
 from minillm_core.backends.torch.ops import attention_composed  # noqa: E402
 
@@ -60,17 +62,20 @@ def attentions(draw: Any) -> tuple[list[Any], dict[str, Any]]:
 
 
 @settings(max_examples=80)
-@given(attentions())
-def test_attention_keeps_its_contract(kernels: Any, case: Any) -> None:
+@given(attentions(), st.booleans())
+def test_attention_keeps_its_contract(kernels: Any, case: Any, changing: bool) -> None:
     arrays, mask = case
     kernel = kernels("attention").attention
+    if changing and mask["window"]:
+        mask["window"] = torch.tensor(float(mask["window"]))
     up = torch.randn_like(arrays[0])
     ours = gradients([kernel(*arrays, **mask)], arrays, [up])
     exact = [x.detach().double().requires_grad_() for x in arrays]
     theirs = gradients([attention_composed(*exact, **mask)], exact, [up.double()])
     host = [x.detach().double().numpy() for x in arrays]
     ids = mask["documents"]
-    masked = mask | {"documents": None if ids is None else ids.numpy()}
+    window = None if mask["window"] is None else float(mask["window"])
+    masked = mask | {"window": window, "documents": None if ids is None else ids.numpy()}
     close("attention", ours, theirs)
     close("attention", ours[:1], [reference.attention(*host, **masked)])
 
@@ -204,3 +209,21 @@ def test_a_compiled_step_takes_each_kernel_as_one_operation(kernels: Any) -> Non
         strict=True,
     ):
         np.testing.assert_allclose(got, exact, rtol=1e-5, atol=1e-7)
+
+
+def test_windows_that_change_share_a_compiled_step(kernels: Any) -> None:
+    kernel, arrays, graphs = kernels("attention").attention, normal(0, *3 * [(2, 12, 2, 8)]), []
+
+    def counted(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    compiled = torch.compile(
+        lambda q, k, v, window: kernel(q, k, v, window=window), fullgraph=True, backend=counted
+    )
+    up = torch.randn_like(arrays[0])
+    for width in (3, 7, 12):
+        window = torch.tensor(float(width))
+        ours = gradients([compiled(*arrays, window)], arrays, [up])
+        close("attention", ours, gradients([kernel(*arrays, window=width)], arrays, [up]))
+    assert len(graphs) == 1

@@ -1,6 +1,7 @@
 """Attention by FlashAttention-4: windows by the keys that they leave, documents packed end to end.
 
-A window is a number that the kernel reads on the host, so that every window has its own step. Documents are
+A window is a number that the kernel reads on the host: one that changes during a run is a 0-d array of the CPU,
+an input of the compiled step, so that all windows share it. Documents are
 given as the places where they begin, in a table of fixed size that is computed on the device: no
 synchronisation. What the table cannot say is NaN in the result, never another document's tokens: more documents in
 a batch than :func:`most_documents`, or numbers of documents that fall, so that tokens of one might lie apart.
@@ -35,7 +36,7 @@ def attention(
     v: Tensor,  # (B, S, K, D)
     *,
     scale: float | None = None,
-    window: int | None = None,
+    window: int | Tensor | None = None,  # a tensor: 0-d, on the CPU
     documents: Tensor | None = None,  # int32 (B, S)
 ) -> Tensor:
     """Return softmax(scale q k^T + mask) v (B, T, H, D): see minillm's contract of the op.
@@ -48,12 +49,12 @@ def attention(
     """
     (B, T, H, D), S = q.shape, k.shape[1]
     scale = D**-0.5 if scale is None else scale
-    window = 0 if window is None or window >= S else window
+    changing, fixed = (window, S) if isinstance(window, Tensor) else (None, window or S)
     if documents is None:
-        return _attention(q, k, v, None, None, None, scale, window, T, S)[0]
+        return _attention(q, k, v, None, None, None, changing, scale, fixed, T, S)[0]
     queries, keys, valid = _bounds(documents, T)
     packed = (x.flatten(0, 1) for x in (q, k, v))
-    y = _attention(*packed, queries, keys, valid, scale, window, T, S)[0]
+    y = _attention(*packed, queries, keys, valid, changing, scale, fixed, T, S)[0]
     return y.view(B, T, H, D)
 
 
@@ -90,8 +91,8 @@ def _bounds(documents: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
 @library.custom_op(
     "minillm_cute::attention",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? queries, Tensor? keys, Tensor? valid, float scale, "
-    "int window, int longest_q, int longest_k) -> (Tensor, Tensor)",
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? queries, Tensor? keys, Tensor? valid, "
+    "Tensor? changing, float scale, int window, int longest_q, int longest_k) -> (Tensor, Tensor)",
 )
 def _attention(
     q: Tensor,  # (B, T, H, D), or packed (B T, H, D)
@@ -100,8 +101,9 @@ def _attention(
     queries: Tensor | None,  # int32 (M + 1,), where packed
     keys: Tensor | None,  # int32 (M + 1,)
     valid: Tensor | None,  # () bool
+    changing: Tensor | None,  # () on the CPU: the window, in place of the fixed one
     scale: float,
-    window: int,  # 0: every earlier key
+    window: int,
     longest_q: int,
     longest_k: int,
 ) -> tuple[Tensor, Tensor]:
@@ -113,7 +115,7 @@ def _attention(
             where="--kernels attention=fa4",
             fix="cute.attention=false",
         )
-    seen = _seen(window, queries, keys, longest_q, longest_k)
+    seen = _seen(changing, window, queries, keys, longest_q, longest_k)
     with _without_warnings():
         y, logs, *_ = _flash_attn_fwd(
             *map(_loadable, (q, k, v)),
@@ -135,6 +137,7 @@ def _(
     queries: Tensor | None,
     keys: Tensor | None,
     valid: Tensor | None,
+    changing: Tensor | None,
     scale: float,
     window: int,
     longest_q: int,
@@ -148,7 +151,7 @@ def _(
     "minillm_cute::attention_backward",
     mutates_args=(),
     schema="(Tensor up, Tensor q, Tensor k, Tensor v, Tensor y, Tensor logs, Tensor? queries, Tensor? keys, "
-    "float scale, int window, int longest_q, int longest_k) -> (Tensor, Tensor, Tensor)",
+    "Tensor? changing, float scale, int window, int longest_q, int longest_k) -> (Tensor, Tensor, Tensor)",
 )
 def _backward(
     up: Tensor,  # as y
@@ -159,13 +162,14 @@ def _backward(
     logs: Tensor,
     queries: Tensor | None,
     keys: Tensor | None,
+    changing: Tensor | None,
     scale: float,
     window: int,
     longest_q: int,
     longest_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v."""
-    seen = _seen(window, queries, keys, longest_q, longest_k)
+    seen = _seen(changing, window, queries, keys, longest_q, longest_k)
     with _without_warnings():
         return _flash_attn_bwd(
             *map(_loadable, (q, k, v, y, up)),
@@ -183,24 +187,30 @@ def _(up: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Ten
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, queries, keys, _, *numbers = inputs
-    ctx.save_for_backward(q, k, v, *output, queries, keys)
+    q, k, v, queries, keys, _, changing, *numbers = inputs
+    ctx.save_for_backward(q, k, v, *output, queries, keys, changing)
     ctx.numbers = numbers
     ctx.mark_non_differentiable(output[1])
 
 
 def _gradients(ctx: Any, up: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    return *_backward(up, *ctx.saved_tensors, *ctx.numbers), *(7 * [None])
+    return *_backward(up, *ctx.saved_tensors, *ctx.numbers), *(8 * [None])
 
 
 _attention.register_autograd(_gradients, setup_context=_save)
 
 
 def _seen(
-    window: int, queries: Tensor | None, keys: Tensor | None, longest_q: int, longest_k: int
+    changing: Tensor | None,
+    window: int,
+    queries: Tensor | None,
+    keys: Tensor | None,
+    longest_q: int,
+    longest_k: int,
 ) -> dict[str, Any]:
     """Return FlashAttention's arguments for a window and documents."""
-    left, right = (window - 1, 0) if window else (None, None)
+    width = window if changing is None else int(changing)
+    left, right = (width - 1, 0) if width < longest_k else (None, None)
     seen: dict[str, Any] = {"window_size_left": left, "window_size_right": right}
     if queries is None:
         return seen
