@@ -9,6 +9,7 @@ cooldown of ``speedrun`` is the one of its rule for the number of steps that the
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from minillm_lab.pool import Pool, Wanted
 from minillm_lab.study import Trained, open_corpus
 from minillm_lab.worth import effect_of
 
-__all__ = ["main"]
+__all__ = ["in_turns", "main"]
 
 
 def main() -> None:
@@ -60,30 +61,7 @@ def main() -> None:
         "found": planned(str(given.found)),
         "beside": planned(given.beside, **{"train.steps": given.steps}),
     }
-    open_corpus(plans["found"].config, plans=[*plans.values()])  # tokenised once, for all processes
-    wanted = [
-        Wanted(name, plan, seed, 1, f"{name}-{seed}", {})
-        for name, plan in plans.items()
-        for seed in range(given.seeds)
-    ]
-    runs: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in plans}
-    pool = Pool(
-        (given.device,),
-        [*plans.values()],
-        backend="torch",
-        cache=cache_folder(),
-        stop=StopRequest(),
-        each=2,
-    )
-    with pool:
-        for made in pool.train(wanted, watch=lambda under_way, progress: None):
-            if not isinstance(made.outcome, Trained):
-                raise made.outcome
-            run, label = made.outcome, made.wanted.label
-            runs[label][made.wanted.seed] = run.data()
-            print(
-                label, made.wanted.seed, run.steps, round(run.seconds, 2), run.val_loss, flush=True
-            )
+    runs = in_turns(plans, range(given.seeds), given.device)
     differences = [
         runs["found"][seed]["curve"][-1]["val_loss"] - runs["beside"][seed]["curve"][-1]["val_loss"]
         for seed in range(given.seeds)
@@ -93,12 +71,47 @@ def main() -> None:
     written(
         given,
         {
-            "runs": {name: [some[seed] for seed in sorted(some)] for name, some in runs.items()},
+            "runs": runs,
             "difference": found,
             "settings": {name: plan.config.model_dump(mode="json") for name, plan in plans.items()},
             "plugins": {name: [one.name for one in plan.active] for name, plan in plans.items()},
         },
     )
+
+
+def in_turns(
+    plans: Mapping[str, Plan], seeds: Iterable[int], device: str
+) -> dict[str, list[dict[str, Any]]]:
+    """Train every plan with every seed on one GPU, a process each, one at a time; print and return the runs.
+
+    The text is tokenised once, for all of them.
+
+    Raises:
+        Exception: the one that ended a run.
+    """
+    open_corpus(next(iter(plans.values())).config, plans=[*plans.values()])
+    wanted = [
+        Wanted(name, plan, seed, 1, f"{name}-{seed}", {})
+        for seed in seeds
+        for name, plan in plans.items()
+    ]
+    found: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in plans}
+    pool = Pool(
+        (device,),
+        [*plans.values()],
+        backend="torch",
+        cache=cache_folder(),
+        stop=StopRequest(),
+        each=len(plans),
+    )
+    with pool:
+        for made in pool.train(wanted, watch=lambda under_way, progress: None):
+            if not isinstance(made.outcome, Trained):
+                raise made.outcome
+            run, (label, seed) = made.outcome, (made.wanted.label, made.wanted.seed)
+            found[label][seed] = run.data()
+            print(label, seed, run.steps, round(run.seconds, 2), run.val_loss, flush=True)
+    return {name: [some[seed] for seed in sorted(some)] for name, some in found.items()}
 
 
 if __name__ == "__main__":
