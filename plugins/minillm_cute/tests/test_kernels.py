@@ -89,7 +89,7 @@ def test_documents_that_the_table_cannot_hold_are_nan_everywhere(kernels: Any, w
     if wrong == "falls":  # document 0 again, behind document 1
         ids[0, 2:] = 0
     else:
-        assert module.most_documents(length) < length
+        assert module.most_documents(*ids.shape) < ids.size
         ids[:] = np.arange(length)
     q, k, v = normal(0, *3 * [(2, length, 1, 8)])
     documents = torch.from_numpy(ids)
@@ -98,11 +98,12 @@ def test_documents_that_the_table_cannot_hold_are_nan_everywhere(kernels: Any, w
     assert not module.attention(q, k, v, documents=fewer).isnan().any()
 
 
-def test_a_row_may_hold_a_document_for_32_tokens(kernels: Any) -> None:
+def test_a_batch_may_hold_a_document_for_128_tokens_besides_the_first_of_each_row(
+    kernels: Any,
+) -> None:
     most = kernels("attention").most_documents
-    assert [most(length) for length in (1, 64, 1024, 2048, 4096, 65_536)] == [
-        *(64, 64, 64, 64, 128, 2048)
-    ]
+    sizes = [(1, 1), (1, 8192), (64, 1024), (512, 128), (1, 65_536)]
+    assert [most(*size) for size in sizes] == [64, 65, 576, 1024, 513]
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -1,10 +1,10 @@
 """Attention by FlashAttention-4: windows by the keys that they leave, documents packed end to end.
 
-A window is a number that the kernel reads on the host: one that changes during a run is a 0-d array of the CPU,
-an input of the compiled step, so that all windows share it. Documents are
-given as the places where they begin, in a table of fixed size that is computed on the device: no
-synchronisation. What the table cannot say is NaN in the result, never another document's tokens: more documents in
-a batch than :func:`most_documents`, or numbers of documents that fall, so that tokens of one might lie apart.
+A window is a number that the kernel reads on the host. One that changes during a run is a 0-d array of the CPU,
+an input of the compiled step, so that all windows share it. Documents are given as the places where they begin,
+in a table of fixed size that is computed on the device: no synchronisation. What the table cannot say is NaN in
+the result, never another document's tokens: more documents in a batch than :func:`most_documents`, or numbers of
+documents that fall, so that tokens of one might lie apart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from minillm_core import BackendError
 
 __all__ = ["attention", "most_documents"]
 
-ROW_DOCUMENTS = 64  # a row has as many, or one per 32 tokens, if that is more
+AVERAGE = 128  # tokens: documents behind a row's first are as long, on average over the batch
+FEWEST = 64  # documents of a small batch
 HOPPER = (9, 0)
 ALIGNED = 8  # elements: the kernel loads 16 bytes at a time
 
@@ -58,9 +59,13 @@ def attention(
     return y.view(B, T, H, D)
 
 
-def most_documents(tokens: int) -> int:
-    """Return how many documents a row of so many tokens has at most."""
-    return max(ROW_DOCUMENTS, tokens // 32)
+def most_documents(rows: int, tokens: int) -> int:
+    """Return how many documents a batch of rows of so many tokens has at most, in all its rows together.
+
+    The kernel's time grows with this number, whatever the documents: with 64 for each of 64 rows of 1,024
+    tokens attention took twice as long as with the documents alone.
+    """
+    return max(FEWEST, rows + rows * tokens // AVERAGE)
 
 
 def _bounds(documents: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -71,20 +76,22 @@ def _bounds(documents: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
         queries: T, the last positions of each row.
 
     Returns:
-        int32 (M + 1,) of queries, 0 to B T, and of keys, 0 to B S, for M = B most_documents(S), the
+        int32 (M + 1,) of queries, 0 to B T, and of keys, 0 to B S, for M = most_documents(B, S), the
         unused entries of which are the last place; and () bool: the documents are as they are taken to be.
     """
     B, S = documents.shape
     later, earlier = documents[:, 1:], documents[:, :-1]
     begins = torch.cat([torch.ones_like(documents[:, :1]), (later != earlier).int()], dim=1)
     counted = begins.flatten().cumsum(0)  # (B S,) int64: the documents so far
-    most = B * most_documents(S)
+    most = most_documents(B, S)
     order = torch.arange(1, most + 1, device=documents.device)
     first = torch.searchsorted(counted, order)  # B S where there are fewer
     keys = torch.cat([first, first.new_full((1,), B * S)])
-    at = torch.clamp(keys % S - (S - queries), min=0)  # the place in its row among the queries
     falls = (later < earlier) & (later >= 0)
     valid = (counted[-1] <= most) & ~falls.any()
+    whole = torch.cat([order - 1, order[-1:]]) * S  # row by row: lengths that the kernel can take
+    keys = torch.where(valid, keys, whole.clamp(max=B * S))
+    at = torch.clamp(keys % S - (S - queries), min=0)  # the place in its row among the queries
     return (keys // S * queries + at).int(), keys.int(), valid
 
 
