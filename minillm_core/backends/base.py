@@ -41,7 +41,7 @@ class Binding:
     deterministic: bool
     kernels: tuple[Choice, ...] = ()
     inputs: tuple[str, ...] = ()  # staged values that are inputs of the compiled step, not baked in
-    host_inputs: bool = False  # whether these are on the host: 0-d float32 arrays of the CPU
+    host_masks: bool = False  # attention is given these, and documents, on the host
     notes: tuple[str, ...] = ()  # for the user: TF32 off, kernels passed over, ...
     peak_flops: float | None = None  # dense FLOP/s of the compute dtype, if known
 

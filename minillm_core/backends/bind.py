@@ -56,7 +56,7 @@ def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]
         deterministic=config.deterministic,
         kernels=found.choices(),
         inputs=found.inputs(plan),
-        host_inputs=any(one.host_window for one in found.attention()),
+        host_masks=any(one.host_masks for one in found.attention()),
         notes=found.notes,
     )
     return binding, found.candidates
@@ -175,7 +175,7 @@ class Verdicts:
         """
         asked = [one for one in self.requests if one.op == "attention" and one.backend == "torch"]
         changing = [replace(one, facts={**one.facts, "window": "dynamic"}) for one in asked]
-        takes = any(k.host_window or not k.refusal(r) for k in self.attention() for r in changing)
+        takes = any(k.host_masks or not k.refusal(r) for k in self.attention() for r in changing)
         read = [(s.window.value, s.core) for s in plan.spec.attentions.values() if s.window]
         ours = {value for value, _ in read if takes} - {value for value, core in read if core}
         return tuple(name for name in plan.staged if name in ours)

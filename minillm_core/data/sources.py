@@ -300,8 +300,7 @@ def fitting_entries(sources: Sequence[Source], entries: int) -> int:
     """
     if any(_holds_ids(source) for source in sources):
         return entries
-    text = sum(source.unpacked for source in sources)
-    enough = max(text // TEXT_PER_ENTRY, SMALLEST)
+    enough = max(sum(source.unpacked for source in sources) // TEXT_PER_ENTRY, SMALLEST)
     return entries if entries <= enough else min(entries, 1 << enough.bit_length() - 1)
 
 

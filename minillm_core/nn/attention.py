@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from minillm_core.nn.init import fan_in_residual
 from minillm_core.nn.layers import Linear
 from minillm_core.nn.module import Module
-from minillm_core.nn.node import ModelShape, Node, Scope, Setting, check_shape
+from minillm_core.nn.node import MASKING, ModelShape, Node, Scope, Setting, check_shape
 from minillm_core.nn.rope import RopeSpec, rope_of
 from minillm_core.ops.arrays import visible
 
@@ -161,7 +161,7 @@ class Attention(Module):
 
         window = None if self.window is None else self.window.of(scope.reads)
         scale = None if self.scale is None else self.scale.of(scope.reads)
-        documents = scope.reads["documents"] if self.within_documents else None
+        documents = scope.reads[MASKING] if self.within_documents else None
         call = Call(q, k, v, positions, window, documents, scale)
         y = self.attend(call, x, scope)  # (B, T, H, D)
 

@@ -14,7 +14,7 @@ from minillm_core.errors import PlanError
 from minillm_core.nn.attention import TAPPED, UNMASKED, Attention, AttentionSpec, Masks
 from minillm_core.nn.layers import RMSNorm, SwiGLU
 from minillm_core.nn.module import Module
-from minillm_core.nn.node import ModelShape, Node, Scope, inputs_of
+from minillm_core.nn.node import MASKING, ModelShape, Node, Scope, inputs_of
 from minillm_core.nn.residual import Site, SiteSpec
 
 GATHERED = "loss.gather"
@@ -69,7 +69,8 @@ class BlockSpec:
 
     def reads(self) -> tuple[str, ...]:
         """Return the names of the block's inputs besides x, sorted: exactly those that its parts declare."""
-        return tuple(sorted(inputs_of(self)))
+        read = inputs_of(self)
+        return tuple(sorted(read | ({MASKING} if "documents" in read else set())))
 
 
 def norm_of(geometry: ModelShape, claim: Node | Omitted | None) -> Module | None:

@@ -19,6 +19,7 @@ from minillm_core.nn.block import (
     COLUMNS,
     GATHERED,
     LABELS,
+    MASKING,
     Block,
     BlockSpec,
     Omitted,
@@ -318,8 +319,7 @@ class Decoder(Module):
             positions = ops.sum(ops.astype(labels >= 0, "float32"))
             ratio = positions / ops.maximum(count, ops.like(1.0, count))
             normaliser, count = normaliser * ratio, positions
-            rest = [total * ratio for total in sums[1:]]
-            sums = ops.stack([ops.sum(every), *rest], 0)
+            sums = ops.stack([ops.sum(every), *(total * ratio for total in sums[1:])], 0)
         objective = total * normaliser
         of_rows = count if (whole := batch.get(LABELS)) is None else whole[0, 0]
         terms = {}
@@ -429,7 +429,7 @@ class Decoder(Module):
     ) -> Scope:
         """Build the scope of a batch: the arrays that blocks and nodes may read."""
         make: Any = scope_of or (self.framework.scope_of if COLUMNS in batch else Scope)
-        scope = make({GATHERED: None, **batch, **values})
+        scope = make({GATHERED: None, MASKING: batch.get("documents"), **batch, **values})
         for name, ids in self.lookups.items():  # training: places among the step's table rows
             scope.reads[lookup(name)] = batch.get(lookup(name), batch[ids])
         return scope

@@ -19,6 +19,9 @@ from minillm_core.nn.module import Module, check_begun, named_modules
 from minillm_core.nn.reference import json_arguments, reference_of, resolve
 from minillm_core.ops.arrays import dtype_name
 
+MASKING = "attn.documents"
+"""The documents as the attention kernel takes them: the batch's, or the same on the host (``host_masks``)."""
+
 
 @dataclass(frozen=True)
 class Setting:

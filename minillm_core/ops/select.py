@@ -65,7 +65,7 @@ class Candidate:
     rank: Callable[[Request], int] = first  # lower is preferred; equal ranks keep their order
     plain: bool = False  # composed of array functions: for --kernels reference and op=reference
     within_tolerance: bool = True  # False: used only if the kernel, or its plugin, is named
-    host_window: bool = False  # attention: a window that changes may be a 0-d tensor on the CPU
+    host_masks: bool = False  # attention: documents, and windows that change, may be on the CPU
     requires: tuple[str, ...] = ()  # distributions, as in a pyproject.toml: "liger-kernel>=0.8.5"
     # the option that disables it ("loss=false"), or "-NAME" if it is all that its plugin does; a kernel
     # with such an option is required: a run is refused if it cannot serve

@@ -328,8 +328,8 @@ def _activations(plan: Plan, model: Any) -> int:
     ]
     if plan.config.train.checkpointing:
         blocks = [dim] * len(blocks) + [max(blocks)]  # all inputs, and one recomputed block
-    ends = 2 * dim  # the inputs of the first block and of the last norm
-    return sum(blocks) + ends + dim * len(plan.spec.streams)
+    # the streams, and the inputs of the first block and of the last norm
+    return sum(blocks) + dim * (2 + len(plan.spec.streams))
 
 
 def _kept(block: Any, dim: int) -> int:

@@ -122,8 +122,7 @@ def fit_vocabulary(loaded: Loaded) -> Loaded:
     if not own or not config.data.paths:
         return loaded
     check_weighted(config.data.paths)
-    sources = find(config.data.files, lambda line: None)
-    vocab = fitting_entries(sources, config.model.vocab)
+    vocab = fitting_entries(find(config.data.files, lambda line: None), config.model.vocab)
     if vocab == config.model.vocab:
         return loaded
     note = (

@@ -158,8 +158,8 @@ def test_a_staged_window_is_an_input_of_torch_s_graph(
     options = {"compiler": compiler} if backend == "torch" else {}
     run, model = lab.trainer(plan, backend, **options), materialise(plan, 0)
     assert run.binding.inputs == (("windowed.window",) if backend == "torch" else ())
-    assert not run.binding.host_inputs
-    run.binding = replace(run.binding, inputs=inputs, host_inputs=host)
+    assert not run.binding.host_masks
+    run.binding = replace(run.binding, inputs=inputs, host_masks=host)
     batch, found = lab.batch(plan), {}
     for index in range(20):
         values = plan.values((index + 1) / 20)
@@ -283,6 +283,33 @@ def test_a_process_may_compile_many_trainers(lab: Any) -> None:
         run = lab.trainer(plan, **options)
         losses += lab.losses(run, plan, [[lab.batch(plan)]])
     assert np.isfinite(losses).all()
+
+
+class Apart(Plugin, api=1):
+    """Attention within documents."""
+
+    def build_attention(self, attn: Any) -> None:
+        attn.documents()
+
+
+def test_documents_stay_on_the_host_for_a_kernel_that_reads_them_there(lab: Any) -> None:
+    from minillm_core.nn.node import MASKING
+
+    plan = lab.plan(plugins={"apart": Apart()}, model_layers=1)
+    run, batch = lab.trainer(plan), lab.batch(plan)
+    batch["documents"] = (np.indices(batch["documents"].shape)[1] > 3).astype(np.int32)
+    assert MASKING not in run.to_device(batch)
+    losses = [run.evaluate([batch])]
+    run.binding = replace(run.binding, host_masks=True)
+    held = run.to_device(batch)
+    assert np.shares_memory(held[MASKING].numpy(), batch["documents"])
+    assert MASKING not in run.to_device({**batch, "row.columns": np.zeros((1, 2), np.int32)})
+    losses.append(run.evaluate([batch]))
+    assert losses[0] == losses[1]
+    plain = lab.trainer(lab.plan(model_layers=1))
+    plain.binding = replace(plain.binding, host_masks=True)
+    assert MASKING not in plain.to_device(batch)  # nothing masks documents
+    assert plain.evaluate([batch]) != losses[0]
 
 
 class Growing(Plugin, api=1):

@@ -252,8 +252,7 @@ class MLXTrainer(MLXModel, Trainer):
     def restart(self, seed: int) -> None:
         """Reset to the initial values of a seed."""
         self._settle_all()
-        fresh = initial_arrays(self.model, self.plan.inits, seed)
-        self.load(fresh)
+        self.load(initial_arrays(self.model, self.plan.inits, seed))
         self.state, self.steps = {**self.state, **self._at_first()}, 0
         mx.eval(self.state)
         random.seed(seed)

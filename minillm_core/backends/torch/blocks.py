@@ -112,8 +112,7 @@ def _range(documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest document id of each block: int32 (B, n) each, from (B, T)."""
     missing = count * BLOCK - documents.shape[1]
     if missing:
-        last = documents[:, -1:].expand(-1, missing)
-        documents = torch.cat([documents, last], dim=1)
+        documents = torch.cat([documents, documents[:, -1:].expand(-1, missing)], dim=1)
     blocks = documents.reshape(-1, count, BLOCK)
     return blocks.amin(-1), blocks.amax(-1)
 

@@ -21,8 +21,9 @@ from minillm_core.backends.torch.compiling import constant_result, own_code
 from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.backends.torch.share import Share
 from minillm_core.backends.torch.transfer import batch_to_device, copied, foreach_copy_
-from minillm_core.nn.block import PARTS
+from minillm_core.nn.block import COLUMNS, PARTS
 from minillm_core.nn.module import Framework, declared, record
+from minillm_core.nn.node import MASKING
 from minillm_core.nn.param import Buffer, Param, State
 from minillm_core.plan import Plan
 
@@ -212,13 +213,15 @@ class TorchModel(NativeModel):
         return self.compiler(own_code(function), fullgraph=True, dynamic=False)
 
     def to_device(self, host: Batch) -> dict[str, Tensor]:
-        """Copy the fields that the model reads to its device."""
-        return batch_to_device(host, (*self.plan.fields, *PARTS), self.device)
+        """Copy the fields that the model reads to its device; documents may stay on the host too."""
+        held = self.binding.host_masks and "documents" in self.plan.fields and COLUMNS not in host
+        own = {MASKING: torch.from_numpy(host["documents"])} if held else {}
+        return batch_to_device(host, (*self.plan.fields, *PARTS), self.device) | own
 
     def scalars_to_device(self, numbers: Mapping[str, float]) -> dict[str, Tensor]:
         """Copy each number to the device as 0-d float32, in one transfer; some inputs stay on the host."""
         packed = copied(torch.tensor(list(numbers.values()), dtype=torch.float32), self.device)
-        host = self.binding.inputs if self.binding.host_inputs else ()
+        host = self.binding.inputs if self.binding.host_masks else ()
         kept = {name: torch.tensor(numbers[name], dtype=torch.float32) for name in host}
         return dict(zip(numbers, packed.unbind(0), strict=True)) | kept
 

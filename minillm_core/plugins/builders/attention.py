@@ -329,8 +329,7 @@ class AttentionBuilder(Builder):
             arguments: constructor arguments, JSON values.
         """
         where = self._slots.core.where
-        node = self._node(where, (*CORE_GIVES, "x"), cls, arguments)
-        self._slots.core.add(self._owner, node)
+        self._slots.core.add(self._owner, self._node(where, (*CORE_GIVES, "x"), cls, arguments))
 
     def window(self, number: int | Schedule, *, name: str | None = None) -> None:
         """Claim: the attention window: how many keys a query sees, its own included.

@@ -45,7 +45,7 @@ class Cute(Plugin, api=1, backends=("torch",), devices=("cuda",)):
                     devices=("cuda",),
                     accepts=accepts,
                     rank=rank,
-                    host_window=op == "attention",
+                    host_masks=op == "attention",
                     requires=(distribution,),
                     disable_option=f"{field}=false" if wanted is True else "",
                     provider="minillm-cute",

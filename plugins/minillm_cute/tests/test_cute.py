@@ -132,11 +132,11 @@ def test_windows_and_documents_are_served_and_a_window_that_changes_is_an_input_
     binding, _ = bind(CUDA, plan)
     assert {c.op: c.kernel for c in binding.kernels}["attention"] == "fa4"
     assert binding.inputs
-    assert binding.host_inputs
+    assert binding.host_masks
     others = planned(staged, settings=["train.seq_len=512"], kernels="attention=flex")
     binding, _ = bind(CUDA, others)
     assert binding.inputs
-    assert not binding.host_inputs
+    assert not binding.host_masks
 
 
 class Capped(Plugin, api=1):

@@ -80,30 +80,16 @@ def test_attention_keeps_its_contract(kernels: Any, case: Any, changing: bool) -
     close("attention", ours[:1], [reference.attention(*host, **masked)])
 
 
-@pytest.mark.parametrize("wrong", ["falls", "too many"])
-def test_documents_that_the_table_cannot_hold_are_nan_everywhere(kernels: Any, wrong: str) -> None:
-    module = kernels("attention")
-    length = 70
-    ids = np.zeros((2, length), np.int32)
-    ids[0, 1] = 1
-    if wrong == "falls":  # document 0 again, behind document 1
-        ids[0, 2:] = 0
-    else:
-        assert module.most_documents(*ids.shape) < ids.size
-        ids[:] = np.arange(length)
-    q, k, v = normal(0, *3 * [(2, length, 1, 8)])
-    documents = torch.from_numpy(ids)
-    assert module.attention(q, k, v, documents=documents)[..., 0, 0].isnan().all()
-    fewer = documents.clamp(max=1).sort().values
-    assert not module.attention(q, k, v, documents=fewer).isnan().any()
+def test_documents_whose_tokens_lie_apart_are_refused(kernels: Any) -> None:
+    ids = torch.tensor([[0, 1, 0]], dtype=torch.int32)  # document 0 again, behind document 1
+    with pytest.raises(BackendError, match="adjacent"):
+        kernels("attention").attention(*normal(0, *3 * [(1, 3, 1, 8)]), documents=ids)
 
 
-def test_a_batch_may_hold_a_document_for_128_tokens_besides_the_first_of_each_row(
-    kernels: Any,
-) -> None:
-    most = kernels("attention").most_documents
-    sizes = [(1, 1), (1, 8192), (64, 1024), (512, 128), (1, 65_536)]
-    assert [most(*size) for size in sizes] == [64, 65, 576, 1024, 513]
+def test_every_token_may_be_a_document(kernels: Any) -> None:
+    q, k, v = normal(0, *3 * [(2, 70, 1, 8)])
+    ids = torch.arange(70, dtype=torch.int32).expand(2, -1).contiguous()
+    torch.testing.assert_close(kernels("attention").attention(q, k, v, documents=ids), v)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -228,3 +214,24 @@ def test_windows_that_change_share_a_compiled_step(kernels: Any) -> None:
         ours = gradients([compiled(*arrays, window)], arrays, [up])
         close("attention", ours, gradients([kernel(*arrays, window=width)], arrays, [up]))
     assert len(graphs) == 1
+
+
+def test_a_compiled_step_finds_the_documents_once_for_all_layers(
+    kernels: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, found = kernels("attention"), []
+    theirs = module.np.flatnonzero
+    monkeypatch.setattr(module.np, "flatnonzero", lambda x: found.append(x.shape) or theirs(x))
+
+    def step(q: Any, k: Any, v: Any, documents: Any) -> Any:
+        for window in (3, 5, None):
+            q = module.attention(q, k, v, window=window, documents=documents)
+        return q
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager_decomp_partition")
+    arrays = normal(0, *3 * [(2, 12, 2, 8)])
+    for ends in (4, 7):
+        ids = (torch.arange(12, dtype=torch.int32) >= ends).int().expand(2, -1).contiguous()
+        found.clear()
+        compiled(*arrays, ids).sum().backward()
+        assert found == [(2, 12)]

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 import minillm_core as minillm
 from minillm_core.backends.ranks import ALONE
 from minillm_core.inspection import decoder, inputs_of
+from minillm_core.nn.node import MASKING
+from minillm_core.plan.plan import BATCH
 from minillm_kit import small
 from minillm_mesh import step_checks
 from minillm_mesh.stages import bubble, check, cut, stages, width
@@ -69,7 +71,7 @@ def test_a_stage_has_all_that_it_reads(
     order = model.order(values)
     sources = {name for names in model.term_sources.values() for name in names}
     end = inputs_of((plan.spec.final, plan.spec.final_norm, plan.spec.loss)) | sources
-    everywhere = {*plan.fields, *values, "ids", "labels", "documents", "positions", "weights"}
+    everywhere = {*plan.fields, *values, *BATCH, MASKING}
     for count in range(1, len(order) + 1):
         found = stages(plan, model, values, count)
         assert [one for stage in found for one in stage.blocks] == order

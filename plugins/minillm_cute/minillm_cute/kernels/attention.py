@@ -1,10 +1,8 @@
 """Attention by FlashAttention-4: windows by the keys that they leave, documents packed end to end.
 
-A window is a number that the kernel reads on the host. One that changes during a run is a 0-d array of the CPU,
-an input of the compiled step, so that all windows share it. Documents are given as the places where they begin,
-in a table of fixed size that is computed on the device: no synchronisation. What the table cannot say is NaN in
-the result, never another document's tokens: more documents in a batch than :func:`most_documents`, or numbers of
-documents that fall, so that tokens of one might lie apart.
+Both masks are read on the host, as 0-d and (B, S) arrays of the CPU, and are inputs of the compiled step. Documents
+become a table of the places where they begin, with as many entries as there are documents: the kernel looks
+through all of it in each program.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from flash_attn.cute.interface import (  # pyright: ignore[reportMissingImports]
     _flash_attn_bwd,
@@ -23,10 +22,8 @@ from torch import Tensor, library
 
 from minillm_core import BackendError
 
-__all__ = ["attention", "most_documents"]
+__all__ = ["attention"]
 
-AVERAGE = 128  # tokens: documents behind a row's first are as long, on average over the batch
-FEWEST = 64  # documents of a small batch
 HOPPER = (9, 0)
 ALIGNED = 8  # elements: the kernel loads 16 bytes at a time
 
@@ -38,7 +35,7 @@ def attention(
     *,
     scale: float | None = None,
     window: int | Tensor | None = None,  # a tensor: 0-d, on the CPU
-    documents: Tensor | None = None,  # int32 (B, S)
+    documents: Tensor | None = None,  # int32 (B, S), on the CPU
 ) -> Tensor:
     """Return softmax(scale q k^T + mask) v (B, T, H, D): see minillm's contract of the op.
 
@@ -46,68 +43,80 @@ def attention(
     the gradient of q is summed in a fixed order, without in any.
 
     Raises:
-        BackendError: the GPU is older than Hopper.
+        BackendError: the GPU is older than Hopper, or tokens of a document lie apart.
     """
     (B, T, H, D), S = q.shape, k.shape[1]
     scale = D**-0.5 if scale is None else scale
     changing, fixed = (window, S) if isinstance(window, Tensor) else (None, window or S)
     if documents is None:
         return _attention(q, k, v, None, None, None, changing, scale, fixed, T, S)[0]
-    queries, keys, valid = _bounds(documents, T)
+    table = _table(documents, T, q.device)
     packed = (x.flatten(0, 1) for x in (q, k, v))
-    y = _attention(*packed, queries, keys, valid, changing, scale, fixed, T, S)[0]
+    y = _attention(*packed, *table, changing, scale, fixed, T, S)[0]
     return y.view(B, T, H, D)
 
 
-def most_documents(rows: int, tokens: int) -> int:
-    """Return how many documents a batch of rows of so many tokens has at most, in all its rows together.
-
-    The kernel's time grows with this number, whatever the documents: with 64 for each of 64 rows of 1,024
-    tokens attention took twice as long as with the documents alone.
-    """
-    return max(FEWEST, rows + rows * tokens // AVERAGE)
-
-
-def _bounds(documents: Tensor, queries: int) -> tuple[Tensor, Tensor, Tensor]:
+@library.custom_op(
+    "minillm_cute::table",
+    mutates_args=(),
+    schema="(Tensor documents, int queries, Device device) -> (Tensor, Tensor, Tensor)",
+)
+def _table(
+    documents: Tensor,  # int32 (B, S) on the CPU; a negative number is padding
+    queries: int,  # T, the last positions of each row
+    device: torch.device,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Find where documents begin and end among packed queries and keys.
 
-    Args:
-        documents: int32 (B, S); a negative number is padding.
-        queries: T, the last positions of each row.
-
-    Returns:
-        int32 (M + 1,) of queries, 0 to B T, and of keys, 0 to B S, for M = most_documents(B, S), the
-        unused entries of which are the last place; and () bool: the documents are as they are taken to be.
+    Returns int32 (B S + 1,) on the device of queries, 0 to B T, and of keys, 0 to B S, of which the first
+    M + 1 are used; and M, int64 () on the CPU.
     """
-    B, S = documents.shape
-    later, earlier = documents[:, 1:], documents[:, :-1]
-    begins = torch.cat([torch.ones_like(documents[:, :1]), (later != earlier).int()], dim=1)
-    counted = begins.flatten().cumsum(0)  # (B S,) int64: the documents so far
-    most = most_documents(B, S)
-    order = torch.arange(1, most + 1, device=documents.device)
-    first = torch.searchsorted(counted, order)  # B S where there are fewer
-    keys = torch.cat([first, first.new_full((1,), B * S)])
-    falls = (later < earlier) & (later >= 0)
-    valid = (counted[-1] <= most) & ~falls.any()
-    whole = torch.cat([order - 1, order[-1:]]) * S  # row by row: lengths that the kernel can take
-    keys = torch.where(valid, keys, whole.clamp(max=B * S))
-    at = torch.clamp(keys % S - (S - queries), min=0)  # the place in its row among the queries
-    return (keys // S * queries + at).int(), keys.int(), valid
+    if not documents.is_cpu:
+        raise BackendError(
+            "FlashAttention-4 reads documents on the host; where mesh.context divides rows they are on the GPU",
+            where="--kernels attention=fa4",
+            fix="cute.attention=false",
+        )
+    ids = documents.numpy()
+    (B, S), later, earlier = ids.shape, ids[:, 1:], ids[:, :-1]
+    if ((later < earlier) & (later >= 0)).any():
+        raise BackendError(
+            "FlashAttention-4 takes documents whose tokens are adjacent, and their numbers fall within a row",
+            where="--kernels attention=fa4",
+            fix="cute.attention=false",
+        )
+    begins = np.ones((B, S), dtype=bool)
+    begins[:, 1:] = later != earlier
+    keys = np.append(np.flatnonzero(begins), B * S)
+    at = np.maximum(keys % S - (S - queries), 0)  # the place in its row among the queries
+    bounds = []
+    for places in (keys // S * queries + at, keys):
+        padded = torch.zeros(B * S + 1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        padded[: len(keys)] = torch.from_numpy(places)
+        bounds.append(padded.to(device, non_blocking=True))
+    return bounds[0], bounds[1], torch.tensor(len(keys) - 1)
+
+
+@_table.register_fake
+def _(documents: Tensor, queries: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    room = documents.numel() + 1
+    bounds = [torch.empty(room, dtype=torch.int32, device=device) for _ in range(2)]
+    return bounds[0], bounds[1], torch.empty((), dtype=torch.int64)
 
 
 @library.custom_op(
     "minillm_cute::attention",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? queries, Tensor? keys, Tensor? valid, "
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? queries, Tensor? keys, Tensor? count, "
     "Tensor? changing, float scale, int window, int longest_q, int longest_k) -> (Tensor, Tensor)",
 )
 def _attention(
     q: Tensor,  # (B, T, H, D), or packed (B T, H, D)
     k: Tensor,  # (B, S, K, D), or packed (B S, K, D)
     v: Tensor,
-    queries: Tensor | None,  # int32 (M + 1,), where packed
-    keys: Tensor | None,  # int32 (M + 1,)
-    valid: Tensor | None,  # () bool
+    queries: Tensor | None,  # int32 (B S + 1,), where packed
+    keys: Tensor | None,  # int32 (B S + 1,)
+    count: Tensor | None,  # int64 () on the CPU: M, of M + 1 entries
     changing: Tensor | None,  # () on the CPU: the window, in place of the fixed one
     scale: float,
     window: int,
@@ -122,7 +131,7 @@ def _attention(
             where="--kernels attention=fa4",
             fix="cute.attention=false",
         )
-    seen = _seen(changing, window, queries, keys, longest_q, longest_k)
+    seen = _seen(changing, window, queries, keys, count, longest_q, longest_k)
     with _without_warnings():
         y, logs, *_ = _flash_attn_fwd(
             *map(_loadable, (q, k, v)),
@@ -131,8 +140,6 @@ def _attention(
             return_lse=True,
             **seen,
         )
-    if valid is not None:
-        y[..., 0, 0].masked_fill_(~valid, float("nan"))
     return y, logs
 
 
@@ -143,7 +150,7 @@ def _(
     v: Tensor,
     queries: Tensor | None,
     keys: Tensor | None,
-    valid: Tensor | None,
+    count: Tensor | None,
     changing: Tensor | None,
     scale: float,
     window: int,
@@ -158,7 +165,7 @@ def _(
     "minillm_cute::attention_backward",
     mutates_args=(),
     schema="(Tensor up, Tensor q, Tensor k, Tensor v, Tensor y, Tensor logs, Tensor? queries, Tensor? keys, "
-    "Tensor? changing, float scale, int window, int longest_q, int longest_k) -> (Tensor, Tensor, Tensor)",
+    "Tensor? count, Tensor? changing, float scale, int window, int longest_q, int longest_k) -> (Tensor, Tensor, Tensor)",
 )
 def _backward(
     up: Tensor,  # as y
@@ -169,6 +176,7 @@ def _backward(
     logs: Tensor,
     queries: Tensor | None,
     keys: Tensor | None,
+    count: Tensor | None,
     changing: Tensor | None,
     scale: float,
     window: int,
@@ -176,7 +184,7 @@ def _backward(
     longest_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute the gradients of q, k and v."""
-    seen = _seen(changing, window, queries, keys, longest_q, longest_k)
+    seen = _seen(changing, window, queries, keys, count, longest_q, longest_k)
     with _without_warnings():
         return _flash_attn_bwd(
             *map(_loadable, (q, k, v, y, up)),
@@ -194,9 +202,9 @@ def _(up: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Ten
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, queries, keys, _, changing, *numbers = inputs
-    ctx.save_for_backward(q, k, v, *output, queries, keys, changing)
-    ctx.numbers = numbers
+    *tensors, scale, window, longest_q, longest_k = inputs
+    ctx.save_for_backward(*tensors[:3], *output, *tensors[3:])
+    ctx.numbers = scale, window, longest_q, longest_k
     ctx.mark_non_differentiable(output[1])
 
 
@@ -212,6 +220,7 @@ def _seen(
     window: int,
     queries: Tensor | None,
     keys: Tensor | None,
+    count: Tensor | None,
     longest_q: int,
     longest_k: int,
 ) -> dict[str, Any]:
@@ -219,9 +228,10 @@ def _seen(
     width = window if changing is None else int(changing)
     left, right = (width - 1, 0) if width < longest_k else (None, None)
     seen: dict[str, Any] = {"window_size_left": left, "window_size_right": right}
-    if queries is None:
+    if queries is None or keys is None or count is None:
         return seen
-    bounds = {"cu_seqlens_q": queries, "cu_seqlens_k": keys}
+    used = int(count) + 1
+    bounds = {"cu_seqlens_q": queries[:used], "cu_seqlens_k": keys[:used]}
     return seen | bounds | {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from minillm_core import MinillmError, Request
 from minillm_core.commands import plain
-from minillm_kit.kernels.calls import Calls, Timed
+from minillm_kit.kernels.calls import Calls, Timed, loaded
 from minillm_kit.kernels.offers import Offer
 from minillm_kit.kernels.workloads import WORKLOADS, Sizes, Work
 
@@ -163,7 +163,7 @@ def _work(work: Work, known: Limits, dtype: str) -> dict[str, Any]:
 
 
 def _entrant(offer: Offer, calls: Calls, dtype: str, example: Any, *, learns: bool) -> Entrant:
-    kernel, given = offer.candidate.load(), {**example.floats, **example.others}
+    kernel, given = loaded(offer.candidate), {**example.floats, **example.others}
     floats = [*example.floats]
     forward = calls.timed(kernel, given, floats, dtype=dtype)
     both = calls.timed(kernel, given, floats, dtype=dtype, wanted=floats) if learns else None

@@ -13,6 +13,8 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from minillm_core import Candidate
+
 Layout = Literal["plain", "sliced", "transposed"]
 """Memory layouts of arrays: contiguous, a slice of wider rows, or with the last two axes swapped."""
 
@@ -112,6 +114,24 @@ class Calls(Protocol):
     @abstractmethod
     def out_of_memory(self, error: BaseException) -> bool:
         """Return whether an error means that the device is out of memory."""
+
+
+def loaded(candidate: Candidate) -> Kernel:
+    """Import a kernel; one that reads masks on the host is given them there.
+
+    Raises:
+        BackendError: it cannot be imported.
+    """
+    kernel = candidate.load()
+    if not candidate.host_masks:
+        return kernel
+
+    def with_host_masks(*arrays: Any, **others: Any) -> Any:
+        masks = {name: others[name] for name in ("window", "documents") if name in others}
+        moved = {name: mask.cpu() for name, mask in masks.items() if hasattr(mask, "cpu")}
+        return kernel(*arrays, **others | moved)
+
+    return with_host_masks
 
 
 def calls_on(backend: str, device: str) -> Calls:

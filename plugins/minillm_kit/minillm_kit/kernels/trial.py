@@ -11,7 +11,7 @@ import numpy as np
 from minillm_core import Candidate
 from minillm_core.commands import plain
 from minillm_core.inspection import CONTRACTS
-from minillm_kit.kernels.calls import Calls, Kernel, Layout, Results
+from minillm_kit.kernels.calls import Calls, Kernel, Layout, Results, loaded
 from minillm_kit.kernels.problem import IN_FLOAT32, Problem, gradients
 
 PROPERTIES: Mapping[str, str] = {
@@ -82,7 +82,7 @@ def trial(
     """
     tried = Tried()
     try:
-        kernel = candidate.load()
+        kernel = loaded(candidate)
         called = partial(_called, kernel, calls)
         if alike:
             _hold_alike(tried, called, candidate, calls, first, other)
