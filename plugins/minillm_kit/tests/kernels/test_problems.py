@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core import Candidate
 from minillm_core.inspection import CONTRACTS
+from minillm_kit.kernels.calls import loaded
 from minillm_kit.kernels.check import Chooser, facts_of
 from minillm_kit.kernels.examples import CASES, LOUD
 from minillm_kit.kernels.problem import gradients, problem, rounded
@@ -128,3 +130,26 @@ def test_the_smaller_work_of_a_window_is_counted() -> None:
     for window in (0, 1, 3, 9):
         seen = (i >= j) & (i - j < (window or 5))
         assert load({**sizes, "window": window}).flops == 4 * 2 * 3 * 4 * seen.sum()
+
+
+def masks_received(*arrays: object, **others: object) -> tuple[object, ...]:
+    """Return the arguments of a call."""
+    return (*arrays, others)
+
+
+class OnDevice:
+    """A stand-in for an array of a GPU."""
+
+    def cpu(self) -> str:
+        return "on the host"
+
+
+@pytest.mark.parametrize("host", [True, False])
+def test_a_kernel_that_reads_masks_on_the_host_is_given_them_there(host: bool) -> None:
+    candidate = Candidate(
+        "attention", "mine", ("torch",), f"{__name__}:masks_received", host_masks=host
+    )
+    q, ids = OnDevice(), OnDevice()
+    found = loaded(candidate)(q, window=3, documents=ids, scale=None)
+    given = "on the host" if host else ids
+    assert found == (q, {"window": 3, "documents": given, "scale": None})
