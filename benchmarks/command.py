@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.environment import RESULTS, write
 
-__all__ = ["measuring", "parser", "written"]
+__all__ = ["add_text", "measuring", "parser", "written"]
 
 
 def parser(about: str | None) -> argparse.ArgumentParser:
@@ -25,6 +25,13 @@ def measuring(about: str | None, name: str) -> argparse.ArgumentParser:
     made.add_argument("--out", type=Path, default=RESULTS, help="the result file's folder")
     made.add_argument("--commit", help="what is measured, for a copy that came without .git")
     return made
+
+
+def add_text(made: argparse.ArgumentParser) -> None:
+    """Add the options of the text that is trained on."""
+    made.add_argument("--train", required=True, help="the text to train on")
+    made.add_argument("--val", required=True, help="the text to validate on")
+    made.add_argument("--tokenizer", required=True)
 
 
 def written(given: argparse.Namespace, figures: Any) -> Path:

@@ -28,7 +28,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.card_child import visible
-from benchmarks.command import measuring, written
+from benchmarks.command import add_text, measuring, written
 from minillm_core.backends.torch.backend import PEAK_FLOPS
 from minillm_core.train.metrics import METRICS
 
@@ -133,9 +133,7 @@ CASES = tuple(case for cases in ROUNDS for case in cases)
 
 def main() -> None:
     parser = measuring(__doc__, "scale")
-    parser.add_argument("--train", required=True, help="the text to train on")
-    parser.add_argument("--val", required=True, help="the text to validate on")
-    parser.add_argument("--tokenizer", required=True)
+    add_text(parser)
     parser.add_argument("--nanogpt", type=Path, help="nanoGPT's model.py at 3adf61e")
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--steps", type=int, default=60, help="of each case")

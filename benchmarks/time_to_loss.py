@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.command import measuring, written
+from benchmarks.command import add_text, measuring, written
 from benchmarks.curves import crossings
 from benchmarks.ours import activated
 from minillm_core.backends.base import Trainer
@@ -228,9 +228,7 @@ def jobs_of(path: Path) -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     parser = measuring(__doc__, "time_to_loss")
-    parser.add_argument("--train", required=True, help="the text to train on")
-    parser.add_argument("--val", required=True, help="the text to validate on")
-    parser.add_argument("--tokenizer", required=True)
+    add_text(parser)
     parser.add_argument("--jobs", type=Path, required=True, help="one JSON object a line")
     parser.add_argument("--targets", default="4.9845,4.0,3.6702,3.1819")
     parser.add_argument("--window", type=int, default=1024)

@@ -72,18 +72,14 @@ def _table(
     M + 1 are used; and M, int64 () on the CPU.
     """
     if not documents.is_cpu:
-        raise BackendError(
+        raise _refused(
             "FlashAttention-4 reads documents on the host; where mesh.context divides rows they are on the GPU",
-            where="--kernels attention=fa4",
-            fix="cute.attention=false",
         )
     ids = documents.numpy()
     (B, S), later, earlier = ids.shape, ids[:, 1:], ids[:, :-1]
     if ((later < earlier) & (later >= 0)).any():
-        raise BackendError(
+        raise _refused(
             "FlashAttention-4 takes documents whose tokens are adjacent, and their numbers fall within a row",
-            where="--kernels attention=fa4",
-            fix="cute.attention=false",
         )
     begins = np.ones((B, S), dtype=bool)
     begins[:, 1:] = later != earlier
@@ -126,10 +122,8 @@ def _attention(
     """Compute y in q's shape, and the logarithms of the sums, float32 (B, H, T) or (H, B T)."""
     found = torch.cuda.get_device_capability(q.device)
     if found < HOPPER:
-        raise BackendError(
+        raise _refused(
             f"FlashAttention-4 trains on GPUs of capability 9.0 or later, not {found[0]}.{found[1]}",
-            where="--kernels attention=fa4",
-            fix="cute.attention=false",
         )
     seen = _seen(changing, window, queries, keys, count, longest_q, longest_k)
     with _without_warnings():
@@ -165,7 +159,8 @@ def _(
     "minillm_cute::attention_backward",
     mutates_args=(),
     schema="(Tensor up, Tensor q, Tensor k, Tensor v, Tensor y, Tensor logs, Tensor? queries, Tensor? keys, "
-    "Tensor? count, Tensor? changing, float scale, int window, int longest_q, int longest_k) -> (Tensor, Tensor, Tensor)",
+    "Tensor? count, Tensor? changing, float scale, int window, int longest_q, int longest_k) "
+    "-> (Tensor, Tensor, Tensor)",
 )
 def _backward(
     up: Tensor,  # as y
@@ -241,6 +236,10 @@ def _without_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Argument .* cannot be converted to a JitArgument")
         yield
+
+
+def _refused(what: str) -> BackendError:
+    return BackendError(what, where="--kernels attention=fa4", fix="cute.attention=false")
 
 
 def _loadable(x: Tensor) -> Tensor:
