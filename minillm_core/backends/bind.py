@@ -208,8 +208,7 @@ def verdicts(plan: Plan, machine: Detected, *, installed: bool = True) -> Verdic
     choices = [outcome for outcome in outcomes.values() if isinstance(outcome, Choice)]
     conflict, notes = None, ()
     if len(choices) == len(requests):
-        core = CORE[machine.backend]
-        conflict = next(kernel_conflicts(offers, core, requests, choices), None)
+        conflict = next(kernel_conflicts(offers, CORE[machine.backend], requests, choices), None)
         notes = () if conflict else kernel_notes(offers, requests, choices)
     return Verdicts(requests, candidates, policy, outcomes, conflict, notes)
 
@@ -524,7 +523,6 @@ def _others(choice: Choice, offers: Sequence[Candidate], policy: Policy) -> Iter
     why = "another was named" if choice.op in policy.named else f"{choice.kernel} is preferred"
     for candidate in offers:
         if candidate.name in choice.refused:
-            reason = choice.refused[candidate.name]
-            yield Refused((candidate.name,), reason, how="cannot serve")
+            yield Refused((candidate.name,), choice.refused[candidate.name], how="cannot serve")
         elif candidate.name != choice.kernel:
             yield Refused((candidate.name,), f"it could: {why}", how="passed over")

@@ -207,8 +207,7 @@ class DecoderSpec:
     @property
     def training_alone(self) -> tuple[str, ...]:
         """The paths of modules that only the training loss uses: their parameters are not exported."""
-        parts = self.embed, self.blocks, self.final, self.final_norm, self.linears
-        read = inputs_of(parts)
+        read = inputs_of((self.embed, self.blocks, self.final, self.final_norm, self.linears))
         unread = []
         for node in reversed(self.streams):  # a stream's readers come before it here
             if node.name in read:

@@ -95,8 +95,7 @@ class Site(Module):
         parts = []
         for key, value in (("carry", carry), ("sublayer", sublayer)):
             if value is not None and key not in self.dropped:
-                claimed = key in self.claimed
-                parts.append(self.scaled(key, value, own, scope) if claimed else value)
+                parts.append(self.scaled(key, value, own, scope) if key in self.claimed else value)
         for source, key, owner in self.added:
             value, wanted = scope.reads[source], dtype_name(carry)
             if wanted not in (got := dtype_name(value), "float64") or not _fits(value, carry):

@@ -87,8 +87,10 @@ def _table(
     at = np.maximum(keys % S - (S - queries), 0)  # the place in its row among the queries
     bounds = []
     for places in (keys // S * queries + at, keys):
-        padded = torch.zeros(B * S + 1, dtype=torch.int32, pin_memory=device.type == "cuda")
-        padded[: len(keys)] = torch.from_numpy(places)
+        padded = torch.empty(B * S + 1, dtype=torch.int32, pin_memory=device.type == "cuda")
+        # filled by NumPy: torch's threads would wait for each other, milliseconds where cores are shared
+        array = padded.numpy()
+        array[: len(keys)], array[len(keys) :] = places, 0
         bounds.append(padded.to(device, non_blocking=True))
     return bounds[0], bounds[1], torch.tensor(len(keys) - 1)
 
