@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["REFERENCE", "SHAPE", "TABLE", "Judged", "active", "divided"]
+__all__ = ["AWAITED", "REFERENCE", "SHAPE", "TABLE", "Judged", "active", "divided"]
 
 REFERENCE = ("muon",)
 """The plugin set that most techniques are compared with, as they are used with it."""
@@ -118,6 +118,9 @@ TABLE = (
 and the trackers, which do not change training. ``mtp`` and ``windows`` have two stages here: each is
 compiled, and a run of a few hundred steps is short for more.
 """
+
+AWAITED = (Judged("prefix_kv"), Judged("simctg", cost=1.2))
+"""Techniques without a card until the next measurement, which then belong to TABLE."""
 
 
 def active(judged: Iterable[Judged]) -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.card_job import Share
-from benchmarks.card_table import REFERENCE, SHAPE, TABLE, Judged, divided
+from benchmarks.card_table import AWAITED, REFERENCE, SHAPE, TABLE, Judged, divided
 from benchmarks.card_turns import Turns
 from benchmarks.command import parser
 from benchmarks.environment import RESULTS, environment, keep, own_command
@@ -52,6 +52,7 @@ from minillm_lab.variants import side_by_side
 __all__ = ["collect", "main", "measure"]
 
 ENVIRONMENT = "environment.json"
+KNOWN = {one.plugin for one in (*TABLE, *AWAITED)}
 
 
 def measure(arguments: argparse.Namespace) -> int:
@@ -61,8 +62,8 @@ def measure(arguments: argparse.Namespace) -> int:
     with lock(out):
         about = {"command": own_command(), **environment(arguments.commit)}
         (out / ENVIRONMENT).write_text(json.dumps(about, indent=1) + "\n")
-        wanted = set(arguments.only.split(",")) if arguments.only else None
-        judged = [one for one in TABLE if wanted is None or one.plugin in wanted]
+        wanted = set(arguments.only.split(",")) if arguments.only else KNOWN
+        judged = [one for one in (*TABLE, *AWAITED) if one.plugin in wanted]
         shares = [
             _share(arguments, part, number)
             for number, part in enumerate(divided(judged, arguments.gpus))
@@ -225,6 +226,8 @@ def main() -> int:
         return 0
     if not all((arguments.train, arguments.val, arguments.tokenizer, arguments.out)):
         options.error("--train, --val, --tokenizer and --out are needed, or --collect")
+    if unknown := {*(arguments.only or "").split(",")} - KNOWN - {""}:
+        options.error(f"--only: {', '.join(sorted(unknown))}: not in benchmarks/card_table.py")
     return measure(arguments)
 
 

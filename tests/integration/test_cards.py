@@ -62,6 +62,9 @@ def test_cards_come_from_paired_runs_of_several_processes(
     assert again.returncode == 0, again.stdout + again.stderr
     assert all(path.stat().st_mtime_ns == at for path, at in before.items())
 
+    unknown = cards(repository, *given, "--only", "muon,nothing")
+    assert unknown.returncode == 2
+    assert "--only: nothing: not in benchmarks/card_table.py" in unknown.stderr
     absent = cards(repository, *given, "--only", "liger", "--out", str(tmp_path / "none"))
     assert absent.returncode == 1
     assert "liger is not measured" in absent.stdout  # it needs a GPU
