@@ -1,24 +1,26 @@
 """Steps of a preset with additional plugin sets, in turns in one process: speed and memory relative to the preset.
 
     python -m benchmarks.preset_steps --preset speedrun --set triton --set triton,sparse_rows [--steps 20]
-        [--repeats 5] [--setting key=value ...]
+        [--repeats 5] [--profile] [--setting key=value ...]
     python -m benchmarks.preset_steps --preset speedrun --set=-relu2,fp8_mlp   # in place of relu2
 
 The first variant is the preset alone. Schedules have their mid-run values; ids are drawn by
 Zipf's law, as in benchmarks.sparse_rows. ``ratio`` is tokens/s over the preset's, from the medians of all steps,
-and turn by turn.
+and turn by turn. --profile adds a step of each by kernel, and ``host_ms``, the host's time to enqueue one: a
+GPU waits where that is longer than its own.
 """
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from typing import Any
 
 from benchmarks.command import measuring, written
 from benchmarks.ours import activated
 from benchmarks.sparse_rows import BATCHES, Stepped, memory_of
-from benchmarks.turns import Turns, ratio, take_turns
+from benchmarks.turns import Memory, Turns, ratio, take_turns
 
 ALONE = "the preset alone"
 
@@ -38,6 +40,19 @@ def figures_of(turns: Turns) -> dict[str, Any]:
     return {"sets": found, "failed": turns.failed}
 
 
+def profile_of(variant: Stepped, memory: Memory) -> dict[str, Any]:
+    """Profile a step, and time how long the host is busy with one, the median of five."""
+    from benchmarks.profiling import profiled  # imports torch
+
+    found, host = profiled(variant.step, gpu=type(memory) is not Memory), []
+    for _ in range(5):
+        memory.wait()
+        began = time.perf_counter()
+        variant.step()
+        host.append(time.perf_counter() - began)
+    return {"host_ms": round(1000 * statistics.median(host), 3), "profile": found}
+
+
 def main() -> None:
     """Measure every set, write the result file after each round, and print a table."""
     parser = measuring(__doc__, "preset_steps")
@@ -47,6 +62,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--steps", type=int, default=20, help="of a turn")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each")
+    parser.add_argument("--profile", action="store_true", help="also a step of each by kernel")
     given = parser.parse_args()
 
     def maker(plugins: str) -> Callable[[], tuple[Stepped, int]]:
@@ -64,6 +80,10 @@ def main() -> None:
     found: dict[str, Any] = {}
     for turns in take_turns(makers, memory, say=print, warm=BATCHES + 1, together=5, **counts):
         found = figures_of(turns)
+        path = written(given, {**said, **found})
+    if given.profile:
+        for name, one in turns.measured.items():
+            found["sets"][name] |= profile_of(one.variant, memory)
         path = written(given, {**said, **found})
     print(path)
     for name, one in found["sets"].items():
