@@ -1,4 +1,4 @@
-"""ReLU squared MLP in fp8: both matrix products of the forward pass in fp8, on NVIDIA GPUs from Ada on.
+"""ReLU squared MLP in fp8: two, or four, of its six matrix products in fp8, on NVIDIA GPUs from Ada on.
 
     y = relu(x Wup^T)^2 Wdown^T
 
@@ -8,14 +8,15 @@ replaces `relu2`, with its parameters, sizes and initial values. (modded-nanogpt
 Each operand is rounded to e4m3 with one scale for the whole array, a power of two. The weights' scales are
 computed from their own largest values. Those of x and of relu(.)^2 would need another pass over each, so the
 previous step's largest values are used: they are State, saved and resumed, and written by the update. Values up
-to twice as large fit; larger ones are clipped. The backward pass uses bfloat16 and the unrounded operands.
+to twice as large fit; larger ones are clipped. The backward pass uses bfloat16 and the unrounded operands; with
+``backward=fp8`` the gradients of x and of relu(.)^2 are products of gradients in e5m2 and weights in e4m3.
 
 Not on MLX: Apple's GPUs have no fp8 products, so that it would only round.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from minillm_core import Constant, Layers, Linear, Module, Normal, PlanError, Plugin, State, option
 
@@ -27,13 +28,16 @@ LARGEST_SQUARE = 64.0  # of relu(.)^2, initially: the product is of order one
 
 
 class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
-    """The ReLU squared MLP with fp8 products in the forward pass: relu2 except for rounding."""
+    """The ReLU squared MLP with fp8 products: relu2 except for rounding."""
 
     hidden: int | None = option(
         None, ge=1, help="hidden width; none: 3/2 of model.hidden, rounded up to a multiple of 16"
     )
     down_lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of Wdown")
     layers: Layers = option("all", help='layers with this MLP: "all", [0, -1], "every:2"')
+    backward: Literal["bfloat16", "fp8"] = option(
+        "bfloat16", help="the products of the inputs' gradients; the weights' are in bfloat16"
+    )
 
     def build_model(self, model: Any) -> None:
         hidden = self.hidden or -(-3 * model.hidden // (2 * MULTIPLE)) * MULTIPLE
@@ -45,7 +49,8 @@ class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
                     fix=f"{key}={-(-size // MULTIPLE) * MULTIPLE}, or relu2 in place of fp8_mlp",
                 )
         for layer in self.layers.resolve(model.layers):
-            model.mlp(layer, MLP, hidden=hidden, down_lr_mul=self.down_lr_mul)
+            narrow = self.backward == "fp8"
+            model.mlp(layer, MLP, hidden=hidden, down_lr_mul=self.down_lr_mul, narrow=narrow)
 
 
 class PlainMLP(Module):
@@ -75,36 +80,38 @@ class MLP(PlainMLP):
     statistics = {"of_x": "max", "of_h": "max"}  # noqa: RUF012
     written_as = PlainMLP  # a model directory needs no fp8 kernels
 
-    def __init__(self, geometry: Any, hidden: int, down_lr_mul: float) -> None:
+    def __init__(self, geometry: Any, hidden: int, down_lr_mul: float, narrow: bool) -> None:
         super().__init__(geometry, hidden, down_lr_mul)
+        self.narrow = narrow
         self.largest_x = State((), Constant(LARGEST_INPUT))
         self.largest_h = State((), Constant(LARGEST_SQUARE))
 
     def forward(self, x: Any) -> tuple[Any, Any, Any]:
-        """x (B, T, C) -> (B, T, C), (), ()."""
-        h, of_x = self.product(x, self.up, self.largest_x)  # (B, T, hidden)
-        h = self.ops.square(self.ops.relu(h))
-        y, of_h = self.product(h, self.down, self.largest_h)
-        return y, of_x, of_h
-
-    def product(self, x: Any, leaf: Linear, expected: Any) -> tuple[Any, Any]:
-        """Multiply x (..., C) with a linear module's weight: (..., O), and the largest absolute value of x, ().
+        """x (B, T, C) -> (B, T, C), (), ().
 
         Raises:
-            PlanError: a plugin has claimed the module's product, which is not called here.
+            PlanError: a plugin has claimed a product of the MLP, which is not called here.
         """
-        from minillm_triton.kernels.mlp import fp8_linear, served
+        from minillm_triton.kernels.mlp import relu2_mlp, served
 
-        if leaf.product is not None:
-            raise PlanError(
-                f"fp8_mlp multiplies '{leaf.path}' by itself, and '{leaf.product.owner}' claims it",
-                where=f"model.linear[{leaf.path}]",
-                fix=f"relu2 in place of fp8_mlp, or leave '{leaf.product.owner}' out",
-            )
+        for leaf in (self.up, self.down):
+            if leaf.product is not None:
+                raise PlanError(
+                    f"fp8_mlp multiplies '{leaf.path}' by itself, and '{leaf.product.owner}' claims it",
+                    where=f"model.linear[{leaf.path}]",
+                    fix=f"relu2 in place of fp8_mlp, or leave '{leaf.product.owner}' out",
+                )
         if served(x):
-            weight: Any = leaf.weight
-            return fp8_linear(x, weight, expected)
-        return leaf(x), self.ops.stop_gradient(self.ops.max(self.ops.abs(x)))
+            up: Any = self.up.weight
+            down: Any = self.down.weight
+            expected: Any = (self.largest_x, self.largest_h)
+            return relu2_mlp(x, up, down, *expected, narrow=self.narrow)
+        h = self.ops.square(self.ops.relu(self.up(x)))  # (B, T, hidden)
+        return self.down(h), self.largest(x), self.largest(h)
+
+    def largest(self, x: Any) -> Any:
+        """Return the largest absolute value, ()."""
+        return self.ops.stop_gradient(self.ops.max(self.ops.abs(x)))
 
     def next_state(self, of_x: Any, of_h: Any) -> dict[str, Any]:
         """Use this step's largest values in the next step."""

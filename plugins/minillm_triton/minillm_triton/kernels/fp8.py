@@ -8,7 +8,16 @@ from torch.nn.functional import ScalingType, scaled_mm
 
 from minillm_core import BackendError
 
-__all__ = ["E4M3", "E5M2", "check_device", "largest", "multiplied", "power_of_two", "to_e4m3"]
+__all__ = [
+    "E4M3",
+    "E5M2",
+    "check_device",
+    "largest",
+    "multiplied",
+    "power_of_two",
+    "to_e4m3",
+    "to_e5m2",
+]
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FP8_FIRST = (8, 9)  # compute capability
@@ -40,8 +49,17 @@ def power_of_two(most: Tensor) -> Tensor:
 
 def to_e4m3(x: Tensor, by: Tensor) -> Tensor:
     """Divide by a power of two, and round to e4m3; values beyond its range are clipped."""
-    most = torch.finfo(E4M3).max
-    return (x * (1.0 / by).to(x.dtype)).clamp(-most, most).to(E4M3)
+    return _rounded(x, by, E4M3)
+
+
+def to_e5m2(x: Tensor, by: Tensor) -> Tensor:
+    """Divide by a power of two, and round to e5m2; values beyond its range are clipped."""
+    return _rounded(x, by, E5M2)
+
+
+def _rounded(x: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:
+    most = torch.finfo(dtype).max
+    return (x * (1.0 / by).to(x.dtype)).clamp(-most, most).to(dtype)
 
 
 def multiplied(

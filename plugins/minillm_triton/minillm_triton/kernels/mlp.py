@@ -1,8 +1,9 @@
-"""An fp8 matrix product with bfloat16 gradients.
+"""The ReLU squared MLP with fp8 products: both of the forward pass and, if wanted, both of the inputs' gradients.
 
-Hopper multiplies fp8 only where both operands are contiguous along the summed axis: for the weight's gradient
-both would have to be transposed in memory, which costs what the product saves. So the backward pass is unchanged.
-Rounding is plain code around a single op, so that a compiled step fuses it:
+Hopper multiplies fp8 only where both operands are contiguous along the summed axis: for a weight's gradient
+both would have to be transposed in memory, which costs what the product saves. So these stay in bfloat16. The
+gradients of x and of relu(.)^2 need a transposed weight alone, which is small.
+Rounding is plain code around single products, so that a compiled step fuses it:
 x is written once in 8 bits, by the code that normalises or squares it.
 """
 
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, library
+from torch.autograd import Function
 
 from minillm_core import BackendError
 from minillm_triton.kernels.fp8 import (
@@ -21,11 +23,13 @@ from minillm_triton.kernels.fp8 import (
     multiplied,
     power_of_two,
     to_e4m3,
+    to_e5m2,
 )
 
-__all__ = ["HEADROOM", "fp8_linear", "served"]
+__all__ = ["HEADROOM", "MIDDLE", "relu2_mlp", "served"]
 
 HEADROOM = 2.0  # factor by which a value may exceed the expected maximum before it is clipped
+MIDDLE = 64.0  # what the largest gradient of y becomes: that of the hidden layer may be 896 times as large
 
 
 def served(x: Any) -> bool:
@@ -48,61 +52,93 @@ def served(x: Any) -> bool:
     return False
 
 
-def fp8_linear(
+def relu2_mlp(
     x: Tensor,  # (..., C) bfloat16, C a multiple of 16
-    weight: Tensor,  # (O, C) bfloat16, O a multiple of 16
-    expected: Tensor,  # () float32: the previous largest absolute value of x
-) -> tuple[Tensor, Tensor]:
-    """Return x weight^T (..., O), and the largest absolute value of x, () float32.
+    up: Tensor,  # (F, C) bfloat16, F a multiple of 16
+    down: Tensor,  # (C, F) bfloat16
+    expected_x: Tensor,  # () float32: the previous largest absolute value of x
+    expected_h: Tensor,  # () float32: that of relu(x up^T)^2
+    *,
+    narrow: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return relu(x up^T)^2 down^T (..., C), and this step's largest values, () float32 each.
 
-    2 N C O FLOPs in fp8; 4 N C O in bfloat16 backward. The weight's scale is computed from its own
-    largest value; that of x from ``expected``, which it may exceed twofold.
+    4 N C F FLOPs forward in fp8; of 8 N C F backward the half is in fp8 too with ``narrow``, which rounds the
+    gradients of y and of x up^T to e5m2. A weight's scale is computed from its own largest value, the
+    gradients' from the largest one of y, and those of x and relu(.)^2 from the expected ones, which
+    they may exceed twofold.
     """
-    rows, matrix = x.detach().reshape(-1, x.shape[-1]), weight.detach()
-    most = torch.finfo(E4M3).max
-    by_x = power_of_two(expected * (HEADROOM / most))
-    by_weight = power_of_two(largest(matrix) / most)
-    y = _product(
-        *(x.reshape(rows.shape), weight),
-        *(to_e4m3(rows, by_x), to_e4m3(matrix, by_weight)),
-        *(by_x, by_weight),
-    )
-    return y.reshape(*x.shape[:-1], -1), largest(rows).float()
+    rows = x.reshape(-1, x.shape[-1])
+    y, of_x, of_h = _MLP.apply(rows, up, down, expected_x, expected_h, narrow)
+    return y.reshape(x.shape), of_x, of_h
+
+
+class _MLP(Function):
+    """(x (N, C), up (F, C), down (C, F)) -> (y (N, C), (), ()). Gradients treat rounded operands as equal to them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        up: Tensor,
+        down: Tensor,
+        expected_x: Tensor,
+        expected_h: Tensor,
+        narrow: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        before = _rounded_product(x, up, expected_x)  # (N, F)
+        h = before.relu().square()
+        y = _rounded_product(h, down, expected_h)
+        ctx.save_for_backward(x, up, down, before)
+        ctx.narrow = narrow
+        largest_values = largest(x).float(), largest(h).float()
+        ctx.mark_non_differentiable(*largest_values)
+        return y, *largest_values
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
+        x, up, down, before = ctx.saved_tensors
+        dy, relu = upstream[0], before.relu()  # (N, C), (N, F)
+        by = power_of_two(largest(dy) / MIDDLE) if ctx.narrow else None
+        dh = _input_gradient(dy, down, by) * (2.0 * relu)  # (N, F), of x up^T
+        return _input_gradient(dh, up, by), dh.T @ x, dy.T @ relu.square(), *(3 * [None])
+
+
+def _scale(weight: Tensor) -> Tensor:
+    return power_of_two(largest(weight) / torch.finfo(E4M3).max)
+
+
+def _rounded_product(x: Tensor, weight: Tensor, expected: Tensor) -> Tensor:
+    """Compute x (N, I) weight^T (N, O) in fp8."""
+    by_x, by = power_of_two(expected * (HEADROOM / torch.finfo(E4M3).max)), _scale(weight)
+    return _product(to_e4m3(x, by_x), to_e4m3(weight, by), by_x, by, x.dtype, True)
+
+
+def _input_gradient(dy: Tensor, weight: Tensor, by: Tensor | None) -> Tensor:
+    """Compute dy (N, O) weight (N, I), in fp8 where dy has a scale."""
+    if by is None:
+        return dy @ weight
+    by_weight = _scale(weight)
+    return _product(to_e5m2(dy, by), to_e4m3(weight.T, by_weight), by, by_weight, dy.dtype, False)
 
 
 @library.custom_op(
-    "minillm_triton::fp8_linear",
+    "minillm_triton::fp8_product",
     mutates_args=(),
-    schema="(Tensor x, Tensor weight, Tensor x8, Tensor weight8, Tensor by_x, Tensor by_weight) -> Tensor",
+    schema="(Tensor a, Tensor b, Tensor by_a, Tensor by_b, ScalarType dtype, bool fast) -> Tensor",
 )
 def _product(
-    x: Tensor,  # (N, C), rounded to x8: the gradients treat both as equal
-    weight: Tensor,  # (O, C), likewise
-    x8: Tensor,  # (N, C) e4m3
-    weight8: Tensor,  # (O, C) e4m3
-    by_x: Tensor,
-    by_weight: Tensor,
+    a: Tensor,  # (n, k), 8 bits
+    b: Tensor,  # (m, k), 8 bits
+    by_a: Tensor,
+    by_b: Tensor,
+    dtype: torch.dtype,
+    fast: bool,
 ) -> Tensor:
-    rows, columns = x8.contiguous(), weight8.contiguous().T
-    return multiplied(rows, columns, by_x, by_weight, x.dtype, fast=True)
+    """Compute a b^T (n, m), both times their scales."""
+    return multiplied(a.contiguous(), b.contiguous().T, by_a, by_b, dtype, fast=fast)
 
 
 @_product.register_fake
-def _(
-    x: Tensor, weight: Tensor, x8: Tensor, weight8: Tensor, by_x: Tensor, by_weight: Tensor
-) -> Tensor:
-    return x.new_empty((x.shape[0], weight.shape[0]))
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:2])
-
-
-def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    x, weight = ctx.saved_tensors
-    of_x = dy @ weight if ctx.needs_input_grad[0] else None
-    of_weight = dy.T @ x if ctx.needs_input_grad[1] else None
-    return of_x, of_weight, None, None, None, None
-
-
-_product.register_autograd(_gradients, setup_context=_keep)
+def _(a: Tensor, b: Tensor, by_a: Tensor, by_b: Tensor, dtype: torch.dtype, fast: bool) -> Tensor:
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
