@@ -168,8 +168,7 @@ def _require(machine: Machine, backend: str) -> None:
         version, reason = framework.version, framework.broken
         problem = f"{backend} {version} is installed and cannot be imported: {reason}"
     if problem:
-        fix = _install(machine, backend)
-        raise BackendError(problem, where=f"--backend {backend}", fix=fix)
+        raise BackendError(problem, where=f"--backend {backend}", fix=_install(machine, backend))
 
 
 def _usable(framework: InstalledFramework | None) -> InstalledFramework | None:

@@ -103,10 +103,12 @@ def _words(error: BaseException) -> tuple[str, int]:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "minillm"
         what = error.format_message().rstrip()
-        setting = (
-            "; settings have no dashes: train.lr=0.1" if hasattr(error, "possibilities") else ""
-        )
-        fix = f"{command} --help{setting}"
+        fix = f"{command} --help"
+        if name := getattr(error, "option_name", "") if hasattr(error, "possibilities") else "":
+            from minillm_core.config.check import settings_like
+
+            like = settings_like(name.strip("-").replace("-", "_"))
+            fix += f"; settings have no dashes: {'=... or '.join(like or ['train.lr'])}=..."
         if context and (example := _example(error, context.command.epilog or "")):
             fix = f"{example}, for example; {fix}"
         return f"{command}: {what}\n  fix:   {fix}", error.exit_code

@@ -102,6 +102,14 @@ def _near(name: str, names: Iterable[str]) -> str | None:
     return nearest(name, [one for one in names if abs(len(one) - len(name)) <= SLIP])
 
 
+def settings_like(name: str) -> list[str]:
+    """Return the settings that an unknown name probably means, such as train.rows for batch_size."""
+    if known := (SYNONYMS | ELSEWHERE).get(name) or FLAGS.get(f"--{name}"):
+        return [known]
+    last = _near(name, {key.rpartition(".")[2] for key in FIELDS})
+    return [key for key in FIELDS if key == name or key.rpartition(".")[2] == last]
+
+
 def _nearest_or(listed: str, name: str, meant: str | None = None) -> str:
     """Return the fix for an unknown name: the probable setting, in any table, or the known names.
 
@@ -110,9 +118,7 @@ def _nearest_or(listed: str, name: str, meant: str | None = None) -> str:
         name: the unknown one.
         meant: the nearest key, where known.
     """
-    if (meant := meant or (SYNONYMS | ELSEWHERE).get(name) or FLAGS.get(f"--{name}")) is None:
-        last = _near(name, {key.rpartition(".")[2] for key in FIELDS})
-        meant = " or ".join(key for key in FIELDS if key.rpartition(".")[2] == last)
+    meant = meant or " or ".join(settings_like(name))
     hints = [ELSEWHERE[word] for word in name.split("_") if word in ELSEWHERE]
     return f"did you mean {meant}?" if meant else "; ".join([*dict.fromkeys(hints), listed])
 

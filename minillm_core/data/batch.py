@@ -297,8 +297,7 @@ class ValidationBatches(Sequence[Batch]):
         on_batch: OnBatch | None = None,
         share: float = 1.0,
     ) -> None:
-        permutation = None if seed is None else order(len(documents), seed)
-        self._documents = documents.ordered(permutation)
+        self._documents = documents.ordered(None if seed is None else order(len(documents), seed))
         self._rows, self._seq_len, self._on_batch = rows, seq_len, on_batch
         available = max(documents.tokens - 1, 0)
         self._end = available if tokens is None else min(tokens, available)

@@ -273,8 +273,7 @@ def _scores(plan: Plan, model: Any) -> tuple[dict[int, int], tuple[str, ...]]:
                 continue
         else:
             continue
-        keys = sum(min(length * stretch, most) * n for length, n in tokens.items())
-        each = keys / tokens.total()
+        each = sum(min(length * stretch, most) * n for length, n in tokens.items()) / tokens.total()
         one = 12 * width * each if count is None else stretch * count(each)
         found[index] = round(one * plan.turns.get(index, (1, 1))[0])
     return found, tuple(uncounted)

@@ -350,8 +350,7 @@ def stages_of(plan: Plan) -> tuple[dict[str, int], ...]:
     found: list[dict[str, int]] = []
     for start in starts or [0.0]:
         # a stage applies after its knot; the first one from the first step on
-        just_after = start + 1e-9
-        stage = {n: int(s.at(just_after, plan.schedule)) for n, s in staged.items()}
+        stage = {n: int(s.at(start + 1e-9, plan.schedule)) for n, s in staged.items()}
         if stage not in found:
             found.append(stage)
     return tuple(found)

@@ -101,7 +101,10 @@ def test_an_interruption_is_130_and_one_line(program: Program, monkeypatch) -> N
     [
         (["trian"], "No such command 'trian'. Did you mean 'train'?"),
         (["train", "--stps", "3"], "minillm train: No such option: --stps"),
-        (["train", "--lr", "0.1"], "settings have no dashes: train.lr=0.1"),
+        (["train", "--lr", "0.1"], "settings have no dashes: train.lr=..."),
+        (["train", "--minutes", "5"], "train.minutes=... or checkpoint.minutes=..."),
+        (["train", "--batch-size", "8"], "settings have no dashes: train.rows=..."),
+        (["train", "--train.rows", "8"], "settings have no dashes: train.rows=..."),
         (["train", "--foo.bar", "3"], "minillm train: No such option: --foo.bar"),
         (
             ["train", "--steps"],
