@@ -57,7 +57,7 @@ def rounded(x: Any, by: float, bits: int = 3, lowest: int = -6, most: float = 44
     return np.clip(np.round(x / unit) * unit, -most, most) * by
 
 
-def power(most: float) -> float:
+def scale(most: float) -> float:
     return 2.0 ** np.ceil(np.log2(most))
 
 
@@ -65,85 +65,64 @@ def double(x: Any) -> Any:
     return x.detach().double().numpy()
 
 
-def close(got: Any, exact: Any, sizes: Any) -> bool:
-    """Compare with a product in float64, to one rounding to bfloat16."""
-    return bool((np.abs(double(got) - exact) <= 2.0**-8 * np.abs(exact) + 2e-6 * sizes).all())
-
-
 @settings(max_examples=40, deadline=None)
 @given(
     rows=st.integers(1, 40),
     width=st.integers(1, 5),
-    inside=st.integers(1, 5),
+    outputs=st.integers(1, 5),
     expected=st.sampled_from([0.5, 3.0, 16.0, 1000.0]),
-    narrow=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-@example(rows=17, width=3, inside=2, expected=0.01, narrow=False, seed=0)  # most values are clipped
-def test_products_are_those_of_their_rounded_operands(
-    rows: int, width: int, inside: int, expected: float, narrow: bool, seed: int
+@example(rows=17, width=3, outputs=2, expected=0.01, seed=0)  # most values are clipped
+def test_a_product_is_that_of_its_rounded_operands(
+    rows: int, width: int, outputs: int, expected: float, seed: int
 ) -> None:
-    """The gradients of weights are bfloat16's, of unrounded operands; those of inputs with ``narrow`` are not."""
     rng = np.random.default_rng(seed)
-    x, up, down, dy = (
-        torch.from_numpy(rng.standard_normal(shape, np.float32) * size).bfloat16()
-        for shape, size in (
-            ((rows, 16 * width), 1.0),
-            ((16 * inside, 16 * width), 0.3),
-            ((16 * width, 16 * inside), 0.3),
-            ((rows, 16 * width), 1e-6),
-        )
+    x, weight, dy = (
+        torch.from_numpy(rng.standard_normal(shape, np.float32)).bfloat16()
+        for shape in ((rows, 16 * width), (16 * outputs, 16 * width), (rows, 16 * outputs))
     )
+    by = torch.tensor(scale(expected / 64.0))
+    small = rounded(double(weight), scale(float(weight.abs().max()) / 448.0))
+    for found, a, b in (
+        (
+            mlp.rounded_product(x, weight, torch.tensor(expected)),
+            rounded(double(x), scale(2.0 * expected / 448.0)),
+            small.T,
+        ),
+        (
+            mlp.input_gradient(dy, weight, by),
+            rounded(double(dy), float(by), bits=2, lowest=-14, most=57344.0),
+            small,
+        ),
+    ):
+        off = np.abs(double(found) - a @ b)  # to one rounding to bfloat16
+        assert (off <= 2.0**-8 * np.abs(a @ b) + 2e-6 * (np.abs(a) @ np.abs(b))).all()
+    assert torch.equal(mlp.input_gradient(dy, weight, None), dy @ weight)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_the_mlp_is_made_of_these_products(narrow: bool) -> None:
+    """The weights' gradients are bfloat16's, of operands that are not rounded to 8 bits."""
+    torch.manual_seed(0)
+    x, dy = torch.randn(3, 20, 32).bfloat16(), 1e-6 * torch.randn(60, 32).bfloat16()
+    up, down = (0.3 * torch.randn(shape).bfloat16() for shape in ((48, 32), (32, 48)))
+    expected = torch.tensor(4.0), torch.tensor(20.0)
     leaves = [one.requires_grad_() for one in (x, up, down)]
-    most_h = torch.tensor(10.0 * expected)
-    y, of_x, of_h = mlp.relu2_mlp(*leaves, torch.tensor(expected), most_h, narrow=narrow)
-    ups, downs = (
-        rounded(double(one), power(float(one.detach().abs().max()) / 448.0)) for one in (up, down)
-    )
-    xs = rounded(double(x), power(2.0 * expected / 448.0))
-    before = torch.from_numpy(xs @ ups.T)  # rounded once more below, as the kernel's output
+    y, *found = mlp.relu2_mlp(*leaves, *expected, narrow=narrow)
+    gradients = torch.autograd.grad(y, leaves, dy.view(3, 20, 32))
+    assert not any(one.requires_grad for one in found)
     with torch.no_grad():
-        by = [power(2.0 * float(one) / 448.0) for one in (torch.tensor(expected), most_h)]
-        scales = [torch.tensor(one) for one in by]
-        small = [
-            fp8.to_e4m3(one, torch.tensor(power(float(one.abs().max()) / 448.0)))
-            for one in (up, down)
-        ]
-        by_up, by_down = (torch.tensor(power(float(one.abs().max()) / 448.0)) for one in (up, down))
-        inner = fp8.multiplied(
-            fp8.to_e4m3(x, scales[0]), small[0].T, scales[0], by_up, x.dtype, fast=True
-        )
-    assert close(inner, before.numpy(), np.abs(xs) @ np.abs(ups).T)
-    h = inner.relu().square()
-    hs = rounded(double(h), by[1])
-    assert close(y, hs @ downs.T, np.abs(hs) @ np.abs(downs).T)
-    assert of_x.item() == x.detach().abs().max().item()
-    assert of_h.item() == h.max().item()
-    assert not of_x.requires_grad
-    assert not of_h.requires_grad
-    dx, d_up, d_down = torch.autograd.grad(y, leaves, dy)
-    assert torch.equal(d_down, dy.T @ h)
-    if not narrow:
-        dh = (dy @ down.detach()) * (2.0 * inner.relu())
-        assert torch.equal(dx, dh @ up.detach())
-        assert torch.equal(d_up, dh.T @ x.detach())
-        return
-    by_dy = power(float(dy.abs().max()) / 64.0)
-    dys = rounded(double(dy), by_dy, 2, -14, 57344.0)
-    with torch.no_grad():
-        dh = fp8.multiplied(
-            fp8.to_e5m2(dy, torch.tensor(by_dy)),
-            small[1],
-            torch.tensor(by_dy),
-            by_down,
-            x.dtype,
-            fast=False,
-        )
-    assert close(dh, dys @ downs, np.abs(dys) @ np.abs(downs))
-    dh = dh * (2.0 * inner.relu())
-    assert torch.equal(d_up, dh.T @ x.detach())
-    dhs = rounded(double(dh), by_dy, 2, -14, 57344.0)
-    assert close(dx, dhs @ ups, np.abs(dhs) @ np.abs(ups))
+        rows = x.view(60, 32)
+        before = mlp.rounded_product(rows, up, expected[0])
+        h = before.relu().square()
+        by = fp8.power_of_two(dy.abs().max() / 64.0) if narrow else None
+        dh = mlp.input_gradient(dy, down, by) * (2.0 * before.relu())
+        dx = mlp.input_gradient(dh, up, by).view(3, 20, 32)
+        assert torch.equal(y.view(60, 32), mlp.rounded_product(h, down, expected[1]))
+        assert [one.item() for one in found] == [x.abs().max().item(), h.max().item()]
+        for mine, theirs in zip(gradients, (dx, dh.T @ rows, dy.T @ h), strict=True):
+            assert torch.equal(mine, theirs)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from minillm_triton.kernels.fp8 import (
     to_e5m2,
 )
 
-__all__ = ["HEADROOM", "MIDDLE", "relu2_mlp", "served"]
+__all__ = ["HEADROOM", "MIDDLE", "input_gradient", "relu2_mlp", "rounded_product", "served"]
 
 HEADROOM = 2.0  # factor by which a value may exceed the expected maximum before it is clipped
 MIDDLE = 64.0  # what the largest gradient of y becomes: that of the hidden layer may be 896 times as large
@@ -86,9 +86,9 @@ class _MLP(Function):
         expected_h: Tensor,
         narrow: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        before = _rounded_product(x, up, expected_x)  # (N, F)
+        before = rounded_product(x, up, expected_x)  # (N, F)
         h = before.relu().square()
-        y = _rounded_product(h, down, expected_h)
+        y = rounded_product(h, down, expected_h)
         ctx.save_for_backward(x, up, down, before)
         ctx.narrow = narrow
         largest_values = largest(x).float(), largest(h).float()
@@ -100,21 +100,21 @@ class _MLP(Function):
         x, up, down, before = ctx.saved_tensors
         dy, relu = upstream[0], before.relu()  # (N, C), (N, F)
         by = power_of_two(largest(dy) / MIDDLE) if ctx.narrow else None
-        dh = _input_gradient(dy, down, by) * (2.0 * relu)  # (N, F), of x up^T
-        return _input_gradient(dh, up, by), dh.T @ x, dy.T @ relu.square(), *(3 * [None])
+        dh = input_gradient(dy, down, by) * (2.0 * relu)  # (N, F), of x up^T
+        return input_gradient(dh, up, by), dh.T @ x, dy.T @ relu.square(), *(3 * [None])
 
 
 def _scale(weight: Tensor) -> Tensor:
     return power_of_two(largest(weight) / torch.finfo(E4M3).max)
 
 
-def _rounded_product(x: Tensor, weight: Tensor, expected: Tensor) -> Tensor:
+def rounded_product(x: Tensor, weight: Tensor, expected: Tensor) -> Tensor:
     """Compute x (N, I) weight^T (N, O) in fp8."""
     by_x, by = power_of_two(expected * (HEADROOM / torch.finfo(E4M3).max)), _scale(weight)
     return _product(to_e4m3(x, by_x), to_e4m3(weight, by), by_x, by, x.dtype, True)
 
 
-def _input_gradient(dy: Tensor, weight: Tensor, by: Tensor | None) -> Tensor:
+def input_gradient(dy: Tensor, weight: Tensor, by: Tensor | None) -> Tensor:
     """Compute dy (N, O) weight (N, I), in fp8 where dy has a scale."""
     if by is None:
         return dy @ weight
