@@ -189,8 +189,7 @@ def _budget(job: Job) -> str:
     tokens, parts = job.plan.tokens_per_step, []
     steps, minutes = job.config.train.steps, job.config.train.minutes
     if steps is not None:
-        epochs = _epochs(job, steps)
-        parts.append(f"{steps:,} steps of {tokens:,} tokens, {_counted(epochs)}")
+        parts.append(f"{steps:,} steps of {tokens:,} tokens, {_counted(_epochs(job, steps))}")
     if minutes is not None:
         beside = "" if parts else f" at {tokens:,} tokens a step"
         parts.append(f"{minutes:g} minutes of training{beside}; start and evaluation come on top")
