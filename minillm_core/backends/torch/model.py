@@ -220,8 +220,8 @@ class TorchModel(NativeModel):
 
     def scalars_to_device(self, numbers: Mapping[str, float]) -> dict[str, Tensor]:
         """Copy each number to the device as 0-d float32, in one transfer; some inputs stay on the host."""
-        floats = torch.tensor([*numbers.values()], dtype=torch.float32)  # infinite beyond its range
-        packed = copied(floats.numpy(), self.device)
+        with np.errstate(over="ignore"):  # infinite beyond the range
+            packed = copied(np.array([*numbers.values()], np.float32), self.device)
         host = self.binding.inputs if self.binding.host_masks else ()
         kept = {name: torch.tensor(numbers[name], dtype=torch.float32) for name in host}
         return dict(zip(numbers, packed.unbind(0), strict=True)) | kept
