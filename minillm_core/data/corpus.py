@@ -349,8 +349,7 @@ def _by_document(
 
 def _by_tail(documents: Documents, fraction: float, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
     """Split the stream in two; return the spans of the two parts."""
-    held = max(round(fraction * documents.tokens), seq_len + 1)
-    cut = max(documents.tokens - held, 0)
+    cut = max(documents.tokens - max(round(fraction * documents.tokens), seq_len + 1), 0)
     before, after = documents.spans.copy(), documents.spans.copy()
     position = documents.spans[:, 1] + np.clip(cut - documents.offsets[:-1], 0, documents.lengths)
     before[:, 2], after[:, 1] = position, position

@@ -337,8 +337,7 @@ def missing_reference(reference: str) -> str | None:
         names = set(_names(ast.parse(Path(spec.origin).read_bytes())))
     except (OSError, SyntaxError, ValueError):
         return None
-    defined = name in names or names & {"*", "__getattr__"}
-    return None if defined else _lacks(module, name, names)
+    return None if names & {name, "*", "__getattr__"} else _lacks(module, name, names)
 
 
 def _lacks(module: str, name: str, names: set[str]) -> str:

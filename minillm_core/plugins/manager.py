@@ -233,8 +233,7 @@ def load(
     """
     found = find_all(specs.values() if isinstance(specs, Mapping) else specs)
     _refuse_twice(one.origin for one in found)
-    given = options or {}
-    loaded = [with_options(one, given.get(one.origin.name, {})) for one in found]
+    loaded = [with_options(one, (options or {}).get(one.origin.name, {})) for one in found]
     loaded.sort(key=lambda one: one.name)
     by_class: dict[type[Plugin], str] = {}
     for one in loaded:

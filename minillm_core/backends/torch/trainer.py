@@ -310,8 +310,7 @@ class TorchTrainer(TorchModel, Trainer):
         """Take a snapshot of everything to save."""
         if self.share is not None:
             return self.share.snapshot(self._to_save(), self.snapshots.take)
-        tables = self.tables.arrays(self.optimizer.updates)
-        taken = self.snapshots.take(self._to_save() | tables)
+        taken = self.snapshots.take(self._to_save() | self.tables.arrays(self.optimizer.updates))
         return replace(taken, to_host=lambda: self.tables.packed(taken.to_host()))
 
     def arrays(self) -> dict[str, np.ndarray]:

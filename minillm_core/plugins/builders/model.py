@@ -424,8 +424,7 @@ class ModelBuilder(Builder):
                 f"{cls.__name__}.forward takes ({', '.join(node.reads)}), and is called with "
                 f"(x, weight) {'alone, which are folded' if folds else 'first'}",
             )
-        order = time_of(leaf)
-        claim: Claim[Node] = Claim(node.slot, default="x W^T", also=(leaf,), order=order)
+        claim: Claim[Node] = Claim(node.slot, default="x W^T", also=(leaf,), order=time_of(leaf))
         self._slots.linear.setdefault(leaf, claim).add(self._owner, node)
 
     def loop(self, first: int, last: int, times: int | Schedule) -> None:
