@@ -52,7 +52,7 @@ from minillm_lab.variants import side_by_side
 __all__ = ["collect", "main", "measure"]
 
 ENVIRONMENT = "environment.json"
-KNOWN = {one.plugin for one in (*TABLE, *AWAITED)}
+KNOWN = {one.plugin: one for one in (*TABLE, *AWAITED)}
 
 
 def measure(arguments: argparse.Namespace) -> int:
@@ -63,7 +63,7 @@ def measure(arguments: argparse.Namespace) -> int:
         about = {"command": own_command(), **environment(arguments.commit)}
         (out / ENVIRONMENT).write_text(json.dumps(about, indent=1) + "\n")
         wanted = set(arguments.only.split(",")) if arguments.only else KNOWN
-        judged = [one for one in (*TABLE, *AWAITED) if one.plugin in wanted]
+        judged = [one for name, one in KNOWN.items() if name in wanted]
         shares = [
             _share(arguments, part, number)
             for number, part in enumerate(divided(judged, arguments.gpus))
@@ -226,7 +226,7 @@ def main() -> int:
         return 0
     if not all((arguments.train, arguments.val, arguments.tokenizer, arguments.out)):
         options.error("--train, --val, --tokenizer and --out are needed, or --collect")
-    if unknown := {*(arguments.only or "").split(",")} - KNOWN - {""}:
+    if unknown := {*(arguments.only or "").split(",")} - {*KNOWN, ""}:
         options.error(f"--only: {', '.join(sorted(unknown))}: not in benchmarks/card_table.py")
     return measure(arguments)
 

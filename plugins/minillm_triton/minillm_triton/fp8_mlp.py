@@ -48,8 +48,8 @@ class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
                     where=f"{key}={size}",
                     fix=f"{key}={-(-size // MULTIPLE) * MULTIPLE}, or relu2 in place of fp8_mlp",
                 )
+        narrow = self.backward == "fp8"
         for layer in self.layers.resolve(model.layers):
-            narrow = self.backward == "fp8"
             model.mlp(layer, MLP, hidden=hidden, down_lr_mul=self.down_lr_mul, narrow=narrow)
 
 

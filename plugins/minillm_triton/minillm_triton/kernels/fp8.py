@@ -15,6 +15,7 @@ __all__ = [
     "largest",
     "multiplied",
     "power_of_two",
+    "scale_of",
     "to_e4m3",
     "to_e5m2",
 ]
@@ -45,6 +46,11 @@ def largest(x: Tensor) -> Tensor:
 def power_of_two(most: Tensor) -> Tensor:
     """Return the smallest power of two >= ``most``, float32: division by it does not round."""
     return torch.exp2(torch.ceil(torch.log2(most.float().clamp(min=2.0**-100))))
+
+
+def scale_of(x: Tensor) -> Tensor:
+    """Return the power of two by which an array fits into e4m3, from its largest value: float32 ()."""
+    return power_of_two(largest(x) / torch.finfo(E4M3).max)
 
 
 def to_e4m3(x: Tensor, by: Tensor) -> Tensor:

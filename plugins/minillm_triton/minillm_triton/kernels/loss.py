@@ -25,12 +25,11 @@ from torch.autograd import Function
 
 from minillm_core import LossForm, SigmoidCap, TanhCap
 from minillm_triton.kernels.fp8 import (
-    E4M3,
     E5M2,
     check_device,
-    largest,
     multiplied,
     power_of_two,
+    scale_of,
     to_e4m3,
 )
 
@@ -264,8 +263,8 @@ class _Fp8Products:
         cap: int,
         constants: list[float],
     ) -> None:
-        self.by_hidden = power_of_two(largest(hidden) / torch.finfo(E4M3).max)
-        self.by_weight = power_of_two(largest(weight) / torch.finfo(E4M3).max)
+        self.by_hidden = scale_of(hidden)
+        self.by_weight = scale_of(weight)
         self.weight = to_e4m3(weight, self.by_weight)  # (V, C)
         self.transposed = self.weight.T.contiguous() if rows else self.weight  # (C, V)
         a, _, c, times, _, z = constants

@@ -22,6 +22,7 @@ from minillm_triton.kernels.fp8 import (
     largest,
     multiplied,
     power_of_two,
+    scale_of,
     to_e4m3,
     to_e5m2,
 )
@@ -101,16 +102,18 @@ class _MLP(Function):
         dy, relu = upstream[0], before.relu()  # (N, C), (N, F)
         by = power_of_two(largest(dy) / MIDDLE) if ctx.narrow else None
         dh = input_gradient(dy, down, by) * (2.0 * relu)  # (N, F), of x up^T
-        return input_gradient(dh, up, by), dh.T @ x, dy.T @ relu.square(), *(3 * [None])
-
-
-def _scale(weight: Tensor) -> Tensor:
-    return power_of_two(largest(weight) / torch.finfo(E4M3).max)
+        of_x, of_up, of_down, *_ = ctx.needs_input_grad  # weights may be frozen
+        return (
+            input_gradient(dh, up, by) if of_x else None,
+            dh.T @ x if of_up else None,
+            dy.T @ relu.square() if of_down else None,
+            *(3 * [None]),
+        )
 
 
 def rounded_product(x: Tensor, weight: Tensor, expected: Tensor) -> Tensor:
     """Compute x (N, I) weight^T (N, O) in fp8."""
-    by_x, by = power_of_two(expected * (HEADROOM / torch.finfo(E4M3).max)), _scale(weight)
+    by_x, by = power_of_two(expected * (HEADROOM / torch.finfo(E4M3).max)), scale_of(weight)
     return _product(to_e4m3(x, by_x), to_e4m3(weight, by), by_x, by, x.dtype, True)
 
 
@@ -118,7 +121,7 @@ def input_gradient(dy: Tensor, weight: Tensor, by: Tensor | None) -> Tensor:
     """Compute dy (N, O) weight (N, I), in fp8 where dy has a scale."""
     if by is None:
         return dy @ weight
-    by_weight = _scale(weight)
+    by_weight = scale_of(weight)
     return _product(to_e5m2(dy, by), to_e4m3(weight.T, by_weight), by, by_weight, dy.dtype, False)
 
 
