@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from minillm_core import Constant, Layers, Linear, Module, Normal, PlanError, Plugin, State, option
 
-__all__ = ["MLP", "Fp8MLP"]
+__all__ = ["MLP", "Fp8MLP", "MLPOfFp8Gradients"]
 
 MULTIPLE = 16  # required by fp8 products
 LARGEST_INPUT = 16.0  # of a normalised x, initially
@@ -48,9 +48,9 @@ class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
                     where=f"{key}={size}",
                     fix=f"{key}={-(-size // MULTIPLE) * MULTIPLE}, or relu2 in place of fp8_mlp",
                 )
-        narrow = self.backward == "fp8"
+        mlp = {"bfloat16": MLP, "fp8": MLPOfFp8Gradients}[self.backward]
         for layer in self.layers.resolve(model.layers):
-            model.mlp(layer, MLP, hidden=hidden, down_lr_mul=self.down_lr_mul, narrow=narrow)
+            model.mlp(layer, mlp, hidden=hidden, down_lr_mul=self.down_lr_mul)
 
 
 class PlainMLP(Module):
@@ -79,10 +79,10 @@ class MLP(PlainMLP):
 
     statistics = {"of_x": "max", "of_h": "max"}  # noqa: RUF012
     written_as = PlainMLP  # a model directory needs no fp8 kernels
+    narrow = False  # whether the products of the inputs' gradients are in fp8 too
 
-    def __init__(self, geometry: Any, hidden: int, down_lr_mul: float, narrow: bool) -> None:
+    def __init__(self, geometry: Any, hidden: int, down_lr_mul: float) -> None:
         super().__init__(geometry, hidden, down_lr_mul)
-        self.narrow = narrow
         self.largest_x = State((), Constant(LARGEST_INPUT))
         self.largest_h = State((), Constant(LARGEST_SQUARE))
 
@@ -116,3 +116,9 @@ class MLP(PlainMLP):
     def next_state(self, of_x: Any, of_h: Any) -> dict[str, Any]:
         """Use this step's largest values in the next step."""
         return {"largest_x": of_x, "largest_h": of_h}
+
+
+class MLPOfFp8Gradients(MLP):
+    """The MLP whose products of the inputs' gradients are in fp8 too."""
+
+    narrow = True
