@@ -74,6 +74,9 @@ def pytest_collection() -> Iterator[None]:
     gc.enable()
 
 
+ROTATING, TURNS = ("clean", "compiles", "exports", "mesh"), 3
+"""Checks that take two thirds of a plugin's time, and the number of turns in which the plugins have them."""
+
 LONG = ("test_contract.py", "test_wrong_plugins.py", "test_torch_ranks.py", "test_context.py")
 """Files that take minutes in the full tier, beside those of tests/integration."""
 
@@ -82,8 +85,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin with the files that take minutes: a worker that gets one last works on when others are done.
 
     Tests marked nightly are deselected, unless -m names that marker. Of a test marked broad(n), n cases, evenly
-    spaced, stay in the fast tier; the others are slow.
+    spaced, stay in the fast tier; the others are slow. With -m a third of the plugins have the checks ``ROTATING``,
+    and which third depends on the commit; -m nightly has the other two.
     """
+    for one in _of_other_turns(items) if config.option.markexpr else ():
+        one.add_marker("nightly")
     if "nightly" not in config.option.markexpr:
         left = [one for one in items if one.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=left)
@@ -106,6 +112,21 @@ def _beyond(items: list[pytest.Item]) -> Iterator[pytest.Item]:
         count = min(keep[test], len(found))
         kept = {round(i * len(found) / count) for i in range(count)}
         yield from (one for number, one in enumerate(found) if number not in kept)
+
+
+def _of_other_turns(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Yield the rotating checks of plugins that have them at other commits."""
+    command = ["git", "rev-parse", "--short=8", "HEAD"]
+    asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    turn = int(asked.stdout or "0", 16) % TURNS  # 0 outside of a repository
+    plugins: dict[str, list[pytest.Item]] = {}
+    for one in items:
+        if hasattr(getattr(one, "function", None), "checks_plugin"):
+            plugins.setdefault(one.nodeid.partition("[")[0], []).append(one)
+    rotating = tuple(f"[{check}]" for check in ROTATING)
+    for number, name in enumerate(sorted(plugins)):
+        if number % TURNS != turn:
+            yield from (one for one in plugins[name] if one.nodeid.endswith(rotating))
 
 
 def pytest_report_header(config: pytest.Config) -> str:
