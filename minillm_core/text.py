@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,11 @@ _COMMAND = re.compile(
 _DECIMAL = re.compile(r"(?<![\w.])\d+\.\d+(?:e[+-]?\d+)?(?![\w.])")  # not part of a version
 DIGITS = 6
 """Significant digits of a number shown to people; integers keep all digits."""
+
+
+def quoted(word: object) -> str:
+    """Quote a path or another word of a suggested command for the shell."""
+    return shlex.quote(str(word))
 
 
 def plain(text: str, limit: int = 300) -> str:

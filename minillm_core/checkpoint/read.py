@@ -17,7 +17,7 @@ from minillm_core.checkpoint import best as marker
 from minillm_core.checkpoint import layout, tensors
 from minillm_core.checkpoint.manifest import Opened, reasons
 from minillm_core.errors import MinillmError, NoCheckpoint, Refusal
-from minillm_core.text import few
+from minillm_core.text import few, quoted
 
 SHOWN = 8
 """Most unverifiable checkpoints that are named each on a line of its own."""
@@ -148,7 +148,7 @@ def newest_or_refuse(out: Path, say: Callable[[str], None] | None = None) -> Che
         "the run has no checkpoint",
         where=str(out / "checkpoints"),
         fix="the first is saved after a twentieth of a run, and none with checkpoint.every=0: "
-        f"minillm train --resume --out {out} trains on",
+        f"minillm train --resume --out {quoted(out)} trains on",
     )
 
 
@@ -210,7 +210,7 @@ def _steps(out: Path, without: int | None = None) -> str:
     there = [str(step) for step, _ in layout.folders(out) if step != without]
     if not there:
         return "wait until the run has saved one"
-    return f"--step with one of {few(there, 8)}; for --branch and --init {out}@{there[0]}"
+    return f"--step with one of {few(there, 8)}; for --branch and --init {quoted(out)}@{there[0]}"
 
 
 def newest_and_set_aside(out: Path, say: Callable[[str], None]) -> Checkpoint | None:

@@ -7,8 +7,9 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
+from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,12 +25,23 @@ _PACKAGE = str(Path(__file__).parents[1])
 _DOCUMENTS: ContextVar[TextIO | None] = ContextVar("where documents go", default=None)
 
 
+class Messages(FileIO):
+    """A stderr that ends no run: once it cannot be written, it is silenced.
+
+    Its reader may have gone (``|& head``), its terminal too, or its disk may be full.
+    """
+
+    def write(self, data: Any) -> int:
+        """Write as much as the system takes; report all as written where it takes no more."""
+        with suppress(OSError):
+            return super().write(data)
+        silence(self)
+        return len(data)
+
+
 def say(text: str) -> None:
-    """Write a message to stderr; a run continues where the pipe has been closed (``|& head``)."""
-    try:
-        print(printable(text), file=sys.stderr, flush=True)
-    except BrokenPipeError:
-        silence(sys.stderr)
+    """Write a message to stderr."""
+    print(printable(text), file=sys.stderr, flush=True)
 
 
 def write(text: str, end: str = "\n") -> None:
@@ -73,7 +85,7 @@ def documents_alone() -> Iterator[None]:
         _DOCUMENTS.reset(token)
 
 
-def silence(stream: TextIO) -> None:
+def silence(stream: TextIO | FileIO) -> None:
     """Discard buffered and future output of a standard stream."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -102,16 +114,16 @@ def _words(error: BaseException) -> tuple[str, int]:
     if isinstance(error, typer.TyperException):  # a usage error: an unknown flag, a missing one
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "minillm"
-        what = error.format_message().rstrip()
         fix = f"{command} --help"
-        if name := getattr(error, "option_name", "") if hasattr(error, "possibilities") else "":
+        name = getattr(error, "option_name", "") if hasattr(error, "possibilities") else ""
+        if name and context and any(one.metavar == "KEY=VALUE" for one in context.command.params):
             from minillm_core.config.check import settings_like
 
             like = settings_like(name.strip("-").replace("-", "_"))
             fix += f"; settings have no dashes: {'=... or '.join(like or ['train.lr'])}=..."
         if context and (example := _example(error, context.command.epilog or "")):
             fix = f"{example}, for example; {fix}"
-        return f"{command}: {what}\n  fix:   {fix}", error.exit_code
+        return f"{command}: {error.format_message().rstrip()}\n  fix:   {fix}", error.exit_code
     if isinstance(error, KeyboardInterrupt):
         return "interrupted: nothing was saved", 130
     place = _innermost(error)

@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from io import BufferedWriter, TextIOWrapper
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from minillm_core.cli.commands import CommandGroup, Debug, Group, Help, group_command, help_if_bare
-from minillm_core.cli.console import explain, say, silence
+from minillm_core.cli.console import Messages, explain, say, silence
 from minillm_core.errors import Refusal
 from minillm_core.plugins.attribution import SIGNALS
 from minillm_core.plugins.watch import watching
@@ -111,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    _open_streams()
+    _open_streams(own=argv is None)
     _import_nothing_unnamed()
     arguments, debug = _without_debug(list(sys.argv[1:] if argv is None else argv))
     try:
@@ -121,11 +122,11 @@ def _run(argv: Sequence[str] | None) -> int:
         if code == 130:  # typer's exit code for a KeyboardInterrupt
             raise KeyboardInterrupt
         sys.stdout.flush()
-    except BrokenPipeError:
-        return _closed_pipe()
     except BaseException as error:
-        if isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError):
-            return _closed_pipe()  # typer turns a BrokenPipeError into an exit
+        exited = isinstance(error, SystemExit)  # typer turns a BrokenPipeError into an exit
+        if isinstance(error.__context__ if exited else error, BrokenPipeError):
+            silence(sys.stdout)  # its reader has closed the pipe: minillm plan | head
+            return 1
         from minillm_core.backends.ranks import rank_prefix  # a help page does without it
 
         text, code = explain(error, debug=debug)
@@ -217,14 +218,20 @@ def _ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _open_streams() -> None:
+def _open_streams(*, own: bool) -> None:
     """Open the standard streams that the process was started without (``>&-``).
 
     Otherwise the next opened file would get such a stream's descriptor, and all output written to it.
+
+    Args:
+        own: the process is this program's: its stderr ends no command where it cannot be written.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    if own:
+        raw = BufferedWriter(Messages(sys.stderr.fileno(), "w", closefd=False))
+        sys.stderr = TextIOWrapper(raw, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
@@ -232,9 +239,3 @@ def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
     end = arguments.index("--") if "--" in arguments else len(arguments)
     kept = [argument for argument in arguments[:end] if argument != "--debug"]
     return kept + arguments[end:], len(kept) < end
-
-
-def _closed_pipe() -> int:
-    """Silence stdout after its reader closed the pipe (``minillm plan | head``); return the exit code."""
-    silence(sys.stdout)
-    return 1

@@ -255,12 +255,12 @@ def read_records(path: Path, packing: str, reading: Reading) -> Iterator[Record]
 
 
 def read_jsonl(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
-    """Read one document a line: {"text": str} or {"ids": [int, ...]}; other keys are ignored."""
+    """Read one document a line: {"ids": [int, ...]}, else {"text": str}; other keys are ignored."""
     return documents_of(read_records(path, packing, reading), reading)
 
 
 def documents_of(records: Iterable[Record], reading: Reading) -> Iterator[Document]:
-    """Yield the document of each record: its "text", or its "ids"."""
+    """Yield the document of each record: its "ids", or else its "text"."""
     for place, _, record in records:
         try:
             document = _document(record, place, reading)
@@ -420,8 +420,8 @@ def _ids(record: dict[str, Any], place: Place, reading: Reading) -> np.ndarray:
             "use the tokenizer that the ids were made with, and a model.vocab that holds it",
             reason="an id outside the vocabulary",
         )
-    if "labels" in record:
-        reading.notes['left out: lines whose "labels" are not used'] += 1
+    for key in {"labels", "text"} & record.keys():
+        reading.notes[f'left out: "{key}" of lines with "ids"'] += 1
     return np.array(ids, np.uint32)
 
 

@@ -140,14 +140,10 @@ def check_weighted(paths: Sequence[str]) -> None:
     """
     for text in paths:
         path, weight = weighted_path(text)
-        if weight is not None and not path:
-            raise DataError(
-                "a path of the data is empty", where=f"--data '{text}'", fix="name a file, or ."
-            )
-        if weight is not None and not os.path.lexists(Path(path).expanduser()):
+        if weight is not None and not (path and os.path.lexists(Path(path).expanduser())):
             raise DataError(
                 "there is no such file or folder",
-                where=f"{path} ({text[len(path) :]} was read as its weight)",
+                where=f"{path or 'an empty path'} ({text[len(path) :]} was read as its weight)",
                 fix=f"check the path; if the name ends so, add a weight to it: {text}:1",
             )
 
@@ -161,10 +157,10 @@ def _expand(path: Path, known: formats.Formats, say: Callable[[str], None]) -> l
     if not path.is_dir():
         format, packing = _kind(path, known)
         suffix = (path.with_suffix("") if packing else path).suffix
-        if format is None and suffix.lower() in _FOREIGN:
+        if format is None and suffix.lower() in {*_FOREIGN, ".bin"}:  # shards are mapped
             advice = "unpack or convert it to text or JSON lines, plain or under .gz, .xz or .zst"
             raise DataError(
-                f"{suffix} files are not read",
+                f"{suffix}{packing} files are not read",
                 where=str(path),
                 fix=_FIXES.get(suffix.lower(), advice),
             )
@@ -186,8 +182,8 @@ def _expand(path: Path, known: formats.Formats, say: Callable[[str], None]) -> l
         raise DataError(
             "the folder holds no text" + (f", only {listed}" if skipped else ""),
             where=str(path),
-            fix=f"it needs files like {', '.join(list(formats.FORMATS)[:6])}, .jsonl or token shards "
-            "(.bin), also under .gz, .xz or .zst; a file of another suffix can be named itself",
+            fix=f"it needs files like {', '.join(list(formats.FORMATS)[:6])}, .jsonl, plain or under .gz, "
+            ".xz or .zst, or token shards (.bin); a file of another suffix can be named itself",
         )
     if skipped:
         read, left = counted(len(found), "file"), skipped.total()

@@ -36,7 +36,7 @@ from minillm_core.data.tokenizer import Tokenizer, grouped
 from minillm_core.errors import DataError
 from minillm_core.nn.reference import Function
 from minillm_core.plugins.sourcing import PLAIN, WEIGHTS, Segment, Sourcing, Special
-from minillm_core.text import plain
+from minillm_core.text import plain, quoted
 
 _PLURAL = re.compile(r"(?<=document)s|(?<=line)s|(?<=word)s|(?<=time)s")  # in a note
 
@@ -175,7 +175,7 @@ class TokenCache:
         with suppress(DataError):  # it is missing, or of another kind
             for path in found if len(found) == 1 else ():
                 size = Tokenizer.load(path, 1 << 31).size
-                return f"; with that beside them: data.tokenizer={path} model.vocab={size}"
+                return f"; with that beside them: data.tokenizer={quoted(path)} model.vocab={size}"
         return ""
 
     @cached_property

@@ -208,8 +208,8 @@ class Tokenizer:
                 raise DataError(
                     f"the tokenizer has no special token {one.text} for plugin '{one.owner}'{room}",
                     where=f"added_tokens: {', '.join(sorted(known)[:8])}",
-                    fix="add it there, name one of these in the plugin's options (minillm plugins "
-                    f"info {one.owner}), or leave data.tokenizer out, so that one is trained",
+                    fix=f"add it there, or take options without it (minillm plugins info {one.owner}), or have a "
+                    "tokenizer trained: without data.tokenizer, --branch and --init",
                 )
             self.size += 1
         entries = self._native.get_vocab(with_added_tokens=True)

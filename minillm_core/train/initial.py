@@ -27,7 +27,7 @@ from minillm_core.errors import ConfigError, DataError, Refusal
 from minillm_core.optim.follow import tied
 from minillm_core.optim.views import VIEWED, with_views
 from minillm_core.plan import Plan, build_plan
-from minillm_core.text import few
+from minillm_core.text import few, quoted
 from minillm_core.train.budget import Budget, Position
 from minillm_core.train.record import read_record, split_run
 from minillm_core.train.request import RunRequest, prepare
@@ -336,5 +336,5 @@ class Branch(RunFolder):
             raise DataError(
                 "the tokenizer is not the one that the branched run's weights were trained with",
                 where=str(own),
-                fix=f"data.tokenizer={own}",
+                fix=f"data.tokenizer={quoted(own)}",
             )

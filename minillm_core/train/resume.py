@@ -6,7 +6,6 @@ note; any other difference is refused. The data must have the same fingerprint.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from minillm_core.errors import DataError, PlanError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plan.diff import differences, in_words
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.text import plain
+from minillm_core.text import plain, quoted
 from minillm_core.train.budget import Budget, Position
 from minillm_core.train.record import versions
 from minillm_core.train.run_folder import RunFolder
@@ -82,7 +81,7 @@ def _other_run(
     lines = [words for words, _ in settings] or in_words(other)
     more = [f"... and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
     typed = " ".join(typed for _, typed in settings[:SHOWN]) + (" ..." if more else "")
-    branch = f"--branch {shlex.quote(str(earlier.out))} --out NEW {typed}".rstrip()
+    branch = f"--branch {quoted(earlier.out)} --out NEW {typed}".rstrip()
     leave = f"leave {'it' if len(settings) == 1 else 'them'} out, or " if settings else ""
     undo = "undo the change, or " if warnings else ""
     return PlanError(
@@ -152,7 +151,7 @@ def check_data(earlier: RunFolder, corpus: Corpus) -> None:
             where=f"{corpus.description}, {corpus.fingerprint}, now; "
             f"{earlier.part('data').get('description')}, {held.get('fingerprint')}, then",
             fix="restore the files, tokenizer, data.val and data.seed that it had; or start a new run from "
-            f"this one, which reads the new data from their start: --branch {shlex.quote(str(earlier.out))} --out NEW",
+            f"this one, which reads the new data from their start: --branch {quoted(earlier.out)} --out NEW",
         )
 
 
@@ -163,11 +162,10 @@ def finished(earlier: RunFolder, budget: Budget) -> str | None:
     checkpoint = earlier.newest
     if checkpoint is None:  # no checkpoint was kept: the record alone shows the end
         before = earlier.config
-        same = budget == Budget.of(before.train)
-        kept_none = before.checkpoint.every == 0 and same
+        kept_none = before.checkpoint.every == 0 and budget == Budget.of(before.train)
         return "it kept no checkpoints, and its budget is spent" if kept_none else None
     if why := earlier.record.get("stopped"):
-        return f"stopped {why}; --branch {earlier.out} trains on from there"
+        return f"stopped {why}; --branch {quoted(earlier.out)} trains on from there"
     position = Position.of(checkpoint.scalars)
     if not budget.spent(position.step, position.elapsed):
         return None
@@ -195,7 +193,7 @@ def newest(out: Path, earlier: RunFolder | None, say: Callable[[str], None]) -> 
         raise Refusal(
             "the run began with another's weights, and has no checkpoint: it cannot start anew",
             where=str(out / "checkpoints"),
-            fix=f"begin again: {flag} {shlex.quote(origin)} --out NEW",
+            fix=f"begin again: {flag} {quoted(origin)} --out NEW",
         )
     if checkpoint is None:
         say("no checkpoint of the run was ever written: starting at step 0")

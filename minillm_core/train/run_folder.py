@@ -23,7 +23,7 @@ from minillm_core.disk import read_file
 from minillm_core.errors import Refusal
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.options import named_again
-from minillm_core.text import plain
+from minillm_core.text import plain, quoted
 from minillm_core.train.record import RUN, read_record, unwritable
 from minillm_core.train.settings import config_of, layer_of
 
@@ -135,7 +135,7 @@ class RunFolder:
                 raise Refusal(
                     f"the run's plugin '{name}' must be named again: {why}",
                     where=self.where,
-                    fix=f"--plugins {again}, if you trust that code: it runs with your rights",
+                    fix=f"--plugins {quoted(again)}, if you trust that code: it runs with your rights",
                 )
         return {name: named.get(name, name) for name in config.plugins}
 

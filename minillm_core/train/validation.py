@@ -75,12 +75,10 @@ class Validation:
     def _unlabelled(self) -> DataError:
         """Build the error for an evaluation without labels, with the plugins that removed them."""
         names = [k.partition(":")[2] for k in self.seen if k.startswith("unlabelled:")]
-        by, fix = "", "give other text to evaluate on (train --data.val, eval --data)"
+        by, fix = "", "give other text to evaluate on (train data.val=PATH, eval --data)"
         if names:
             by = " after on_batch of " + " and ".join(f"'{name}'" for name in names)
-            fix = (
-                f"let '{names[-1]}' keep labels in phase eval, or give text that it leaves some in"
-            )
+            fix = f"let '{names[-1]}' keep labels in phase eval, or give text where it leaves some"
         what = "there is nothing to predict in the evaluation: every label is -1"
         return DataError(what + by, where=self.text, fix=fix)
 

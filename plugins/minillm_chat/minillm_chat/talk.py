@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -51,7 +52,9 @@ class ChatModel:
                 if own
                 else "the model directory has no chat template, so nothing says how it would answer"
             )
-            start = f"{'--branch' if own else '--init'} {run.out}"
+            start = f"{'--branch' if own else '--init'} {shlex.quote(str(run.out))}"
+            if own:  # its vocabulary is full: no row is left for the special tokens of chatml
+                start += " sft.template=plain"
             raise Refusal(
                 what,
                 where=str(run.out or "run"),

@@ -162,6 +162,7 @@ def test_a_run_that_knows_no_chats_is_refused(trained: Any, chat: Any) -> None:
     assert code == 2
     assert "was not trained on chats" in err
     assert "--task sft" in err
+    assert err.rstrip().endswith(" sft.template=plain --out CHAT")  # its vocabulary is full
 
 
 def test_a_directory_with_a_template_answers_as_the_run_does(

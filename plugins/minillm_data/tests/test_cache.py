@@ -33,6 +33,7 @@ def test_the_entries_are_listed(program: Program, cache: Path) -> None:
     assert (code, err) == (0, "")
     assert "\x1b" not in out
     assert f"3 entries, 0.0 MB in {cache}" in out.replace("\n", "")
+    assert str(cache.parent.parent / "0") in "".join(out.split())  # long paths are not cut
     code, out, err = program("data", "cache", "list", "--json")
     found = json.loads(out)
     assert (code, err) == (0, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -211,9 +212,9 @@ def test_a_run_trains_on_the_shards(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MINILLM_CACHE", str(tmp_path / "cache"))
     path = jsonl([{"text": text} for text in prose(200)])
-    code, out, err = program("data", "tokenize", str(path), "--to", "tokens", "--vocab", "300")
+    code, out, err = program("data", "tokenize", str(path), "--to", "my tokens", "--vocab", "300")
     assert code == 0, err
-    typed = out.splitlines()[-1].removeprefix("next: minillm ").split()
+    typed = shlex.split(out.splitlines()[-1].removeprefix("next: minillm "))
     sizes = ("model.layers=1", "model.dim=16", "train.seq_len=16", "eval.tokens=32")
     assert program(*typed, *sizes, "--preset", "tiny", "--steps", "1", "--device", "cpu")[0] == 0
 

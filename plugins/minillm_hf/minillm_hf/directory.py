@@ -50,7 +50,7 @@ class HuggingFace(DirectoryFormat):
             raise Refusal(
                 f"{folder} is a model directory, which has no steps: @{step} is for the folder of a run",
                 where=f"--init {name}",
-                fix=f"--init {folder}",
+                fix=f"--init {shlex.quote(folder)}",
             )
         return fetch(name, say)
 

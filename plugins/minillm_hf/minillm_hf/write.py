@@ -15,7 +15,7 @@ import numpy as np
 import tokenizers
 from tokenizers import processors
 
-from minillm_core import MinillmError
+from minillm_core import MinillmError, Refusal
 from minillm_core.directories import (
     name_aside,
     refuse_taken,
@@ -79,8 +79,9 @@ def write_directory(
             raise
         refuse_taken(folder)  # by another process meanwhile
         size = sum(array.nbytes for array in tensors.values())
-        raise MinillmError(
-            f"the model directory could not be written: {error}",
+        kind = Refusal if isinstance(error, PermissionError) else MinillmError
+        raise kind(
+            f"the model directory could not be written: {error.strerror or error}",
             where=f"{folder}, {size / 1e6:,.1f} MB",
             fix="make room, or --to with another folder",
         ) from error

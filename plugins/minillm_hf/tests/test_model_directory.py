@@ -275,6 +275,18 @@ def test_a_full_disk_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_folder_without_permission_is_refused(
+    tmp_path: Path, planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*arguments: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(tmp_path / "model.tmp-0"))
+
+    monkeypatch.setattr(hf_write, "write_file", forbidden)
+    with pytest.raises(MinillmError, match="could not be written: Permission denied\n") as found:
+        write(tmp_path / "model", planned())
+    assert found.value.exit_code == 2
+
+
 def test_a_place_that_is_taken_is_refused(tmp_path: Path, planned: Planned) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()

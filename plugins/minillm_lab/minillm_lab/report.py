@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -124,7 +125,8 @@ def _sample(history: History, plugins: str | None, say: Say) -> tuple[str | None
     )
     if parameters > CHEAP:
         return None, (
-            f"{parameters:,} parameters are slow on a CPU; minillm generate {history.out} writes one"
+            f"{parameters:,} parameters are slow on a CPU; "
+            f"minillm generate {shlex.quote(str(history.out))} writes one"
         )
     try:
         run = Run.open(history.out, device="cpu", plugins=plugins, say=say)

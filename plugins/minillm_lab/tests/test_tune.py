@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -270,6 +271,15 @@ def test_no_time_is_refused(program, flag: str, value: str) -> None:
     code, _, said = program("tune", flag, value)
     assert code == 2
     assert f"{flag} {value}" in said
+
+
+def test_a_folder_without_permission_is_refused_before_anything_is_timed(
+    program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    code, out, said = program("tune", "--preset", "tiny", "--to", str(tmp_path / "a.toml"))
+    assert (code, out) == (2, "")
+    assert said.startswith(f"nothing can be written to {tmp_path}\n")
 
 
 def test_a_file_that_is_there_is_kept(program, tmp_path: Path) -> None:

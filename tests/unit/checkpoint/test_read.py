@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import threading
 from pathlib import Path
@@ -15,7 +16,13 @@ from minillm_core import disk
 from minillm_core.checkpoint import layout
 from minillm_core.checkpoint.commit import commit, retain, sweep
 from minillm_core.checkpoint.manifest import Opened, verify
-from minillm_core.checkpoint.read import Checkpoint, newest, newest_and_set_aside, newest_or_refuse
+from minillm_core.checkpoint.read import (
+    Checkpoint,
+    chosen_or_refuse,
+    newest,
+    newest_and_set_aside,
+    newest_or_refuse,
+)
 from minillm_core.errors import MinillmError, NoCheckpoint, Refusal
 
 STATE = {"model.w": np.arange(6, dtype=np.float32)}
@@ -37,6 +44,15 @@ def test_none_was_ever_written(tmp_path: Path) -> None:
     assert newest_and_set_aside(tmp_path, pytest.fail) is None
     with pytest.raises(Refusal, match="the run has no checkpoint"):
         newest_or_refuse(tmp_path)
+    spaced = tmp_path / "my run"
+    with pytest.raises(Refusal) as refused:
+        newest_or_refuse(spaced)
+    assert f"--out {shlex.quote(str(spaced))} trains on" in str(refused.value.fix)
+    (spaced / "checkpoints").mkdir(parents=True)
+    commit(spaced, 3, STATE, {"step": 3})
+    with pytest.raises(Refusal) as refused:
+        chosen_or_refuse(spaced, step=2)
+    assert str(refused.value.fix).endswith(f"--init {shlex.quote(str(spaced))}@3")
 
 
 @settings(max_examples=25, deadline=None)

@@ -106,6 +106,7 @@ def test_an_interruption_is_130_and_one_line(program: Program, monkeypatch) -> N
         (["train", "--batch-size", "8"], "settings have no dashes: train.rows=..."),
         (["train", "--train.rows", "8"], "settings have no dashes: train.rows=..."),
         (["train", "--foo.bar", "3"], "minillm train: No such option: --foo.bar"),
+        (["generate", "out", "-x"], "No such option: -x\n  fix:   minillm generate --help\n"),
         (
             ["train", "--steps"],
             "minillm train: Option '--steps' requires an argument.\n  fix:   minillm",
@@ -190,22 +191,41 @@ def test_a_page_of_a_framework_is_cut_to_its_first_line() -> None:
     assert "registered" not in text
 
 
-def test_messages_that_nobody_reads_stop_nothing() -> None:
+PRINT = "import sys; from minillm_core.cli import main as m, console\n"
+
+
+@pytest.mark.parametrize("end", ["reader", "disk", "terminal"])
+def test_messages_that_cannot_be_written_end_nothing(end: str) -> None:
+    """The reader of stderr is gone, its disk is full, or its terminal was closed (no SIGHUP came)."""
+    if end == "disk" and not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+    if end == "terminal":
+        read, write = pytest.importorskip("pty").openpty()
+    elif end == "reader":
+        read, write = os.pipe()
+    else:
+        read, write = os.open(os.devnull, os.O_RDONLY), os.open("/dev/full", os.O_WRONLY)
     script = (
-        "import sys; from minillm_core.cli.console import say\n"
-        "sys.stdin.read()\n"
-        "say('one'); say('two'); print('the run went on')"
+        f"{PRINT}"
+        "from minillm_core.train.progress import display\n"
+        "def app(*_, **__):\n"
+        "    sys.stdin.read()\n"
+        "    console.say('one'); console.say('two')\n"
+        "    with display(console.say) as shown:\n"
+        "        shown.say('three')\n"
+        "    print('the run went on')\n"
+        "m.app = app\n"
+        "sys.exit(m.main())"
     )
-    pipe = subprocess.PIPE
+    pipe, environment = subprocess.PIPE, os.environ | {"TERM": "xterm"}
     command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        assert process.stderr is not None
-        process.stderr.close()
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=write, env=environment, start_new_session=True
+    ) as process:
+        os.close(write)
+        os.close(read)
         assert process.communicate()[0] == b"the run went on\n"
     assert process.returncode == 0
-
-
-PRINT = "import sys; from minillm_core.cli import main as m, console\n"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")

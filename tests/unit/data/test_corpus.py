@@ -418,14 +418,16 @@ def test_shards_are_mapped_where_they_are(corpus_of: Open, tmp_path: Path) -> No
 def test_a_tokenizer_beside_ids_that_is_not_named_is_said(
     corpus_of: Open, tmp_path: Path, texts: list[str]
 ) -> None:
-    write_shard(tmp_path / "a.bin", np.arange(100), 300)
-    beside, said = tmp_path / "tokenizer.json", list[str]()
+    folder = tmp_path / "my tokens"
+    folder.mkdir()
+    write_shard(folder / "a.bin", np.arange(100), 300)
+    beside, said = folder / "tokenizer.json", list[str]()
     Tokenizer.train(texts, 270).save(beside)
-    corpus_of([tmp_path / "a.bin"], say=said.append)
-    with_it = f"; with that beside them: data.tokenizer={beside} model.vocab=270"
+    corpus_of([folder / "a.bin"], say=said.append)
+    with_it = f"; with that beside them: data.tokenizer='{beside}' model.vocab=270"
     assert f"no tokenizer: documents begin with id 0{with_it}" in said
     beside.write_text("{}")
-    corpus_of([tmp_path / "a.bin"], say=said.append)
+    corpus_of([folder / "a.bin"], say=said.append)
     assert said[-1] == "no tokenizer: documents begin with id 0"
 
 

@@ -273,10 +273,14 @@ def test_invalid_text_is_named_with_line_and_byte(tmp_path: Path) -> None:
     assert f"{path}, line 3, byte 13" in str(raised.value)
 
 
-def test_labels_are_not_used_without_a_word(tmp_path: Path) -> None:
-    found, reading = lines(tmp_path, b'{"ids": [1, 2], "labels": [-1, 2]}\n')
+@pytest.mark.parametrize(("key", "value"), [("labels", [-1, 2]), ("text", "a b")])
+def test_nothing_beside_ids_is_unused_without_a_word(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    line = json.dumps({"ids": [1, 2], key: value})
+    found, reading = lines(tmp_path, line.encode() + b"\n")
     assert found == [[1, 2]]
-    assert reading.notes == {'left out: lines whose "labels" are not used': 1}
+    assert reading.notes == {f'left out: "{key}" of lines with "ids"': 1}
 
 
 @pytest.mark.parametrize("packing", [".gz", ".xz", ".zst"])

@@ -308,8 +308,9 @@ def test_a_tokenizer_that_is_given_is_asked_for_its_tokens(tmp_path: Path, chats
     assert added.specials["absent"] == kept.size
     assert added.tokenizer is not None
     assert not (added.tokenizer.encode(["<|absent|>"])[0] == kept.size).any()
-    with pytest.raises(DataError, match=r"it has .* ids in .* rows"):
+    with pytest.raises(DataError, match=r"it has .* ids in .* rows") as full:
         opened(adding, tmp_path, text, tokenizer=str(path), vocab=kept.size)
+    assert "without data.tokenizer, --branch and --init" in str(full.value.fix)
     ids = tmp_path / "ids.jsonl"
     ids.write_text('{"ids": [1, 2, 3]}\n' * 99)
     with pytest.raises(DataError, match="there is no tokenizer"):

@@ -80,7 +80,7 @@ def test_a_missing_path_names_the_end_that_was_read_as_its_weight(tmp_path: Path
         open_corpus(config, 300, 8, cache=tmp_path / "cache", say=quiet)
     assert raised.value.where == f"{tmp_path / 'v2'} (:0.5 was read as its weight)"
     assert f"{tmp_path / 'v2:0.5'}:1" in str(raised.value.fix)
-    with pytest.raises(DataError, match="a path of the data is empty"):
+    with pytest.raises(DataError, match=r"an empty path \(:0.5 was read as its weight\)"):
         check_weighted([":0.5"])  # an unset variable: it would be the current folder
 
 
@@ -121,7 +121,7 @@ def test_what_is_not_there_or_holds_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pictures" / "a.png").write_bytes(b"x")
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for name in ("a.parquet", "a.pdf", "a.csv", "a.csv.gz"):
+    for name in ("a.parquet", "a.pdf", "a.csv", "a.csv.gz", "a.bin.gz"):
         (tmp_path / name).write_bytes(b"PAR1")
     (tmp_path / "link").symlink_to("nowhere")
     for name, said in {
@@ -132,7 +132,8 @@ def test_what_is_not_there_or_holds_nothing_is_refused(tmp_path: Path) -> None:
         "a.parquet": ".parquet files are not read",
         "a.pdf": ".pdf files are not read",
         "a.csv": ".csv files are not read",
-        "a.csv.gz": ".csv files are not read",
+        "a.csv.gz": ".csv.gz files are not read",
+        "a.bin.gz": ".bin.gz files are not read",
         "link": "a broken link: its target, nowhere, is not there",
     }.items():
         with pytest.raises(DataError) as raised:

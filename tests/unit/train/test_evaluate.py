@@ -90,6 +90,8 @@ def test_who_took_the_labels_is_named(bigram) -> None:
         Validation(bigram(), {"": batches}, None, text="val.txt", seen=seen)(0)
     assert "every label is -1 after on_batch of 'sft'" in refused.value.what
     assert (refused.value.where, refused.value.exit_code) == ("val.txt", 2)
+    with pytest.raises(DataError, match=r"train data\.val=PATH, eval --data"):
+        Validation(bigram(), {"": batches}, None, text="val.txt", seen=Counter())(0)
 
 
 def test_it_tells_how_far_it_is(bigram) -> None:

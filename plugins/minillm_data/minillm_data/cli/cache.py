@@ -47,7 +47,8 @@ def list_command(as_json: AsJson = False) -> None:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
         for title in ("key", "size", "tokens", "vocabulary", "made", "last used", "from"):
             right = title in ("size", "tokens", "vocabulary")
-            table.add_column(title, justify="right" if right else "left", no_wrap=title != "from")
+            justify, wrap = "right" if right else "left", title == "from"
+            table.add_column(title, justify=justify, no_wrap=not wrap, overflow="fold")
         for entry in entries:
             table.add_row(
                 entry.key[:8],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -90,5 +91,8 @@ def tokenize_command(
     )
     for note, count in report["notes"].items():
         write(f"  {count:,} {note}")
-    own = f" data.tokenizer={to / 'tokenizer.json'}" if report["tokenizer"] else ""
-    write(f"next: minillm train --data {to}{own} model.vocab={report['vocab']}")
+    words = ["minillm", "train", "--data", str(to)]
+    if report["tokenizer"]:
+        words.append(f"data.tokenizer={to / 'tokenizer.json'}")
+    words.append(f"model.vocab={report['vocab']}")
+    write(f"next: {shlex.join(words)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -13,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from minillm_core import Refusal
+from minillm_core import MinillmError, Refusal
 from minillm_core.commands import AsJson, Plugins, StudyOptions, cache_folder, counted, emit, say
 
 if TYPE_CHECKING:
@@ -82,13 +83,19 @@ def tune(
         raise Refusal(
             f"{to.parent} is not a folder", where=f"--to {to}", fix="name a file in a folder"
         )
+    if not os.access(to.absolute().parent, os.W_OK | os.X_OK):
+        raise Refusal(
+            f"nothing can be written to {to.parent}",
+            where=f"--to {to}",
+            fix="--to with a file in another folder",
+        )
     show_tune(run.request(plugins=plugins), request, to, json=as_json)
 
 
 def show_tune(asked: RunRequest, request: Request, to: Path, *, json: bool) -> None:
     """Tune; write the settings file; a table, or one JSON document, on stdout."""
     from minillm_core import build_plan
-    from minillm_core.studies import prepare, settings_file
+    from minillm_core.studies import prepare, replace_file, settings_file
     from minillm_lab.tune import kernel_plugins
     from minillm_lab.tune import tune as run_tune
 
@@ -116,13 +123,22 @@ def show_tune(asked: RunRequest, request: Request, to: Path, *, json: bool) -> N
     if files := [one.origin.source for one in prepared.plugins if one.distribution is None]:
         command += f" --plugins {shlex.quote(','.join(files))}"
     measured = f"{result['device']}, {result['backend']}: {verdict(result)}"
-    to.write_text(settings_file(best.config, (command, f"minillm tune, {measured}")), "utf-8")
+    if not json:
+        Console().print(render(result))
+        say(verdict(result))
+    text = settings_file(best.config, (command, f"minillm tune, {measured}"))
+    try:
+        replace_file(to, text.encode())
+    except OSError as error:
+        raise MinillmError(
+            f"the settings file could not be written: {error.strerror}",
+            where=str(to),
+            fix="make room there, or --to with a file in another folder",
+        ) from error
     if json:
         emit(result | {"file": str(to)})
-        return
-    Console().print(render(result))
-    say(verdict(result))
-    say(f"{to} has it: {command}")
+    else:
+        say(f"{to} has it: {command}")
 
 
 def render(result: Mapping[str, Any]) -> Table:
