@@ -303,11 +303,8 @@ def refuse_taken(folder: Path) -> None:
         Refusal: it is no folder, is not empty, is the current folder, or cannot be read.
     """
     if os.path.realpath(folder) == os.path.realpath("."):  # a shell would stay in the replaced one
-        raise Refusal(
-            "a model directory is written whole, and cannot replace the current folder",
-            where=str(folder),
-            fix="--to with the name of a new folder",
-        )
+        what = "a model directory is written whole, and cannot replace the current folder"
+        raise Refusal(what, where=str(folder), fix="--to with the name of a new folder")
     try:
         with os.scandir(folder) as entries:
             first = next(entries, None)
@@ -332,11 +329,8 @@ def _formats() -> Iterator[DirectoryFormat]:
 def _load(offer: EntryPoint) -> DirectoryFormat:
     found = offer.load()
     if not isinstance(found, DirectoryFormat):
-        raise PluginError(
-            f"the layout {offer.name} is no minillm_core.directories.DirectoryFormat",
-            where=offer.value,
-            fix="tell the authors of the distribution",
-        )
+        what = f"the layout {offer.name} is no minillm_core.directories.DirectoryFormat"
+        raise PluginError(what, where=offer.value, fix="tell the authors of the distribution")
     return found
 
 

@@ -190,18 +190,12 @@ def chosen_or_refuse(
         return newest_or_refuse(out, say)
     path = layout.folder(out, step)
     if not os.path.lexists(path):
-        raise Refusal(
-            f"the run has no checkpoint of step {step:,}",
-            where=str(out / "checkpoints"),
-            fix=_steps(out),
-        )
+        what = f"the run has no checkpoint of step {step:,}"
+        raise Refusal(what, where=str(out / "checkpoints"), fix=_steps(out))
     opened, reason = _open(path, step)
     if opened is None:
-        raise NoCheckpoint(
-            f"the checkpoint of step {step:,} does not verify: {reason}",
-            where=str(path),
-            fix=_steps(out, without=step),
-        )
+        what = f"the checkpoint of step {step:,} does not verify: {reason}"
+        raise NoCheckpoint(what, where=str(path), fix=_steps(out, without=step))
     return opened
 
 

@@ -83,11 +83,8 @@ def _divided(plan: Plan, gpus: int, card: str | None) -> Any:
     """Estimate a plan on several NVIDIA GPUs, in the dtype used there."""
     asked = plan.config.backend.replace("auto", "torch")
     if asked != "torch":
-        raise Refusal(
-            f"--gpus {gpus} is of NVIDIA GPUs, which torch trains on together",
-            where=f"--backend {asked}",
-            fix="leave --backend out",
-        )
+        what = f"--gpus {gpus} is of NVIDIA GPUs, which torch trains on together"
+        raise Refusal(what, where=f"--backend {asked}", fix="leave --backend out")
     return forecaster(asked)(plan, gpus, card, plan.config.train.dtype.replace("auto", "bfloat16"))
 
 

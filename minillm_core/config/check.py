@@ -218,11 +218,8 @@ def check_option(key: str, setting: Setting) -> None:
     plugin, _, option = key.partition(".")
     name, _, inner = option.partition(".")
     if inner:
-        raise ConfigError(
-            f"{key} has too many parts: a plugin's options are NAME.option",
-            where=setting.where,
-            fix=f"{plugin}.{name}={{{inner} = ...}}",
-        )
+        what = f"{key} has too many parts: a plugin's options are NAME.option"
+        raise ConfigError(what, where=setting.where, fix=f"{plugin}.{name}={{{inner} = ...}}")
     if not is_finite(setting.value):
         raise ConfigError(
             f"{key} must be a finite number, not {show(setting.value)}", where=setting.where

@@ -174,7 +174,7 @@ def from_python(settings: Mapping[str, Any]) -> Layer:
         ConfigError: a key that is not a string, or is given twice.
     """
     layer = Layer(typed=True)
-    for key, value in settings.items():
+    for key, value in settings.items() if isinstance(settings, Mapping) else [(settings, None)]:
         where = f"settings[{key!r}]"
         if not isinstance(key, str) or key.partition(".")[0] == "plugins":
             raise ConfigError(
@@ -186,9 +186,17 @@ def from_python(settings: Mapping[str, Any]) -> Layer:
         if "." not in key and isinstance(value, Mapping):
             parts = {f"{key}.{name}": part for name, part in value.items()}
         for name, part in parts.items():
-            plain = list(part) if isinstance(part, tuple) else part
-            layer.add(name, Setting(plain, "Python", where))
+            layer.add(name, Setting(_toml(part), "Python", where))
     return layer
+
+
+def _toml(value: Any) -> Any:
+    """Return a value as TOML has it: tuples as lists, paths as texts, arrays as numbers."""
+    if isinstance(value, (tuple, list)):
+        return [_toml(one) for one in value]
+    if isinstance(value, Path):
+        return str(value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def line_of(text: str, path: tuple[str, ...]) -> int | None:
@@ -298,11 +306,8 @@ def from_assignments(assignments: Sequence[str]) -> Layer:
         key, given = match[1], match[2].strip()
         value = _file_text(given[1:], where) if given.startswith("@") else read_value(given)
         if key.split(".")[0] == "plugins":
-            raise ConfigError(
-                "plugins are named by --plugins, their options are NAME.option=value",
-                where=where,
-                fix="--plugins NAME NAME.option=value",
-            )
+            what = "plugins are named by --plugins, their options are NAME.option=value"
+            raise ConfigError(what, where=where, fix="--plugins NAME NAME.option=value")
         if key in SECTIONS and isinstance(value, Mapping):
             for name, part in value.items():
                 layer.put(f"{key}.{name}", Setting(part, "command line", where))

@@ -157,11 +157,8 @@ def select(
         added[name] = spec
     for name in sorted(taken_away(argument)):
         if name in added:
-            raise ConfigError(
-                f"plugin '{name}' is both added and taken away",
-                where=where,
-                fix=f"leave out {added[name]}, or -{name}",
-            )
+            what = f"plugin '{name}' is both added and taken away"
+            raise ConfigError(what, where=where, fix=f"leave out {added[name]}, or -{name}")
         if name not in specs:
             if goes_on:
                 continue

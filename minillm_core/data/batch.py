@@ -29,6 +29,7 @@ OnBatch = Callable[[Batch, str], Batch]
 """``on_batch(batch, phase) -> batch``; phase is "train" or "eval"."""
 
 FIELDS = ("ids", "labels", "documents", "positions")
+_DTYPES = {**dict.fromkeys(FIELDS, "int32"), "weights": "float32"}
 
 
 def checked(batch: Batch, vocab: int) -> Batch:
@@ -40,12 +41,13 @@ def checked(batch: Batch, vocab: int) -> Batch:
     """
     if not isinstance(batch, dict):
         raise _wrong(f"{type(batch).__name__}, not a dict of arrays")
-    for name in FIELDS:
-        field = batch.get(name)
+    for name in dict.fromkeys((*FIELDS, *batch)):
+        field, dtype = batch.get(name), _DTYPES.get(name)
         if not isinstance(field, np.ndarray):
             raise _wrong(f"no array {name!r}")
-        if field.dtype != np.int32 or field.ndim != 2 or field.shape != batch["ids"].shape:
-            raise _wrong(f"{name!r} as {field.dtype} {field.shape}, not int32 (rows, T)")
+        if dtype and (field.dtype != dtype or field.ndim != 2 or field.shape != batch["ids"].shape):
+            beside = f", beside 'ids' {batch['ids'].shape}" if name != "ids" else ""
+            raise _wrong(f"{name!r} as {field.dtype} {field.shape}, not {dtype} (rows, T){beside}")
     for name in ("ids", "labels"):  # labels below 0 are valid: nothing is predicted there
         field = batch[name]
         if field.size and (field.max() >= vocab or (name == "ids" and field.min() < 0)):

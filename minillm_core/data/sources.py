@@ -94,11 +94,8 @@ class Source:
         """
         now = _regular(self.path)
         if (now.st_size, now.st_mtime_ns) != (self.size, self.modified):
-            raise DataError(
-                "the file changed while it was read",
-                where=str(self.path),
-                fix="start again when nothing writes to it",
-            )
+            what = "the file changed while it was read"
+            raise DataError(what, where=str(self.path), fix="start again when nothing writes to it")
 
 
 def find(paths: Sequence[str], say: Callable[[str], None]) -> list[Source]:
@@ -154,16 +151,13 @@ def resolved(sources: Sequence[Source]) -> Counter[str]:
 
 
 def _expand(path: Path, known: formats.Formats, say: Callable[[str], None]) -> list[Source]:
-    if not path.is_dir():
+    if not os.path.isdir(path):  # False, where Path.is_dir raises: a whole text given as a path
         format, packing = _kind(path, known)
         suffix = (path.with_suffix("") if packing else path).suffix
         if format is None and suffix.lower() in {*_FOREIGN, ".bin"}:  # shards are mapped
             advice = "unpack or convert it to text or JSON lines, plain or under .gz, .xz or .zst"
-            raise DataError(
-                f"{suffix}{packing} files are not read",
-                where=str(path),
-                fix=_FIXES.get(suffix.lower(), advice),
-            )
+            what = f"{suffix}{packing} files are not read"
+            raise DataError(what, where=str(path), fix=_FIXES.get(suffix.lower(), advice))
         other = formats.JSONL if suffix.lower() == ".json" else formats.TEXT
         return [_source(path, format or other, packing)]
     found, skipped = [], Counter[str]()
@@ -193,18 +187,15 @@ def _expand(path: Path, known: formats.Formats, say: Callable[[str], None]) -> l
 
 def _is_broken(path: Path) -> bool:
     """Return whether a path is a link whose target is missing or cannot be reached."""
-    return path.is_symlink() and not os.path.exists(path)
+    return os.path.islink(path) and not os.path.exists(path)
 
 
 def _library() -> list[Source]:
     root = Path(sysconfig.get_path("stdlib"))
     files = [f for f in _walk(root, _NOT_LIBRARY.__contains__) if f.suffix == ".py"]
     if not files:
-        raise DataError(
-            "this Python comes without the sources of its standard library",
-            where=str(root),
-            fix="name text to train on: --data PATH",
-        )
+        what = "this Python comes without the sources of its standard library"
+        raise DataError(what, where=str(root), fix="name text to train on: --data PATH")
     return [_source(file, formats.TEXT, "") for file in files]
 
 

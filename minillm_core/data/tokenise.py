@@ -227,11 +227,8 @@ class TokenCache:
                 next(making)
                 entry = self._open(folder, self.progress)
             if entry is None:
-                raise DataError(
-                    "the cache did not keep what was written to it",
-                    where=str(folder),
-                    fix="check the disk that it is on",
-                )
+                what = "the cache did not keep what was written to it"
+                raise DataError(what, where=str(folder), fix="check the disk that it is on")
             yield entry
             number, place = number + 1, entry.place
         for note, count in sorted(self._notes.items()):

@@ -158,11 +158,8 @@ class Tokenizer:
                 fix=f"add {token} to it as a special token{instead}",
             )
         if getattr(native.model, "dropout", None):
-            raise DataError(
-                "the tokenizer drops merges at random, so that no run could be repeated",
-                where=f"{path}: model.dropout",
-                fix="set model.dropout to null",
-            )
+            what = "the tokenizer drops merges at random, so that no run could be repeated"
+            raise DataError(what, where=f"{path}: model.dropout", fix="set model.dropout to null")
         tokenizer = cls(native, token)
         if tokenizer.size > vocab:
             raise DataError(
@@ -179,11 +176,8 @@ class Tokenizer:
             DataError: it has no such token.
         """
         if (start := self._native.token_to_id(token)) is None:
-            raise DataError(
-                f"the tokenizer has no token {token!r}, with which its texts begin",
-                where=where,
-                fix="fetch or write the directory again",
-            )
+            what = f"the tokenizer has no token {token!r}, with which its texts begin"
+            raise DataError(what, where=where, fix="fetch or write the directory again")
         self.start, self.start_token = start, token
         return self
 

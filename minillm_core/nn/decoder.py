@@ -31,7 +31,7 @@ from minillm_core.nn.layers import Embedding, Linear, SwiGLU, head_of
 from minillm_core.nn.module import Module, declared, named_modules, seal
 from minillm_core.nn.node import ModelShape, Node, Scope, Setting, as_numbers, call_names, inputs_of
 from minillm_core.nn.param import Param
-from minillm_core.nn.reference import resolve
+from minillm_core.nn.reference import resolve, takes
 from minillm_core.nn.residual import Site, SiteSpec
 from minillm_core.ops.form import LossForm
 
@@ -602,10 +602,13 @@ def _check_emits(path: str, module: Any) -> None:
             "node that a block or the model calls",
             fix="name them in the node's own class, and return them from its forward",
         )
-    if module.statistics and type(module).next_state is Module.next_state:
-        what = f"plugin '{module.owner}': {type(module).__name__} has statistics, and no next_state"
-        fix = f"def next_state(self, {', '.join(module.statistics)}), which returns new State, or {{}}"
-        raise PlanError(what, where=path, fix=fix)
+    cls, kinds = type(module), module.statistics
+    what = f"plugin '{module.owner}': {cls.__name__} has statistics, "
+    if kinds and (cls.next_state is Module.next_state or not takes(cls.next_state, kinds)):
+        fix = f"def next_state(self, {', '.join(kinds)}), which returns new State, or {{}}"
+        raise PlanError(what + "and no next_state of them", where=path, fix=fix)
+    if unknown := {*kinds.values()} - {"sum", "mean", "max"}:
+        raise PlanError(what + f"reduced by {min(unknown)!r}", where=path, fix="sum, mean or max")
 
 
 def emissions(modules: list[Any], kind: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.reference import resolve
+from minillm_core.nn.reference import place_of, resolve
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,16 @@ class Referenced(Init):
         """Draw a float32 array of ``shape``.
 
         Raises:
-            PlanError: the function returned another shape.
+            PlanError: the function returned another shape, or numbers that are not finite.
         """
-        value = np.asarray(resolve(self.reference)(rng, shape, **dict(self.arguments)))
+        function = resolve(self.reference)
+        value, where = np.asarray(function(rng, shape, **dict(self.arguments))), place_of(function)
         if value.shape != shape:
             what = f"the initialiser {self.reference} returned shape {value.shape}, not {shape}"
-            raise PlanError(what, fix=f"return an array {shape}")
+            raise PlanError(what, where=where, fix=f"return an array {shape}")
+        if not np.isfinite(value).all():
+            what = f"the initialiser {self.reference} returned NaN or infinity"
+            raise PlanError(what, where=where)
         return value.astype(np.float32)
 
 

@@ -145,8 +145,8 @@ def call_names(function: Any) -> tuple[str, ...]:
     names = []
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            why = "arguments are bound by name, list each one"
-            raise ValueError(f"{function.__qualname__} takes *{parameter.name}: {why}")
+            what = f"{function.__qualname__} takes *{parameter.name}"
+            raise ValueError(f"{what}: arguments are bound by name, list each one")
         names.append(parameter.name)
     return tuple(names)
 
@@ -186,9 +186,12 @@ def node_of(
     required = (key for key, one in parameters.items() if one.default is one.empty)
     if missing := [key for key in required if key not in (*arguments, "geometry")]:
         raise ValueError(f"{cls.__name__} needs the argument '{missing[0]}': hand it to the slot")
-    takes = call_names(getattr(cls, call))
+    function = getattr(cls, call)
+    if function is Module.forward:
+        raise ValueError(f"{cls.__name__} has no method forward")
+    taken = call_names(function)
     for argument in cls.keeps:
-        if argument not in takes or argument in own:
+        if argument not in taken or argument in own:
             why = "which the slot itself gives" if argument in own else f"{call} does not take it"
             raise ValueError(f"{cls.__name__}.keeps names '{argument}': {why}")
     if strays := {*cls.recurrent} - {*cls.keeps}:
@@ -197,11 +200,11 @@ def node_of(
     renamed = {**cls.reads, **(reads or {})}
     for argument in renamed:
         said = f"{cls.__name__}.reads names '{argument}'"
-        if argument not in takes:
-            raise ValueError(f"{said}: {call} takes {', '.join(takes)}")
+        if argument not in taken:
+            raise ValueError(f"{said}: {call} takes {', '.join(taken)}")
         if argument in own:
             raise ValueError(f"{said}, which the slot itself gives")
-    bound = tuple(renamed.get(argument, argument) for argument in takes)
+    bound = tuple(renamed.get(argument, argument) for argument in taken)
     return Node(
         name=name or owner,
         owner=owner,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from minillm_core.errors import PluginCodeError
@@ -66,6 +66,15 @@ def place_of(function: Any) -> str | None:
     """Return the file and line of a function or method; None if it is not written in Python."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return code and f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def takes(method: Callable[..., Any], names: Iterable[str]) -> bool:
+    """Return whether a method can be called with arguments of these names alone."""
+    try:
+        inspect.signature(method).bind(None, **dict.fromkeys(names))
+    except TypeError:
+        return False
+    return True
 
 
 def json_arguments(arguments: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:

@@ -58,7 +58,7 @@ class RopeSpec:
         """Compute the frequencies, claimed or Llama's, scaled for one of ``numbers``; float64 (D/2,).
 
         Raises:
-            PlanError: a claimed function returned another shape.
+            PlanError: a claimed function returned another shape, or numbers that are not finite.
         """
         if self.frequencies is None:
             theta = llama_frequencies(head_dim, self.base)
@@ -71,6 +71,8 @@ class RopeSpec:
             )
         if theta.shape != (head_dim // 2,):
             raise PlanError(f"rotary frequencies have shape {theta.shape}, not ({head_dim // 2},)")
+        if not np.isfinite(theta).all():
+            raise PlanError("rotary frequencies are NaN or infinite")
         return theta
 
 

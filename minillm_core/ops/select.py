@@ -180,11 +180,8 @@ def check_named_ops(policy: Policy, requests: Iterable[Request]) -> None:
     asked = sorted(request.op for request in requests)
     for op, name in policy.named.items():
         if op not in asked:
-            raise BackendError(
-                f"no op '{op}' in this plan, so kernel '{name}' cannot serve it",
-                where="--kernels",
-                fix=f"one of {', '.join(asked)}",
-            )
+            what = f"no op '{op}' in this plan, so kernel '{name}' cannot serve it"
+            raise BackendError(what, where="--kernels", fix=f"one of {', '.join(asked)}")
 
 
 def load(

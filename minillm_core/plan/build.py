@@ -440,11 +440,8 @@ def check_reads(spec: DecoderSpec, table: SlotTable, known: set[str]) -> None:
     computed = set[str]().union(*(block.computed for block in spec.blocks))
     for name, site in spec.taps:
         if name in known | computed:
-            raise PlanError(
-                f"the tap '{name}' of {site} has a name that is taken",
-                where="model.taps",
-                fix="give one of them another name",
-            )
+            what = f"the tap '{name}' of {site} has a name that is taken"
+            raise PlanError(what, where="model.taps", fix="give one of them another name")
     for index, block in enumerate(spec.blocks):
         sites = {"in": block.site_in, "mid": block.site_mid, "out": block.site_out}
         sites |= {one.name.removeprefix(f"layers.{index}."): one for one in block.apart}
@@ -523,11 +520,8 @@ def _parameters_of(model: Any, fields: Collection[str]) -> dict[str, builders.Pa
     """Return the parameters of an outlined model by name, with the initial values of their modules."""
     for name, field in model.lookups.items():
         if field not in fields:
-            raise PlanError(
-                f"'{name}' is looked up by '{field}', which is no batch field",
-                where=name,
-                fix="known fields: " + ", ".join(sorted(fields)),
-            )
+            what = f"'{name}' is looked up by '{field}', which is no batch field"
+            raise PlanError(what, where=name, fix="known fields: " + ", ".join(sorted(fields)))
     owners = owners_of(model)
     return {
         name: builders.ParamInfo(

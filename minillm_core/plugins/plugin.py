@@ -70,11 +70,8 @@ class Plugin(BaseModel):
             raise PluginError(f"{cls.__name__} {error}", where=_place(cls)) from None
         for name in inspect.get_annotations(cls):
             if name in _TAKEN:
-                raise PluginError(
-                    f"option '{name}' of {cls.__name__} would hide a name of the base class",
-                    where=_place(cls),
-                    fix="give the option another name",
-                )
+                what = f"option '{name}' of {cls.__name__} would hide a name of the base class"
+                raise PluginError(what, where=_place(cls), fix="give the option another name")
         for name, method in _public_methods(cls).items():
             _check_hook(cls, name, method)
         cls.hooks = tuple(name for name in HOOKS if name in _public_methods(cls))

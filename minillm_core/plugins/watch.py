@@ -68,8 +68,9 @@ class Watch:
         self._running[one] = None
         if self._thread is None:
             name = "minillm-watch"
-            self._thread = threading.Thread(target=self._look_on, name=name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._look_on, name=name, daemon=True)
+            thread.start()  # Ctrl-C may end it here: only a started thread can be joined
+            self._thread = thread
         try:
             yield
         finally:

@@ -20,6 +20,7 @@ from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.provided import provided
 from minillm_core.plugins.sourcing import Sourcing
 from minillm_core.text import printable, printable_so_far
+from minillm_core.train.predict import row_of_ids
 
 Say = Callable[[str], None]
 
@@ -162,9 +163,11 @@ class TextGenerator:
 
         end_of_text = self.vocabulary.end_of_text
         if isinstance(prompt, str):
-            prompt = [self.vocabulary.start, *self.vocabulary.encode([prompt])[0].tolist()]
+            ids = [self.vocabulary.start, *self.vocabulary.encode([prompt])[0].tolist()]
+        else:
+            ids = row_of_ids(prompt, "prompt").tolist()
         window = Window(self.model, self.context, cached=cached, on_batch=self.on_batch, say=say)
-        return Generation(window, prompt, choose, frozenset({end_of_text, *ends}), tokens)
+        return Generation(window, ids, choose, frozenset({end_of_text, *ends}), tokens)
 
     def text(self, generation: Generation, prompt: str = "") -> Iterator[str]:
         """Yield the prompt and its continuation, in printable pieces, as they are drawn.

@@ -187,7 +187,11 @@ def with_verdicts(
 
 def _no_verdict(found: object) -> str | None:
     """Return the reason why a value is no valid verdict; None: it is one."""
-    if not isinstance(found, Verdict) or not isinstance(found.stop, str):
+    if not (
+        isinstance(found, Verdict)
+        and isinstance(found.figures, Mapping)
+        and isinstance(found.stop, str)
+    ):
         return f"{found!r}"[:160]
     wrong = [
         f"{name!r}: {number!r}"

@@ -333,8 +333,5 @@ class Branch(RunFolder):
         known = Tokenizer.load(own, vocab, self.config.data.end_of_text)
         known.reserve(corpus.asked.specials, vocab)  # reserved in the run's tokenizer as well
         if known.digest != corpus.tokenizer.digest:
-            raise DataError(
-                "the tokenizer is not the one that the branched run's weights were trained with",
-                where=str(own),
-                fix=f"data.tokenizer={quoted(own)}",
-            )
+            what = "the tokenizer is not the one that the branched run's weights were trained with"
+            raise DataError(what, where=str(own), fix=f"data.tokenizer={quoted(own)}")

@@ -85,11 +85,8 @@ def with_settings(plan: Plan, where: str, seed: int | None = None) -> Plan:
         PlanError: the plan was not built from loaded settings.
     """
     if plan.settings is None:
-        raise PlanError(
-            "the plan does not hold the settings that it was made from",
-            where=where,
-            fix="minillm_core.build_plan(minillm_core.load(...))",
-        )
+        what = "the plan does not hold the settings that it was made from"
+        raise PlanError(what, where=where, fix="minillm_core.build_plan(minillm_core.load(...))")
     config = plan.config if seed is None else plan.config.model_copy(update={"seed": seed})
     return replace(plan, config=config, settings=replace(plan.settings, config=config))
 

@@ -37,7 +37,7 @@ class Predictor:
         Raises:
             DataError: an id is outside the vocabulary, ids are not int (T,), or the row is too long.
         """
-        row = lone_row(_row(ids, "logits"))
+        row = lone_row(row_of_ids(ids, "logits"))
         if self.hook is not None:
             row = self.hook(dict(row), "decode")
         decoding = self.model.decoding()
@@ -84,7 +84,7 @@ class Predictor:
 
     def _batch(self, rows: Rows, where: str) -> Batch:
         """Pad rows to one batch, after the plugins' ``on_batch``."""
-        config, given = self.config, [_row(ids, where) for ids in [*rows] or [()]]
+        config, given = self.config, [row_of_ids(ids, where) for ids in [*rows] or [()]]
         for ids in given:
             if not 2 <= len(ids) <= config.train.seq_len + 1 or not (
                 0 <= ids.min() <= ids.max() < config.model.vocab
@@ -98,9 +98,11 @@ class Predictor:
         return batch if self.hook is None else self.hook(batch, "eval")
 
 
-def _row(ids: Sequence[int] | np.ndarray, where: str) -> np.ndarray:
+def row_of_ids(ids: Sequence[int] | np.ndarray, where: str) -> np.ndarray:
     """Return the ids of a row as an array, int (T,), T >= 1."""
     row = np.asarray(ids)
+    if row.dtype.kind in "iu":  # else 2**32 would be id 0
+        row = row.clip(-1, 2**31 - 1)
     if row.ndim != 1 or not row.size or row.dtype.kind not in "iu":
         raise DataError(
             f"{row.dtype} {row.shape} where the ids of a row are needed",

@@ -58,11 +58,8 @@ def choose_out(
     if not resume:
         refuse_taken(given)
     if os.path.lexists(given / ABLATION):  # with a run beside it the ablation could not be resumed
-        raise Refusal(
-            f"{given} holds an ablation of minillm ablate",
-            where=str(given / ABLATION),
-            fix="--out with another folder",
-        )
+        what = f"{given} holds an ablation of minillm ablate"
+        raise Refusal(what, where=str(given / ABLATION), fix="--out with another folder")
     refuse_unwritable(given)
     _refuse_strange(given)
     return given

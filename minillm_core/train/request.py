@@ -104,11 +104,8 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
     earlier, below, initial, notes = None, None, None, list[str]()
     branch, init, place = None, request.given("init"), ""
     if request.branch is not None and init is not None:
-        raise Refusal(
-            "--branch and --init both say where the weights come from",
-            where=f"--branch {request.branch} --init {init}",
-            fix="one of them",
-        )
+        what = "--branch and --init both say where the weights come from"
+        raise Refusal(what, where=f"--branch {request.branch} --init {init}", fix="one of them")
     of_run = request.resume is None and init is not None and names_run(init)
     if request.branch is not None or of_run:
         from minillm_core.train.initial import Branch

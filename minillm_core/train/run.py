@@ -20,7 +20,7 @@ from minillm_core.config.load import Loaded
 from minillm_core.config.selection import select
 from minillm_core.data import OnBatch, Tokenizer, ValidationBatches, bytes_per_token, open_documents
 from minillm_core.data.corpus import reserved
-from minillm_core.errors import Refusal
+from minillm_core.errors import DataError, Refusal
 from minillm_core.optim.views import with_views
 from minillm_core.plan import Plan
 from minillm_core.plugins.attribution import attribute_errors
@@ -74,9 +74,9 @@ def load(
     """
     request = RunRequest(
         plugins=_joined(plugins),
-        preset=preset,
+        preset=None if preset is None else str(preset),
         file=None if file is None else Path(file),
-        flags={"--data": _listed(data) if data else None},
+        flags={"--data": None if data is None else _listed(data)},
         settings=settings,
     )
     return load_settings(request, to_run=True).loaded
@@ -95,7 +95,16 @@ def _joined(plugins: str | Sequence[str] | None) -> str | None:
 
 
 def _listed(paths: Paths) -> list[str]:
-    return [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    listed = [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    if not listed:  # a pattern that matched nothing: not the default text
+        raise DataError("the list of files is empty", where=f"data={paths!r}", fix="name a file")
+    return listed
+
+
+def _check_counts(**counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise Refusal(f"{name} cannot be {count}", where=name, fix="1 or more")
 
 
 class Run:
@@ -225,7 +234,7 @@ class Run:
         create: Create | None,
         shown: Display | None = None,
     ) -> None:
-        self.out = None if out is None else Path(out)
+        self.out = None if out is None else Path(out).expanduser()
         self._session = Session(  # not bound in an opened run that is not resumed
             self.out,
             cache=cache_folder() if cache is None else Path(cache),
@@ -387,6 +396,7 @@ class Run:
             DataError: there is nothing to predict.
         """
         job = self._bound("validate")
+        _check_counts(tokens=tokens)
         measure = validation(job, tokens or job.config.eval.tokens, cancelled=lambda: False)
         found = measure(self.step)
         assert found is not None  # never cancelled
@@ -409,6 +419,7 @@ class Run:
         Raises:
             Refusal: there is nothing to predict, or the text cannot be read.
         """
+        _check_counts(seq_len=seq_len, max_tokens=max_tokens)
         config, paths, shown = self.plan.config, _listed(data), self._session.shown
         longest, vocab = config.train.seq_len, config.model.vocab
         if self._job is not None and seq_len is not None and seq_len > longest:
@@ -486,6 +497,9 @@ class Run:
         Raises:
             Refusal: the run has no tokenizer, or an argument is out of range.
         """
+        if not isinstance(prompt, str):
+            fix = "a text; stream(ids) continues ids"
+            raise Refusal("a prompt is a text", where=f"generate({prompt!r})"[:160], fix=fix)
         writer, sampling = self.writer(), Sampling(temperature, top_k, top_p)
         drawn = writer.generate(
             prompt,
@@ -569,8 +583,8 @@ class Run:
     def losses(self, rows: Sequence[Sequence[int] | np.ndarray]) -> list[np.ndarray]:
         """Compute the loss of each token of some rows, as one batch.
 
-        Shorter rows are padded to the longest: pass rows of similar length together. A document longer
-        than a row is cut into rows that overlap by one token, as in :meth:`evaluate`.
+        Shorter rows are padded to the longest: pass rows of similar length together. Cut a document
+        longer than a row into rows that overlap by one token, as :meth:`evaluate` does.
 
         ::
 
@@ -637,7 +651,7 @@ class Run:
         Raises:
             Refusal: ``to`` is taken, a plugin prevents the export, or minillm-hf is not installed.
         """
-        to = Path(to)
+        to = Path(to).expanduser()
         directories.refuse_taken(to)
         plan, kept = directories.export_checked(self.plan), self.checkpoint
         arrays = with_views(self._job.trainer.arrays()) if self._job else self._saved.arrays()

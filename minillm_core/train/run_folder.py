@@ -190,11 +190,8 @@ class RunFolder:
         if expected and found not in expected:
             again = "minillm train --resume with the run's data, which writes it again"
             if found is None:
-                raise Refusal(
-                    f"{TOKENIZER} is missing: the run was trained with one",
-                    where=str(path),
-                    fix=f"restore it from a copy; or {again}",
-                )
+                what = f"{TOKENIZER} is missing: the run was trained with one"
+                raise Refusal(what, where=str(path), fix=f"restore it from a copy; or {again}")
             raise Refusal(
                 f"{TOKENIZER} is not the one that the run was trained with: it was changed or "
                 "replaced",

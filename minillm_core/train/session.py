@@ -27,7 +27,7 @@ from minillm_core.config.origins import TOML
 from minillm_core.config.schema import Config
 from minillm_core.data import Corpus
 from minillm_core.data.documents import fingerprint
-from minillm_core.errors import Interrupted, MinillmError, NonFinite, OutOfMemory, Stopped
+from minillm_core.errors import Interrupted, MinillmError, NonFinite, OutOfMemory, Refusal, Stopped
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plugins.attribution import at_work, attribute_errors
@@ -239,7 +239,8 @@ class Session:
         Raises:
             MinillmError: the checkpoint could not be written.
         """
-        if self.loop is not None:
+        if self.loop is not None and not (self._over and self.loop.position.saved == self.step):
+            self._refuse_over()
             self.loop.save()
 
     @property
@@ -256,7 +257,19 @@ class Session:
         if self._running is None:
             assert self.job is not None
             self._running = self._run(self.job)
+        if self.outcome is None:  # else it is done: there is nothing to train
+            self._refuse_over()
         return self._running
+
+    @property
+    def _over(self) -> bool:
+        state = self._running and inspect.getgeneratorstate(self._running)
+        return state == inspect.GEN_CLOSED
+
+    def _refuse_over(self) -> None:
+        if self._over:
+            fix = "Run.open(out) resumes from its newest checkpoint; Run(plan) begins again"
+            raise Refusal("the run has ended", where=f"step {self.step}", fix=fix)
 
     def _run(self, job: Job) -> Generator[events.Event]:
         """Train in the folder, under its lock; or in memory."""

@@ -367,6 +367,11 @@ class AttentionBuilder(Builder):
         ::
 
             attn.scale(0.12)
+
+        Raises:
+            PlanError: a number that is not above 0.
         """
         setting = self._setting("scale", number, f"layers.{self.layer}")
+        if setting.constant is not None and setting.constant <= 0:
+            raise self._refusal("scale", f"{number} is not above 0")
         self._slots.scale.add(self._owner, setting)

@@ -128,12 +128,14 @@ class LossBuilder(Builder):
             z: weight of the squared log-sum-exp (z-loss), at least 0.
 
         Raises:
-            PlanError: a number outside its range.
+            PlanError: a number outside its range, or a cap of another kind.
 
         ::
 
             loss.logits(cap=TanhCap(30.0), z=1e-4)
         """
+        if not isinstance(cap, TanhCap | SigmoidCap | None):
+            raise self._refusal("loss.logits", f"cap={cap!r}", fix="cap=TanhCap(30.0)")
         form = LossForm(cap, scale, smoothing, z)
         numbers = {"scale": scale, "smoothing": smoothing, "z": z} | (vars(cap) if cap else {})
         self._finite("loss.logits", **numbers)
@@ -175,7 +177,7 @@ class LossBuilder(Builder):
         said, length = f"plugin '{self._owner}', loss.target:", self._slots.length
         if (offset is None) == (field is None):
             raise PlanError(f"{said} give offset= or field=")
-        if offset is not None and offset < 2:
+        if offset is not None and (not isinstance(offset, int) or offset < 2):
             what = f"{said} offset {offset}; 1 is the main target, further ones begin at 2"
             raise PlanError(what)
         if offset is not None and offset > length:

@@ -632,11 +632,11 @@ class OptimizerBuilder(Builder):
             arguments: its keyword arguments, JSON values.
 
         Raises:
-            PlanError: the function is not at module level, or returns NaN or infinity.
+            PlanError: the function is not at module level, or returns NaN, infinity or a number below 0.
         """
         curve = self._function("opt.schedule", function, arguments)
         for x in (0.0, 0.5, 1.0):
-            if not math.isfinite(made := curve.call(x)):
+            if not 0 <= (made := curve.call(x)) < math.inf:
                 raise self._refusal("opt.schedule", f"{made} at {x:g} of what follows the warm-up")
         self._slots.schedule.add(self._owner, curve)
         self.note(f"rates follow it, and not train.schedule={self._slots.train.schedule}")

@@ -35,6 +35,10 @@ def counting(rng: np.random.Generator, shape: tuple[int, ...], start: int) -> li
     return (np.arange(int(np.prod(shape))) + start).reshape(shape).tolist()
 
 
+def not_numbers(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return np.full(shape, np.nan)
+
+
 def flat(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return np.zeros(1)
 
@@ -79,9 +83,17 @@ def test_a_plugins_function_draws() -> None:
     assert drawn.tolist() == [[2, 3], [4, 5]]
 
 
-def test_another_shape_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"flat returned shape \(1,\), not \(2, 2\)"):
-        Referenced(reference_of(flat)).draw(generator(0, "a"), (2, 2))
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (flat, r"flat returned shape \(1,\), not \(2, 2\)"),
+        (not_numbers, "not_numbers returned NaN or infinity"),
+    ],
+)
+def test_what_a_function_may_not_return_is_refused(function: Init, said: str) -> None:
+    with pytest.raises(PlanError, match=said) as refused:
+        Referenced(reference_of(function)).draw(generator(0, "a"), (2, 2))
+    assert "test_init.py:" in str(refused.value.where)
 
 
 @given(init)

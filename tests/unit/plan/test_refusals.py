@@ -188,6 +188,36 @@ class Counts(Module):
         return x, self.ops.mean(x)
 
 
+class Frward(Module):
+    def frward(self, y):
+        return y
+
+
+class OtherStatistics(Module):
+    statistics = {"load": "sum"}  # noqa: RUF012
+
+    def forward(self, y):
+        return y, self.ops.mean(y)
+
+    def next_state(self, loads):
+        return {}
+
+
+class Averaged(OtherStatistics):
+    statistics = {"load": "average"}  # noqa: RUF012
+
+    def next_state(self, load):
+        return {}
+
+
+def not_numbers(frequencies: np.ndarray) -> np.ndarray:
+    return np.full_like(frequencies, np.nan)
+
+
+def below(x: float) -> float:
+    return -1.0
+
+
 class Tied(Module):
     def __init__(self):
         super().__init__()
@@ -468,6 +498,26 @@ ALONE: dict[str, tuple[Made, str]] = {
     "a layout that reads": (
         attention(lambda a: a.layout(Greedy)),
         "Greedy.enter takes (call, ids), and is called with a Call alone",
+    ),
+    "no forward": (attention(lambda a: a.out.gate(Frward)), "Frward has no method forward"),
+    "a next_state of other statistics": (
+        attention(lambda a: a.out.gate(OtherStatistics)),
+        "OtherStatistics has statistics, and no next_state of them",
+    ),
+    "an unknown reduction": (
+        attention(lambda a: a.out.gate(Averaged)),
+        "Averaged has statistics, reduced by 'average'",
+    ),
+    "frequencies that are no numbers": (
+        attention(lambda a: a.rope.scaling(not_numbers)),
+        "rotary frequencies are NaN or infinite",
+    ),
+    "a scale of nothing": (attention(lambda a: a.scale(0.0)), "slot scale: 0.0 is not above 0"),
+    "a cap that is a number": (loss(lambda lo: lo.logits(cap=30.0)), "loss.logits: cap=30.0"),
+    "half a token ahead": (loss(lambda lo: lo.target(1.0, offset=2.5)), "offset 2.5"),
+    "rates below zero": (
+        optimizer(lambda o: o.schedule(below)),
+        "-1.0 at 0 of what follows the warm-up",
     ),
     "frequencies of another shape": (
         attention(lambda a: a.rope.scaling(value, shape=(3,))),

@@ -136,6 +136,15 @@ def test_another_thread_says_it_of_this_one_and_of_those_in_its_context(
     assert not [one for one in threading.enumerate() if one.name == "minillm-watch"]
 
 
+def test_an_interrupt_while_its_thread_starts_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt), watching(print), running("a hook"):
+        pass
+
+
 def test_without_a_watch_nothing_is_noted() -> None:
     with running("anything"):
         assert not [one for one in threading.enumerate() if one.name == "minillm-watch"]

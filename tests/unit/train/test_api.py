@@ -85,6 +85,20 @@ def test_settings_say_where_they_come_from(settings: dict[str, Any]) -> None:
     assert minillm.load("tiny", settings=nested).train.steps == 7
 
 
+def test_settings_may_be_numpy_s_and_paths(text: Path) -> None:
+    found = minillm.load(
+        "tiny",
+        settings={
+            "data.paths": [text],
+            "train.steps": np.int64(7),
+            "model.tied": np.True_,
+            "train.betas": np.array([0.5, 0.25]),
+        },
+    )
+    assert found.data.paths == (str(text),)
+    assert (found.train.steps, found.model.tied, found.train.betas) == (7, True, (0.5, 0.25))
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
@@ -94,12 +108,25 @@ def test_settings_say_where_they_come_from(settings: dict[str, Any]) -> None:
         ({"plugins.muon": {}}, "plugins are named beside them"),
         ({"train.lr": 0.1, "train": {"lr": 0.2}}, "train.lr is given twice"),
         ({3: 4}, "keys with values"),
+        (["train.steps=3"], "keys with values"),
+        ("train.steps=3", "there is no setting 'train.steps=3'"),
         ({"muon.momentum": 0.9}, "muon"),
     ],
 )
-def test_a_wrong_setting_is_refused(wrong: dict[Any, Any], says: str) -> None:
+def test_a_wrong_setting_is_refused(wrong: Any, says: str) -> None:
     with pytest.raises(minillm.ConfigError, match=says):
         minillm.load("tiny", settings=wrong)
+
+
+def test_a_preset_may_be_any_name() -> None:
+    with pytest.raises(minillm.ConfigError, match="there is no preset 'mine'"):
+        minillm.load(Path("mine"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("nothing", [[], (), ""])
+def test_an_empty_list_of_data_is_not_the_default_text(nothing: Any) -> None:
+    with pytest.raises(minillm.DataError, match="is empty"):
+        minillm.load("tiny", data=nothing)
 
 
 def test_a_plan_is_the_table_of_the_command(settings: dict[str, Any]) -> None:
@@ -205,6 +232,31 @@ def test_an_error_between_two_events_ends_the_run(make: Callable[..., minillm.Ru
     assert not Path("a/lock.json").exists()
 
 
+@pytest.mark.parametrize("saved", [True, False])
+def test_a_run_that_was_ended_does_not_go_on(make: Callable[..., minillm.Run], saved: bool) -> None:
+    run = make("a", **{"checkpoint.every": 3 if saved else 100})
+    assert steps_of(run, until=3) == [1, 2, 3]
+    run.close()
+    again: list[Callable[[], Any]] = [run.train, lambda: steps_of(run)]
+    for what in again if saved else [*again, run.save]:
+        with pytest.raises(minillm.Refusal, match="the run has ended") as refused:
+            what()
+        assert "Run.open(out)" in str(refused.value.fix)
+    if saved:
+        assert run.save() == Path("a/checkpoints/step-00000003")
+    assert run.generate("It was", max_tokens=2).startswith("It was")
+    done = make("b").train()
+    assert (done.train().step, steps_of(done), done.save().name) == (12, [], "step-00000012")
+
+
+def test_a_folder_may_be_in_the_home_folder(
+    make: Callable[..., minillm.Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path / "home"))
+    assert make("~/a").out == tmp_path / "home/a"
+
+
 def test_a_run_without_checkpoints_saves_none(make: Callable[..., minillm.Run]) -> None:
     run = make("a", **{"checkpoint.every": 0})
     assert steps_of(run, until=2) == [1, 2]
@@ -298,6 +350,16 @@ MISUSE: list[tuple[Callable[[Any], Any], str]] = [
     (lambda run: run.logits("abc"), r"<U3 \(\) where"),
     (lambda run: run.losses([1, 2, 3]), r"int64 \(\) where"),
     (lambda run: run.losses([]), r"float64 \(0,\) where"),
+    (lambda run: run.losses([[2**32, 1]]), "a row of 2 ids from 1 to 2147483647"),
+    (lambda run: run.generate(5), "a prompt is a text"),
+    (lambda run: run.generate([1, 2]), "a prompt is a text"),
+    (lambda run: run.stream(5), r"int64 \(\) where the ids of a row are needed"),
+    (lambda run: run.stream([]), r"float64 \(0,\) where"),
+    (lambda run: run.evaluate([]), "the list of files is empty"),
+    (lambda run: run.evaluate("a text\n" * 1000), "cannot be read: File name too long"),
+    (lambda run: run.evaluate("a", seq_len=0), "seq_len cannot be 0"),
+    (lambda run: run.evaluate("a", max_tokens=-1), "max_tokens cannot be -1"),
+    (lambda run: run.validate(0), "tokens cannot be 0"),
 ]
 
 

@@ -125,6 +125,32 @@ def test_a_batch_of_another_shape_is_refused(phase: str, rows: bool, shape: str)
     assert "-1 as a label" in str(refused.value.fix)
 
 
+class Replaces(Plugin, api=1):
+    """Replaces a field by what a test wants."""
+
+    name: str
+    value: Any
+
+    def on_batch(self, batch: Any) -> Any:
+        return {**batch, self.name: self.value}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("weights", np.ones((2, 4)), "'weights' as float64 (2, 4), not float32 (rows, T)"),
+        ("weights", np.ones(2, np.float32), "'weights' as float32 (2,), not float32 (rows, T)"),
+        ("weights", [1.0], "no array 'weights'"),
+        ("mine", [1], "no array 'mine'"),
+        ("ids", np.ones((2, 3), np.int32), "'labels' as int32 (2, 4), not int32 (rows, T), beside 'ids' (2, 3)"),
+    ],
+)  # fmt: skip
+def test_a_field_of_another_kind_is_refused(name: str, value: Any, said: str) -> None:
+    with pytest.raises(PluginCodeError, match="'one' broke the batch in on_batch") as refused:
+        called(Replaces(name=name, value=value), "train", Counter())
+    assert f"on_batch returned {said}" in str(refused.value.where)
+
+
 class Adds(Plugin, api=1):
     """Writes a field that it does not declare."""
 
@@ -172,6 +198,8 @@ class Judge(Plugin, api=1):
     def on_evaluated(self, model: Any) -> Verdict:
         if isinstance(model, Exception):
             raise model
+        if isinstance(model, str):
+            return Verdict(model)  # type: ignore[arg-type]
         if isinstance(model, bool):
             return Verdict({"x": 0}, stop=model)  # type: ignore[arg-type]
         return Verdict({"x": model})
@@ -187,7 +215,13 @@ def test_a_metric_is_any_number(number: Any) -> None:
     assert judgement(number).verdicts == {"judge.x": 2.0}
 
 
-@pytest.mark.parametrize("metric", ["high", None, float("nan"), np.ones(2), [1.0], {}])
+def test_figures_that_are_no_mapping_are_their_plugin_s_fault() -> None:
+    with pytest.raises(PluginCodeError, match="'judge' returned no verdict from on_eval") as raised:
+        judgement("high")
+    assert raised.value.where == "Verdict(figures='high', stop='')"
+
+
+@pytest.mark.parametrize("metric", [b"high", None, float("nan"), np.ones(2), [1.0], {}])
 def test_a_metric_that_is_no_number_is_its_plugin_s_fault(metric: Any) -> None:
     with pytest.raises(PluginCodeError, match="'judge' returned no verdict from on_eval") as raised:
         judgement(metric)
