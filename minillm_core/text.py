@@ -33,9 +33,9 @@ DIGITS = 6
 """Significant digits of a number shown to people; integers keep all digits."""
 
 
-def quoted(word: object) -> str:
-    """Quote a path or another word of a suggested command for the shell."""
-    return shlex.quote(str(word))
+def quoted(*words: object) -> str:
+    """Quote paths and other words of a suggested command for the shell."""
+    return shlex.join(map(str, words))
 
 
 def plain(text: str, limit: int = 300) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -9,7 +10,6 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from contextvars import ContextVar
-from io import FileIO
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,7 +25,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 _DOCUMENTS: ContextVar[TextIO | None] = ContextVar("where documents go", default=None)
 
 
-class Messages(FileIO):
+class Messages(io.FileIO):
     """A stderr that ends no run: once it cannot be written, it is silenced.
 
     Its reader may have gone (``|& head``), its terminal too, or its disk may be full.
@@ -37,6 +37,12 @@ class Messages(FileIO):
             return super().write(data)
         silence(self)
         return len(data)
+
+
+def open_messages(stderr: TextIO) -> TextIO:
+    """Return a stream for :class:`Messages` with the descriptor and encoding of this one."""
+    raw = io.BufferedWriter(Messages(stderr.fileno(), "w", closefd=False))
+    return io.TextIOWrapper(raw, stderr.encoding, stderr.errors, line_buffering=True)
 
 
 def say(text: str) -> None:
@@ -85,7 +91,7 @@ def documents_alone() -> Iterator[None]:
         _DOCUMENTS.reset(token)
 
 
-def silence(stream: TextIO | FileIO) -> None:
+def silence(stream: TextIO | io.FileIO) -> None:
     """Discard buffered and future output of a standard stream."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

@@ -9,13 +9,12 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from io import BufferedWriter, TextIOWrapper
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from minillm_core.cli.commands import CommandGroup, Debug, Group, Help, group_command, help_if_bare
-from minillm_core.cli.console import Messages, explain, say, silence
+from minillm_core.cli.console import explain, open_messages, say, silence
 from minillm_core.errors import Refusal
 from minillm_core.plugins.attribution import SIGNALS
 from minillm_core.plugins.watch import watching
@@ -230,8 +229,7 @@ def _open_streams(*, own: bool) -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     if own:
-        raw = BufferedWriter(Messages(sys.stderr.fileno(), "w", closefd=False))
-        sys.stderr = TextIOWrapper(raw, sys.stderr.encoding, sys.stderr.errors, line_buffering=True)
+        sys.stderr = open_messages(sys.stderr)
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minillm_core.config.kernels import AUTO, REFERENCE, Policy
@@ -83,6 +83,10 @@ class Candidate:
     def offered(self) -> bool:
         """Whether it may serve without being named by ``--kernels``."""
         return self.within_tolerance or bool(self.disable_option)
+
+    def of(self, plugin: str) -> Candidate:
+        """Return the candidate with its plugin as provider, unless it names one."""
+        return replace(self, provider=plugin) if self.provider == "core" else self
 
     def refusal(self, request: Request) -> str | None:
         """Return why this candidate cannot serve the request; None: it can.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
@@ -15,7 +14,7 @@ from typing import Any
 
 from minillm_core.config.presets import plugins_of
 from minillm_core.config.schema import Config
-from minillm_core.text import plain
+from minillm_core.text import plain, quoted
 from minillm_core.train.budget import Position
 from minillm_core.train.events import Evaluated
 from minillm_core.train.evidence import Evidence
@@ -182,9 +181,9 @@ def remarks(job: Job, earlier: RunFolder | None) -> Iterator[str]:
         words += [flag, f"{branched['out']}@{branched['step']}"]
     if specs:
         words += ["--plugins", specs]
-    yield f"All settings of a run. To repeat it: {plain(shlex.join(words), 2000)}"
+    yield f"All settings of a run. To repeat it: {plain(quoted(*words), 2000)}"
     if job.loaded.command:
-        yield f"command: {plain(shlex.join(job.loaded.command), 2000)}"
+        yield f"command: {plain(quoted(*job.loaded.command), 2000)}"
     held = versions(job.trainer.binding.backend)
     installed = ", ".join(f"{name} {number}" for name, number in held.items() if number)
     yield f"{job.started:%Y-%m-%d %H:%M} UTC; plan {job.plan.hash[:12]}; {installed}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from minillm_core.errors import PlanError
 from minillm_core.ops.contract import CONTRACTS
 from minillm_core.ops.select import Candidate, lacking
@@ -45,5 +43,4 @@ class KernelBuilder(Builder):
         if key in self._slots:
             what, where = f"kernel {key} is offered", f"kernel[{candidate.op}]"
             raise offered_twice(what, self._slots[key][0], self._owner, where)
-        provider = self._owner if candidate.provider == "core" else candidate.provider
-        self._slots[key] = (self._owner, replace(candidate, provider=provider))
+        self._slots[key] = (self._owner, candidate.of(self._owner))
