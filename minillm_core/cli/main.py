@@ -228,7 +228,7 @@ def _open_streams(*, own: bool) -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-    if own:
+    if own and sys.stderr is sys.__stderr__:  # and not a test's or a notebook's
         sys.stderr = open_messages(sys.stderr)
 
 
