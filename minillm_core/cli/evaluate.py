@@ -92,11 +92,8 @@ class EvalSet:
         (name,) = given
         for one in dict.fromkeys(chain(*OWN.values())):
             if (value := getattr(self, one)) not in (None, []) and one not in OWN[name]:
-                raise Refusal(
-                    f"--{one.replace('_', '-')} has no effect beside --{name}",
-                    where=f"--{one.replace('_', '-')} {value}",
-                    fix="leave it out",
-                )
+                what = f"--{one.replace('_', '-')} has no effect beside --{name}"
+                raise Refusal(what, where=f"--{one.replace('_', '-')} {value}", fix="leave it out")
         return name, getattr(self, name), {one: getattr(self, one) for one in OWN[name]}
 
 

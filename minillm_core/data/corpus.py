@@ -180,11 +180,8 @@ def _check_blocks(files: TokenCache) -> None:
     elif any(one.format.read is None for one in files.sources):
         what = "hold token shards"
     if what:
-        raise DataError(
-            f"data.block tokenises text files while training reads them, and these data {what}",
-            where=files.where,
-            fix="leave data.block out",
-        )
+        what = f"data.block tokenises text files while training reads them, and these data {what}"
+        raise DataError(what, where=files.where, fix="leave data.block out")
 
 
 def _in_blocks(

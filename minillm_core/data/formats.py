@@ -45,11 +45,8 @@ def _zstd() -> Any:
     try:
         return import_module("compression.zstd" if sys.version_info >= (3, 14) else _BACKPORT)
     except ModuleNotFoundError as error:
-        raise DataError(
-            "a .zst file needs another package to be read",
-            where=_BACKPORT,
-            fix=pip_line("minillm-core[zst]"),
-        ) from error
+        what = "a .zst file needs another package to be read"
+        raise DataError(what, where=_BACKPORT, fix=pip_line("minillm-core[zst]")) from error
 
 
 def _damage() -> tuple[type[Exception], ...]:

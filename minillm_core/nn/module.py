@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from minillm_core.errors import PlanError
-from minillm_core.nn.param import Declaration
+from minillm_core.nn.param import Declaration, State
 from minillm_core.nn.reference import place_of
 
 _current: ContextVar[Framework | None] = ContextVar("framework", default=None)
@@ -154,7 +154,7 @@ def record(module: Any, name: str, value: Any) -> None:
     """Record the declaration or modules that an attribute is set to; every framework's base calls this first.
 
     Raises:
-        AttributeError: it is a plain value, and the model is sealed.
+        AttributeError: the model is sealed, and it is a plain value or that of a State.
         ValueError: MLX's modules are dicts, and a method of dict has the attribute's name.
         PlanError: ``super().__init__()`` has not been called.
     """
@@ -168,6 +168,9 @@ def record(module: Any, name: str, value: Any) -> None:
             "Keep what changes in a State, or take it as an argument (a schedule value, a field)"
         )
     declarations, children = notes["_declared"], notes["_children"]
+    if "_sealed" in notes and isinstance(declarations.get(name), State):
+        what = f"{type(module).__name__}.{name} is a State, which changes between steps alone"
+        raise AttributeError(f"{what}: return its new value from next_state, not in forward")
     if isinstance(value, Declaration):
         value.claim(name)
         declarations[name] = value

@@ -101,7 +101,7 @@ class Node:
 
         Raises:
             PlanError: its constructor, or that of a module in it, does not call ``super().__init__()``,
-                or it sets an attribute in ``RESERVED``.
+                or it sets an attribute in ``RESERVED``, or an array or module of torch or MLX.
         """
         cls = self.cls or resolve(self.reference)
         arguments = dict(self.arguments)
@@ -110,6 +110,14 @@ class Node:
         module = cls(**arguments)
         for _, part in named_modules(module):
             check_begun(part)
+            for name, value in vars(part).items():
+                if _foreign(value):
+                    what = f"plugin '{self.owner}': {type(part).__name__}.{name} is a {type(value).__name__}"
+                    what += ", which the plan does not know: it would be neither trained nor saved"
+                    fix = (
+                        "Param, Buffer or State for an array, Linear or another Module for a module"
+                    )
+                    raise PlanError(what, where=self.slot, fix=fix)
         if taken := sorted(RESERVED & set(vars(module))):
             raise PlanError(
                 f"plugin '{self.owner}': {cls.__name__} sets self.{taken[0]}, which has a meaning "
@@ -129,6 +137,13 @@ class Node:
             "arguments": dict(self.arguments),
             "reads": list(self.reads),
         }
+
+
+def _foreign(value: Any) -> bool:
+    """Return whether a value is an array or a module of a framework."""
+    packages = {base.__module__.partition(".")[0] for base in type(value).__mro__}
+    array = hasattr(value, "dtype") and hasattr(value, "shape")
+    return not packages.isdisjoint(("torch", "mlx")) and (array or hasattr(value, "parameters"))
 
 
 def calls_of(node: Node) -> tuple[str, ...]:

@@ -105,6 +105,8 @@ def test_plain_values_are_frozen_once_materialised(trainer_of: Any, backend: str
     assert kept.sizes == [1, 2]
     with pytest.raises(AttributeError, match=r"Decoder\.checkpointing is frozen"):
         run.model.checkpointing = True
+    with pytest.raises(AttributeError, match=r"Kept\.count is a State, .* from next_state, not in"):
+        kept.count = kept.count * 2
     run.model.train()
     run.model.eval()
     kept.scale = kept.scale * 2 if backend == "mlx" else torch.nn.Parameter(kept.scale.data * 2)

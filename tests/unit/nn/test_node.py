@@ -134,6 +134,47 @@ def test_names_with_a_meaning_are_not_a_plugins() -> None:
     assert refused.value.where == "model.mlp[0]"
 
 
+class Within(Module):
+    def __init__(self, framework: str, what: str) -> None:
+        super().__init__()
+        self.inner = Foreign(framework, what)
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+class Foreign(Module):
+    def __init__(self, framework: str, what: str) -> None:
+        super().__init__()
+        self.table = np.arange(3)
+        self.other = foreign(framework, what)
+
+    def forward(self, x: Any) -> Any:
+        return x
+
+
+def foreign(framework: str, what: str) -> Any:
+    """Return an array, a module or a dtype of a framework."""
+    if framework == "torch":
+        torch = pytest.importorskip("torch")
+        made = torch.nn.Parameter(torch.ones(2)), torch.nn.Linear(2, 2), torch.float32
+    else:
+        mx, nn = pytest.importorskip("mlx.core"), pytest.importorskip("mlx.nn")
+        made = mx.ones(2), nn.Linear(2, 2), mx.float32
+    return dict(zip(("array", "module", "dtype"), made, strict=True))[what]
+
+
+@pytest.mark.parametrize("framework", ["torch", "mlx"])
+def test_what_no_plan_knows_is_refused(framework: str) -> None:
+    """An array or a module of a framework would be neither trained nor saved."""
+    for what, kind in (("array", "Parameter|array"), ("module", "Linear")):
+        node = node_of("p", Within, {"framework": framework, "what": what}, own=("x",), slot="here")
+        with pytest.raises(PlanError, match=rf"'p': Foreign\.other is a {kind}, which") as refused:
+            node.make(GEOMETRY)
+        assert refused.value.where == "here"
+    node_of("p", Within, {"framework": framework, "what": "dtype"}, own=("x",)).make(GEOMETRY)
+
+
 def test_where_a_node_stands_is_no_part_of_what_it_is() -> None:
     here, there = (node_of("p", Bare, {}, own=("x",), slot=slot) for slot in ("here", "there"))
     assert here == there
