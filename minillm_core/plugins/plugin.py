@@ -36,7 +36,7 @@ class Plugin(BaseModel):
     Args of the class statement (literals, since ``minillm plugins list`` reads them unimported):
         api: the version of the hook API that the class is written for.
         backends: the supported backends, where not all: ``("torch",)``.
-        devices: the supported kinds of device, where not all: ``("cuda",)``.
+        devices: the supported kinds of device, where not all: ``("cuda",)``; others are cpu, mps and gpu (MLX's).
         identity_at_init: the model's output is unchanged before the first step.
         discrete: the output is discontinuous (routing, top-k): bfloat16 may choose differently from
             float32, which is no fault.
