@@ -161,7 +161,7 @@ def foreign(framework: str, what: str) -> Any:
     else:
         mx, nn = pytest.importorskip("mlx.core"), pytest.importorskip("mlx.nn")
         made = mx.ones(2), nn.Linear(2, 2), mx.float32
-    return dict(zip(("array", "module", "dtype"), made, strict=True))[what]
+    return made[["array", "module", "dtype"].index(what)]
 
 
 @pytest.mark.parametrize("framework", ["torch", "mlx"])
