@@ -185,8 +185,8 @@ def tokenise_rest(what: dict[str, Any]) -> None:
             what["paths"], what["vocab"], Path(what["folder"]), *quiet, asked, what["block"]
         )
         if _stamp(cache.sources) != what["files"]:
-            what = "the files changed since the run began to read them"
-            raise DataError(what, where=cache.where, fix="start again when nothing writes to them")
+            why = "the files changed since the run began to read them"
+            raise DataError(why, where=cache.where, fix="start again when nothing writes to them")
         path, token = what["tokenizer"] or (None, None)
         tokenizer = Tokenizer.load(Path(path), what["vocab"], token) if path else None
         place = place_of(what)
