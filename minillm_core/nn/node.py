@@ -114,9 +114,7 @@ class Node:
                 if _foreign(value):
                     what = f"plugin '{self.owner}': {type(part).__name__}.{name} is a {type(value).__name__}"
                     what += ", which the plan does not know: it would be neither trained nor saved"
-                    fix = (
-                        "Param, Buffer or State for an array, Linear or another Module for a module"
-                    )
+                    fix = "Param, Buffer or State for an array, Linear or a Module for a layer"
                     raise PlanError(what, where=self.slot, fix=fix)
         if taken := sorted(RESERVED & set(vars(module))):
             raise PlanError(

@@ -77,7 +77,7 @@ class NumPyFramework(Framework):
 
     def fill(self, module: Any, attribute: str, value: np.ndarray) -> None:
         """Set an attribute to a declared array's value, in float64."""
-        vars(module)[attribute] = np.asarray(value, np.float64)
+        setattr(module, attribute, np.asarray(value, np.float64))
 
     def host(self, array: np.ndarray) -> np.ndarray:
         """Return an array as NumPy's."""
