@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.command import written
-from benchmarks.preset_steps import ALONE
+from benchmarks.preset_steps import ALONE, plugins_and_settings
 from benchmarks.whole_runs import difference, in_turns, settings_of, training
 from minillm_core import Plan, build_plan, load
 from minillm_lab.paired_runs import with_evaluation
@@ -29,16 +29,22 @@ def main() -> None:
     """Train every set with every seed, write the result file, and print a table."""
     parser = training(__doc__, "preset_losses")
     parser.add_argument("--preset", default="speedrun")
-    parser.add_argument("--set", action="append", default=[], metavar="PLUGINS", help="added to it")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PLUGINS [KEY=VALUE ...]", help="added to it"
+    )
     parser.add_argument("--steps", type=int, default=320)
     given = parser.parse_args()
     settings = settings_of(given) | {"train.steps": given.steps}
 
-    def planned(plugins: str) -> Plan:
-        plan = build_plan(load(preset=given.preset, settings=settings, plugins=plugins or None))
+    def planned(plugins: str, own: Sequence[str] = ()) -> Plan:
+        chosen = settings | dict(one.split("=", 1) for one in own)
+        plan = build_plan(load(preset=given.preset, settings=chosen, plugins=plugins or None))
         return with_evaluation(plan, given.predictions)
 
-    plans = {ALONE: planned(""), **{name: planned(name) for name in given.set}}
+    plans = {
+        ALONE: planned(""),
+        **{name: planned(*plugins_and_settings(name)) for name in given.set},
+    }
     runs = in_turns(plans, given)
     data = {name: [one.data() for one in some] for name, some in runs.items()}
     print(written(given, {"preset": given.preset, **figures_of(runs), "runs": data}))

@@ -3,6 +3,7 @@
     python -m benchmarks.preset_steps --preset speedrun --set triton --set triton,sparse_rows [--steps 20]
         [--repeats 5] [--profile] [--setting key=value ...]
     python -m benchmarks.preset_steps --preset speedrun --set=-relu2,fp8_mlp   # in place of relu2
+    python -m benchmarks.preset_steps --set="-relu2,fp8_mlp fp8_mlp.backward=fp8"   # with a setting of its own
 
 The first variant is the preset alone. Schedules have their mid-run values; ids are drawn by
 Zipf's law, as in benchmarks.sparse_rows. ``ratio`` is tokens/s over the preset's, from the medians of all steps,
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.command import measuring, written
@@ -23,6 +24,12 @@ from benchmarks.sparse_rows import BATCHES, Stepped, memory_of
 from benchmarks.turns import Memory, Turns, ratio, take_turns
 
 ALONE = "the preset alone"
+
+
+def plugins_and_settings(given: str) -> tuple[str, tuple[str, ...]]:
+    """Split ``"a,b key=value ..."``, the value of --set, at its blanks."""
+    plugins, *settings = given.split()
+    return plugins, tuple(settings)
 
 
 def figures_of(turns: Turns) -> dict[str, Any]:
@@ -57,7 +64,9 @@ def main() -> None:
     """Measure every set, write the result file after each round, and print a table."""
     parser = measuring(__doc__, "preset_steps")
     parser.add_argument("--preset", default="speedrun")
-    parser.add_argument("--set", action="append", default=[], metavar="PLUGINS", help="added to it")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="PLUGINS [KEY=VALUE ...]", help="added to it"
+    )
     parser.add_argument("--setting", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--steps", type=int, default=20, help="of a turn")
@@ -65,16 +74,23 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="also a step of each by kernel")
     given = parser.parse_args()
 
-    def maker(plugins: str) -> Callable[[], tuple[Stepped, int]]:
+    def maker(plugins: str, own: Sequence[str]) -> Callable[[], tuple[Stepped, int]]:
         def make() -> tuple[Stepped, int]:
-            made = Stepped(given.setting, plugins, given.backend, given.preset)
+            made = Stepped([*given.setting, *own], plugins, given.backend, given.preset)
             return made, made.tokens
 
         return make
 
-    for name in given.set:  # one that planning refuses ends the command before anything compiles
-        activated(given.setting, name, given.backend, preset=given.preset)
-    makers: dict[str, Any] = {ALONE: maker(""), **{name: maker(name) for name in given.set}}
+    sets = {name: plugins_and_settings(name) for name in given.set}
+    for (
+        plugins,
+        own,
+    ) in sets.values():  # one that planning refuses ends the command before anything compiles
+        activated([*given.setting, *own], plugins, given.backend, preset=given.preset)
+    makers: dict[str, Any] = {
+        ALONE: maker("", ()),
+        **{name: maker(*one) for name, one in sets.items()},
+    }
     counts = {"steps": given.steps, "repeats": given.repeats}
     memory, said = memory_of(given.backend), {"preset": given.preset, "settings": given.setting}
     found: dict[str, Any] = {}
