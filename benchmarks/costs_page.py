@@ -203,7 +203,9 @@ def _reason(card: Card) -> str:
 def without_card() -> str:
     """Tabulate the plugins without a card, by reason."""
     rows = [
-        (", ".join(f"`{name}`" for name in sorted(names)), why) for why, names in WITHOUT.items()
+        (", ".join(f"`{name}`" for name in sorted(names)), why)
+        for why, names in WITHOUT.items()
+        if names
     ]
     return table(("no card", "why"), rows, text=(0, 1))
 
