@@ -1,9 +1,8 @@
 """The head in fp8: matrix products in fp8 in the linear cross-entropy, on NVIDIA GPUs from Ada on.
 
-Two of its three products, the logits and the gradient of the hidden state, take half the time; the gradient
-of the head is unchanged. (modded-nanogpt, record of 2025-01-13: the head in fp8, with fixed scales. Here each
-scale is a power of two computed from the array's largest value in the same step, so that nothing must be tuned,
-saved or resumed.)
+Its three products, the logits and both gradients, take half the time. (modded-nanogpt, record of 2025-01-13: the
+head in fp8, with fixed scales. Here each scale is a power of two computed from the array's largest value in the
+same step, so that nothing must be tuned, saved or resumed.)
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from minillm_triton.triton import accepts_loss
 
 __all__ = ["Fp8Head"]
 
-MULTIPLE = 16  # required by fp8 products
+MULTIPLE = 16  # of the sides of an fp8 product
 SIZES = {"width": "model.dim", "vocab": "model.vocab"}  # fact -> its setting
 
 

@@ -1,4 +1,4 @@
-"""ReLU squared MLP in fp8: two, or four, of its six matrix products in fp8, on NVIDIA GPUs from Ada on.
+"""ReLU squared MLP in fp8: two, or all, of its six matrix products in fp8, on NVIDIA GPUs from Ada on.
 
     y = relu(x Wup^T)^2 Wdown^T
 
@@ -9,7 +9,7 @@ Each operand is rounded to e4m3 with one scale for the whole array, a power of t
 computed from their own largest values. Those of x and of relu(.)^2 would need another pass over each, so the
 previous step's largest values are used: they are State, saved and resumed, and written by the update. Values up
 to twice as large fit; larger ones are clipped. The backward pass uses bfloat16 and the unrounded operands; with
-``backward=fp8`` the gradients of x and of relu(.)^2 are products of gradients in e5m2 and weights in e4m3.
+``backward=fp8`` its four products are in fp8 too, of gradients in e5m2 and the other operands in e4m3.
 
 Not on MLX: Apple's GPUs have no fp8 products, so that it would only round.
 """
@@ -22,7 +22,7 @@ from minillm_core import Constant, Layers, Linear, Module, Normal, PlanError, Pl
 
 __all__ = ["MLP", "Fp8MLP", "MLPOfFp8Gradients"]
 
-MULTIPLE = 16  # required by fp8 products
+MULTIPLE = 16  # of the sides of an fp8 product
 LARGEST_INPUT = 16.0  # of a normalised x, initially
 LARGEST_SQUARE = 64.0  # of relu(.)^2, initially: the product is of order one
 
@@ -36,7 +36,7 @@ class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
     down_lr_mul: float = option(1.0, gt=0, help="factor on the learning rate of Wdown")
     layers: Layers = option("all", help='layers with this MLP: "all", [0, -1], "every:2"')
     backward: Literal["bfloat16", "fp8"] = option(
-        "bfloat16", help="the products of the inputs' gradients; the weights' are in bfloat16"
+        "bfloat16", help="the four products of the gradients: fp8 is faster and rounds more"
     )
 
     def build_model(self, model: Any) -> None:
@@ -79,7 +79,7 @@ class MLP(PlainMLP):
 
     statistics = {"of_x": "max", "of_h": "max"}  # noqa: RUF012
     written_as = PlainMLP  # a model directory needs no fp8 kernels
-    narrow = False  # whether the products of the inputs' gradients are in fp8 too
+    narrow = False  # whether the products of the gradients are in fp8 too
 
     def __init__(self, geometry: Any, hidden: int, down_lr_mul: float) -> None:
         super().__init__(geometry, hidden, down_lr_mul)
@@ -119,6 +119,6 @@ class MLP(PlainMLP):
 
 
 class MLPOfFp8Gradients(MLP):
-    """The MLP whose products of the inputs' gradients are in fp8 too."""
+    """The MLP whose products of gradients are in fp8 too."""
 
     narrow = True

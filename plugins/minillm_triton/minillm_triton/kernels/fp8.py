@@ -18,8 +18,10 @@ __all__ = [
     "scale_of",
     "to_e4m3",
     "to_e5m2",
+    "transposed",
 ]
 
+MULTIPLE = 16  # of the sides of an fp8 product
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FP8_FIRST = (8, 9)  # compute capability
 
@@ -66,6 +68,18 @@ def to_e5m2(x: Tensor, by: Tensor) -> Tensor:
 def _rounded(x: Tensor, by: Tensor, dtype: torch.dtype) -> Tensor:
     most = torch.finfo(dtype).max
     return (x * (1.0 / by).to(x.dtype)).clamp(-most, most).to(dtype)
+
+
+def transposed(x: Tensor) -> Tensor:
+    """Copy an 8-bit matrix (n, m) to (m, n'), n' the next multiple of 16, with 0 in the columns from n on."""
+    (n, m), short = x.shape, -x.shape[0] % MULTIPLE
+    if not x.is_cuda:
+        return torch.nn.functional.pad(x.view(torch.uint8).T, (0, short)).view(x.dtype)
+    from minillm_triton.kernels.transpose import transpose  # imports Triton
+
+    out = x.new_empty((m, n + short))
+    transpose(x.view(torch.uint8), out.view(torch.uint8))
+    return out
 
 
 def multiplied(

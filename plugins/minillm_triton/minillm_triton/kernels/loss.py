@@ -6,11 +6,11 @@ gradients: one chunk of logits and the weight's gradient in float32, 0.5 GiB for
 positions of 50,304, where the logits alone take 6. (One pass for both gradients: Hsu et al.,
 arXiv:2410.10989; chunks: Wijmans et al., arXiv:2411.09009.)
 
-In fp8 (Micikevicius et al., arXiv:2209.05433; modded-nanogpt's record of 2025-01-13 has such a head) two of the
-three products use fp8: the logits e4m3, and the hidden state's gradient e5m2 and e4m3. Each
-array has one scale, a power of two from its own largest value, so that there is no state between
-steps. The weight's gradient stays in bfloat16: Hopper multiplies fp8 only where both operands are contiguous
-along the summed axis, so that they would have to be transposed in memory, which costs what the product saves.
+In fp8 (Micikevicius et al., arXiv:2209.05433; modded-nanogpt's record of 2025-01-13 has such a head) the
+logits are products of e4m3, both gradients of e5m2 and e4m3. Each array has one scale, a power of two from its own
+largest value, so that there is no state between steps. Hopper multiplies fp8 only where both operands are
+contiguous along the summed axis: for the weight's gradient a chunk's rounded gradient is transposed in memory,
+into the place of its logits.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from minillm_triton.kernels.fp8 import (
     power_of_two,
     scale_of,
     to_e4m3,
+    transposed,
 )
 
 __all__ = ["chunk_rows", "fp8_linear_cross_entropy", "linear_cross_entropy"]
@@ -156,8 +157,8 @@ def _fused(
     hidden, weight = hidden.contiguous(), weight.contiguous()
     losses = torch.empty((K, N), dtype=torch.float32, device=hidden.device)
     grad_hidden = torch.empty_like(hidden) if gradients else hidden.new_empty(0)
-    wide = torch.float32
-    grad_weight = torch.zeros((V, C) if learnt else (0, C), dtype=wide, device=hidden.device)
+    shape = (V, C) if learnt else (0, C)
+    grad_weight = torch.zeros(shape, dtype=torch.float32, device=hidden.device)
     rows = chunk_rows(hidden, weight, FP8_CHUNK_BYTES if fp8 else CHUNK_BYTES)
     programs = _programs(hidden.device)
     most = min(rows, N)
@@ -183,17 +184,17 @@ def _fused(
             narrow=hidden.dtype != torch.float32,
             smooth=constants[4] > 0,
             fp8=fp8,
-            wide=learnt or not fp8,
             gradients=gradients,
             block=BLOCK,
             unroll=UNROLL,
             num_warps=WARPS,
         )
+        del logits  # in fp8 its transposed gradient takes the place
         if gradients:
             products.hidden_gradient(d, grad_hidden[start : start + rows])
         if learnt:
-            _add_product(grad_weight, logits, h)
-        del logits, d  # before the next chunk's logits are allocated
+            products.add_weight_gradient(grad_weight, d, h)
+        del d  # before the next chunk's logits are allocated
     return losses, grad_hidden, grad_weight
 
 
@@ -241,6 +242,13 @@ class _Products:
         """Multiply the logits' gradient d (n, V) with the head, into out (n, C)."""
         torch.mm(d, self.weight, out=out)
 
+    def add_weight_gradient(self, total: Tensor, d: Tensor, h: Tensor) -> None:
+        """Add d^T h to total (V, C), float32; d (n, V), h (n, C) in the compute dtype; sums in float32."""
+        if d.dtype == total.dtype:
+            total.addmm_(d.T, h)
+        else:
+            torch.addmm(total, d.T, h, out_dtype=total.dtype, out=total)
+
 
 class _Fp8Products:
     """fp8 products: e4m3 for values, e5m2, of wider range, for gradients.
@@ -264,6 +272,7 @@ class _Fp8Products:
         constants: list[float],
     ) -> None:
         self.by_hidden = scale_of(hidden)
+        self.h = hidden  # (n, C) e4m3 of the last chunk
         self.by_weight = scale_of(weight)
         self.weight = to_e4m3(weight, self.by_weight)  # (V, C)
         self.transposed = self.weight.T.contiguous() if rows else self.weight  # (C, V)
@@ -277,8 +286,8 @@ class _Fp8Products:
 
     def logits(self, h: Tensor) -> Tensor:
         """Multiply hidden states h (n, C) with the head: (n, V)."""
-        by = self.by_hidden, self.by_weight
-        return multiplied(to_e4m3(h, self.by_hidden), self.weight.T, *by, h.dtype, fast=True)
+        self.h = to_e4m3(h, self.by_hidden)  # (n, C): also for the chunk's weight gradient
+        return multiplied(self.h, self.weight.T, self.by_hidden, self.by_weight, h.dtype, fast=True)
 
     def gradient(self, logits: Tensor) -> Tensor:
         """Return the buffer for the rounded gradient of logits (n, V)."""
@@ -288,6 +297,11 @@ class _Fp8Products:
         """Multiply the logits' gradient d (n, V) with the head, into out (n, C)."""
         by = self.by_gradient, self.by_weight
         out.copy_(multiplied(d, self.transposed.T, *by, out.dtype, fast=False))
+
+    def add_weight_gradient(self, total: Tensor, d: Tensor, h: Tensor) -> None:
+        """Add d^T h to total (V, C), float32; h (n, C) is the chunk whose logits were last."""
+        by = self.by_gradient, self.by_hidden
+        total += multiplied(transposed(d), transposed(self.h).T, *by, total.dtype, fast=False)
 
 
 def _programs(device: torch.device) -> int:
@@ -305,14 +319,6 @@ def _constants(form: LossForm) -> tuple[int, list[float]]:
     if isinstance(form.cap, SigmoidCap):
         return SIGMOID, [form.cap.a, form.cap.b, form.cap.c, *rest]
     return NO_CAP, [1.0, 0.0, 1.0, *rest]
-
-
-def _add_product(total: Tensor, d: Tensor, h: Tensor) -> None:
-    """Add d^T h to total (V, C), float32; d (n, V), h (n, C) in the compute dtype; sums in float32."""
-    if d.dtype == total.dtype:
-        total.addmm_(d.T, h)
-    else:
-        torch.addmm(total, d.T, h, out_dtype=total.dtype, out=total)
 
 
 @triton.jit
@@ -381,7 +387,7 @@ def _sum_block(
 
 @triton.jit
 def _rows(
-    logits,  # (n, V): products, overwritten by their gradient where ``wide``
+    logits,  # (n, V): products, overwritten by their gradient unless ``fp8``
     rounded,  # (n, V) e5m2, where ``fp8``: their gradient times ``raised``
     targets_at,  # (K, N) int32
     scale_at,  # (K, N) float32
@@ -404,7 +410,6 @@ def _rows(
     narrow: tl.constexpr,
     smooth: tl.constexpr,
     fp8: tl.constexpr,
-    wide: tl.constexpr,
     gradients: tl.constexpr,
     block: tl.constexpr,
     unroll: tl.constexpr,
@@ -432,13 +437,11 @@ def _rows(
             if gradients:
                 nothing = tl.zeros((lanes, 8), dtype=logits.dtype.element_ty)
                 for first in range(0, V, block):
-                    tl.store(here + first + columns, nothing, mask=first + columns < V)
+                    inside = first + columns < V
                     if fp8:
-                        tl.store(
-                            there + first + columns,
-                            nothing.to(tl.float8e5),
-                            mask=first + columns < V,
-                        )
+                        tl.store(there + first + columns, nothing.to(tl.float8e5), mask=inside)
+                    else:
+                        tl.store(here + first + columns, nothing, mask=inside)
         else:
             # Finite: a lane without products must not compute exp(-inf + inf).
             largest = tl.full((lanes,), a if bounded else -1e30, dtype=tl.float32)
@@ -485,8 +488,8 @@ def _rows(
                         d *= x * (1.0 - x / a) / c
                     if scaled:
                         d *= scale
-                    if wide:
-                        tl.store(here + first + columns, d.to(product.dtype), mask=inside)
                     if fp8:
                         e = tl.minimum(tl.maximum(d * up, -57344.0), 57344.0)
                         tl.store(there + first + columns, e.to(tl.float8e5), mask=inside)
+                    else:
+                        tl.store(here + first + columns, d.to(product.dtype), mask=inside)

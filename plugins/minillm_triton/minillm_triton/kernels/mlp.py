@@ -1,10 +1,9 @@
-"""The ReLU squared MLP with fp8 products: both of the forward pass and, if wanted, both of the inputs' gradients.
+"""The ReLU squared MLP with fp8 products: both of the forward pass and, if wanted, all four of the backward pass.
 
-Hopper multiplies fp8 only where both operands are contiguous along the summed axis: for a weight's gradient
-both would have to be transposed in memory, which costs what the product saves. So these stay in bfloat16. The
-gradients of x and of relu(.)^2 need a transposed weight alone, which is small.
-Rounding is plain code around single products, so that a compiled step fuses it:
-x is written once in 8 bits, by the code that normalises or squares it.
+Hopper multiplies fp8 only where both operands are contiguous along the summed axis. For the gradients of x and
+of relu(.)^2 a weight is transposed, which is small; for a weight's gradient both operands are.
+Rounding is plain code around single products, so that a compiled step fuses it: x is written in 8 bits by the
+code that normalises or squares it, and a transposed copy by the code that writes the other one.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from torch.autograd import Function
 from minillm_core import BackendError
 from minillm_triton.kernels.fp8 import (
     E4M3,
+    MULTIPLE,
     check_device,
     largest,
     multiplied,
@@ -27,7 +27,15 @@ from minillm_triton.kernels.fp8 import (
     to_e5m2,
 )
 
-__all__ = ["HEADROOM", "MIDDLE", "input_gradient", "relu2_mlp", "rounded_product", "served"]
+__all__ = [
+    "HEADROOM",
+    "MIDDLE",
+    "input_gradient",
+    "relu2_mlp",
+    "rounded_product",
+    "served",
+    "weight_gradient",
+]
 
 HEADROOM = 2.0  # factor by which a value may exceed the expected maximum before it is clipped
 MIDDLE = 64.0  # what the largest gradient of y becomes: that of the hidden layer may be 896 times as large
@@ -64,7 +72,7 @@ def relu2_mlp(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return relu(x up^T)^2 down^T (..., C), and this step's largest values, () float32 each.
 
-    4 N C F FLOPs forward in fp8; of 8 N C F backward the half is in fp8 too with ``narrow``, which rounds the
+    4 N C F FLOPs forward in fp8, and 8 N C F backward, in fp8 too with ``narrow``, which rounds the
     gradients of y and of x up^T to e5m2. A weight's scale is computed from its own largest value, the
     gradients' from the largest one of y, and those of x and relu(.)^2 from the expected ones, which
     they may exceed twofold.
@@ -90,7 +98,7 @@ class _MLP(Function):
         before = rounded_product(x, up, expected_x)  # (N, F)
         h = before.relu().square()
         y = rounded_product(h, down, expected_h)
-        ctx.save_for_backward(x, up, down, before)
+        ctx.save_for_backward(x, up, down, before, expected_x, expected_h)
         ctx.narrow = narrow
         largest_values = largest(x).float(), largest(h).float()
         ctx.mark_non_differentiable(*largest_values)
@@ -98,23 +106,28 @@ class _MLP(Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
-        x, up, down, before = ctx.saved_tensors
+        x, up, down, before, expected_x, expected_h = ctx.saved_tensors
         dy, relu = upstream[0], before.relu()  # (N, C), (N, F)
         by = power_of_two(largest(dy) / MIDDLE) if ctx.narrow else None
         dh = input_gradient(dy, down, by) * (2.0 * relu)  # (N, F), of x up^T
         of_x, of_up, of_down, *_ = ctx.needs_input_grad  # weights may be frozen
         return (
             input_gradient(dh, up, by) if of_x else None,
-            dh.T @ x if of_up else None,
-            dy.T @ relu.square() if of_down else None,
+            weight_gradient(dh, x, by, expected_x) if of_up else None,
+            weight_gradient(dy, relu.square(), by, expected_h) if of_down else None,
             *(3 * [None]),
         )
 
 
 def rounded_product(x: Tensor, weight: Tensor, expected: Tensor) -> Tensor:
     """Compute x (N, I) weight^T (N, O) in fp8."""
-    by_x, by = power_of_two(expected * (HEADROOM / torch.finfo(E4M3).max)), scale_of(weight)
+    by_x, by = scale_of_expected(expected), scale_of(weight)
     return _product(to_e4m3(x, by_x), to_e4m3(weight, by), by_x, by, x.dtype, True)
+
+
+def scale_of_expected(most: Tensor) -> Tensor:
+    """Return the power of two by which values up to twice the expected maximum fit into e4m3: float32 ()."""
+    return power_of_two(most * (HEADROOM / torch.finfo(E4M3).max))
 
 
 def input_gradient(dy: Tensor, weight: Tensor, by: Tensor | None) -> Tensor:
@@ -123,6 +136,18 @@ def input_gradient(dy: Tensor, weight: Tensor, by: Tensor | None) -> Tensor:
         return dy @ weight
     by_weight = scale_of(weight)
     return _product(to_e5m2(dy, by), to_e4m3(weight.T, by_weight), by, by_weight, dy.dtype, False)
+
+
+def weight_gradient(dy: Tensor, x: Tensor, by: Tensor | None, expected: Tensor) -> Tensor:
+    """Compute dy^T (O, N) x (N, I), in fp8 where dy has a scale."""
+    if by is None:
+        return dy.T @ x
+    by_x, short = scale_of_expected(expected), -len(x) % MULTIPLE
+    if short:  # a product sums over whole blocks: rows of 0 add nothing
+        dy, x = (torch.nn.functional.pad(one, (0, 0, 0, short)) for one in (dy, x))
+    # contiguous() here, not in the product: the compiled step writes the transposed copy while it rounds
+    a, b = to_e5m2(dy, by).T.contiguous(), to_e4m3(x, by_x).T.contiguous()
+    return _product(a, b, by, by_x, dy.dtype, False)
 
 
 @library.custom_op(
