@@ -11,6 +11,7 @@ whole runs, schedules and waiting for data included.
 
 from __future__ import annotations
 
+import json
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -37,7 +38,9 @@ def main() -> None:
     settings = settings_of(given) | {"train.steps": given.steps}
 
     def planned(plugins: str, own: Sequence[str] = ()) -> Plan:
-        chosen = settings | dict(one.split("=", 1) for one in own)
+        chosen = settings | {
+            key: value_of(text) for key, text in (one.split("=", 1) for one in own)
+        }
         plan = build_plan(load(preset=given.preset, settings=chosen, plugins=plugins or None))
         return with_evaluation(plan, given.predictions)
 
@@ -48,6 +51,14 @@ def main() -> None:
     runs = in_turns(plans, given)
     data = {name: [one.data() for one in some] for name, some in runs.items()}
     print(written(given, {"preset": given.preset, **figures_of(runs), "runs": data}))
+
+
+def value_of(text: str) -> Any:
+    """Read a setting's value: JSON, or else a string."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
 
 
 def figures_of(runs: Mapping[str, Sequence[Trained]]) -> dict[str, Any]:

@@ -124,23 +124,48 @@ def scaled_exp_linear_cross_entropy_fwd(
     )
 
 
+def gemm_act(A, B, *, activation, tuned):
+    assert activation == "relu_sq"
+    assert not tuned  # it would compile dozens of kernels at the first call
+    assert A.is_contiguous()
+    before = A @ B
+    return before, before.relu().square()
+
+
+def gemm_dact(A, B, PreAct, *, activation, tuned):
+    assert activation == "relu_sq"
+    assert not tuned
+    assert A.is_contiguous()
+    assert PreAct.is_contiguous()
+    relu = PreAct.relu()
+    return 2.0 * relu * (A @ B), relu.square()
+
+
 FAKE = {
     "flash_attn.cute.interface": (_flash_attn_fwd, _flash_attn_bwd),
+    "quack.gemm_interface": (gemm_act, gemm_dact),
     "quack.linear_cross_entropy": (scaled_exp_linear_cross_entropy_fwd,),
 }
+
+
+def faked(patch: pytest.MonkeyPatch) -> None:
+    """Put the functions above in the place of FlashAttention-4 and QuACK."""
+    for name in ("flash_attn", "flash_attn.cute", "quack"):
+        patch.setitem(sys.modules, name, ModuleType(name))
+    for name, functions in FAKE.items():
+        module = ModuleType(name)
+        vars(module).update({function.__name__: function for function in functions})
+        patch.setitem(sys.modules, name, module)
+        package, _, last = name.rpartition(".")
+        setattr(sys.modules[package], last, module)
 
 
 @pytest.fixture(scope="session")
 def imported() -> Any:
     """Import the kernels on top of the functions above, which no later test finds as modules."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("flash_attn", "flash_attn.cute", "quack"):
-            patch.setitem(sys.modules, name, ModuleType(name))
-        for name, functions in FAKE.items():
-            module = ModuleType(name)
-            vars(module).update({function.__name__: function for function in functions})
-            patch.setitem(sys.modules, name, module)
-        names = ("attention", "loss")
+        faked(patch)
+        names = ("attention", "loss", "mlp")
         found = {name: importlib.import_module(f"minillm_cute.kernels.{name}") for name in names}
     for module in found.values():
         del sys.modules[module.__name__]
@@ -152,6 +177,8 @@ def kernels(imported: Any) -> Iterator[Any]:
     """Return a function that gives an op's kernel module, on a machine whose GPU says that it is a Hopper."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+        faked(patch)  # fused_relu2 imports QuACK when it first multiplies
+        patch.setattr(imported["mlp"], "version", lambda name: "0.6.5")
         for module in imported.values():  # Dynamo imports the modules of what it traces
             patch.setitem(sys.modules, module.__name__, module)
         yield imported.__getitem__

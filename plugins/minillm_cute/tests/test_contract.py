@@ -1,4 +1,4 @@
-"""Conformance tests of this distribution's plugin; GPU tests are skipped without one."""
+"""Conformance tests of this distribution's plugins; GPU tests are skipped without one."""
 
 from __future__ import annotations
 
@@ -9,3 +9,4 @@ from minillm_kit import conformance
 pytestmark = pytest.mark.slow
 
 test_cute = conformance("cute")
+test_fused_relu2 = conformance("fused_relu2")
