@@ -18,7 +18,9 @@ __all__ = ["MLP", "FusedReLU2"]
 MULTIPLE = 8  # of the sides of QuACK's products
 
 
-class FusedReLU2(Plugin, api=1, backends=("torch",), devices=("cuda",)):
+class FusedReLU2(
+    Plugin, api=1, backends=("torch",), devices=("cuda",), requires=("quack-kernels==0.6.5",)
+):
     """The MLP of relu2 with its activation in the matrix products, by QuACK, on Hopper GPUs."""
 
     hidden: int | None = option(

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm_core import BackendError, Module, PlanError, Plugin
+from minillm_core import BackendError, Module, PlanError, Plugin, PluginError
 from minillm_core.backends.bind import create_trainer
 from minillm_core.config.load import load
 from minillm_core.plan import Plan, build_plan
-from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.manager import LoadedPlugin, check_support
+from minillm_cute.cute import QUACK
 from minillm_cute.fused_relu2 import FusedReLU2
 from minillm_modded.relu2 import ReLU2
 
@@ -76,21 +77,20 @@ def test_a_compiled_step_takes_it_without_a_break(kernels: Any) -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_an_older_gpu_or_another_version_is_refused(
-    kernels: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module, arrays = kernels("mlp"), arrays_of(3, 8, 8, 0)
+def test_an_older_gpu_is_refused(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = kernels("mlp")
     module._quack.cache_clear()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
     with pytest.raises(BackendError, match=r"capability 9\.0, not 8\.9") as refused:
-        module.relu2_mlp(*arrays)
+        module.relu2_mlp(*arrays_of(3, 8, 8, 0))
     assert "relu2 in its place" in str(refused.value.fix)
-    monkeypatch.setattr(module, "version", lambda name: "0.7.0")
-    with pytest.raises(
-        BackendError, match=r"quack-kernels==0\.6\.5, and here is 0\.7\.0"
-    ) as refused:
-        module.relu2_mlp(*arrays)
-    assert "pip install" in str(refused.value.fix)
+
+
+def test_without_quack_it_is_refused_before_the_first_step() -> None:
+    assert FusedReLU2.manifest.requires == (QUACK,)
+    named = [LoadedPlugin.of("fused_relu2", FusedReLU2())]
+    with pytest.raises(PluginError, match=r"needs quack-kernels==0\.6\.5: it is not installed"):
+        check_support(named, "torch", "cuda:0")
 
 
 def batch_of(plan: Plan) -> dict[str, Any]:

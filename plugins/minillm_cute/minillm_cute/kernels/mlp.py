@@ -8,7 +8,6 @@ are left out, and only one array of (N, F) is kept for the backward pass.
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -16,8 +15,6 @@ from torch import Tensor, library
 from torch.autograd import Function
 
 from minillm_core import BackendError
-from minillm_core.commands import pip_line
-from minillm_cute.cute import QUACK
 
 __all__ = ["relu2_mlp", "served"]
 
@@ -78,24 +75,12 @@ def _quack(device: torch.device) -> Any:
     """Import QuACK's products: here, since models with this MLP are also read where QuACK is not installed.
 
     Raises:
-        BackendError: it is not installed, in this version, or the GPU is not a Hopper.
+        BackendError: the GPU is not a Hopper.
     """
-    where = "plugin 'fused_relu2'"
-    name, _, needed = QUACK.partition("==")
-    try:
-        installed = version(name)
-    except PackageNotFoundError:
-        installed = "none"
-    if installed != needed:
-        raise BackendError(
-            f"its products are those of {QUACK}, and here is {installed}",
-            where=where,
-            fix=f"{pip_line('minillm-cute[cuda]')}, or relu2 in its place",
-        )
     if (found := torch.cuda.get_device_capability(device)) != HOPPER:
         raise BackendError(
             f"QuACK's products run on Hopper GPUs, of capability 9.0, not {found[0]}.{found[1]}",
-            where=where,
+            where="plugin 'fused_relu2'",
             fix="relu2 in its place",
         )
     from quack import gemm_interface  # pyright: ignore[reportMissingImports]
