@@ -422,15 +422,11 @@ def check_row(batch: Batch, sizes: ModelShape, *, earlier: int = 0) -> None:
     if ids.ndim != 2 or ids.shape[0] != 1 or ids.shape[1] < 1:
         raise ValueError(f"ids have shape {ids.shape}, not (1, T): one row of T >= 1 columns")
     if (columns := earlier + ids.shape[1]) > sizes.positions:
-        raise DataError(
-            f"a sequence of {columns} tokens, and the model was made for {sizes.positions}",
-            where="decoding",
-            fix="fewer tokens, or a model made with a larger max_positions",
-        )
+        what = f"a sequence of {columns} tokens, and the model was made for {sizes.positions}"
+        fix = "fewer tokens, or a model made with a larger max_positions"
+        raise DataError(what, where="decoding", fix=fix)
     wrong = ids[(ids < 0) | (ids >= sizes.vocab)]
     if wrong.size:
-        raise DataError(
-            f"id {wrong[0]} is outside the model's vocabulary of {sizes.vocab}",
-            where="decoding",
-            fix="the tokenizer that the model was trained with",
-        )
+        what = f"id {wrong[0]} is outside the model's vocabulary of {sizes.vocab}"
+        fix = "the tokenizer that the model was trained with"
+        raise DataError(what, where="decoding", fix=fix)

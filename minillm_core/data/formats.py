@@ -146,17 +146,12 @@ def opened(path: Path, packing: str, reading: Reading) -> Iterator[io.BufferedRe
             else:
                 yield cast("io.BufferedReader", raw)
     except _damage() as error:
-        raise DataError(
-            f"the {packing} file is damaged or cut short: {error}",
-            where=str(path),
-            fix="fetch or pack it again",
-        ) from error
+        what = f"the {packing} file is damaged or cut short: {error}"
+        raise DataError(what, where=str(path), fix="fetch or pack it again") from error
     except OSError as error:
-        raise DataError(
-            f"the file cannot be read: {error.strerror or error}",
-            where=str(path),
-            fix="check that it exists and that you may read it",
-        ) from error
+        what = f"the file cannot be read: {error.strerror or error}"
+        fix = "check that it exists and that you may read it"
+        raise DataError(what, where=str(path), fix=fix) from error
 
 
 Document = str | np.ndarray

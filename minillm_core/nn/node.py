@@ -96,6 +96,11 @@ class Node:
         """The fields, streams, taps and schedule values that the node reads, without its slot's own names."""
         return self.external
 
+    @property
+    def plain_form(self) -> type | None:
+        """The class that its own names as ``written_as``: it computes the same from the same parameters."""
+        return getattr(self.cls or resolve(self.reference), "written_as", None)
+
     def make(self, geometry: ModelShape) -> Module:
         """Build the node's module on the current framework.
 

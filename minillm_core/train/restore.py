@@ -24,6 +24,7 @@ from minillm_core.config.selection import Spec
 from minillm_core.data import Tokenizer
 from minillm_core.errors import BackendError, PlanError, PluginError, Refusal
 from minillm_core.ops.select import Candidate, Choice, Request, choose_all
+from minillm_core.nn.node import Node
 from minillm_core.optim.views import VIEWED, with_views
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.diff import differences, in_words
@@ -236,6 +237,14 @@ def shapes_model(plan: Plan, name: str) -> bool:
     return any(p.owner == name and not p.slot.startswith(UNREAD) for p in plan.placements)
 
 
+def _has_plain_forms(plan: Plan, name: str) -> bool:
+    """Return whether every part of the model that a plugin gives it is a sublayer with a plain form."""
+    parts = (part for block in plan.spec.blocks for part in (block.attention, block.mlp))
+    ours = [one for one in parts if isinstance(one, Node) and one.owner == name and one.plain_form]
+    filled = [p for p in plan.placements if p.owner == name and not p.slot.startswith(UNREAD)]
+    return len(ours) == len(filled)
+
+
 def is_compatible(recorded: Any, plan: Plan) -> bool:
     """Return whether a plan can read the checkpoints of another: the same model, loss and batches.
 
@@ -270,9 +279,12 @@ def inference_plan(plan: Plan, detected: Detected, say: Callable[[str], None]) -
         try:
             manager.check_support((one,), detected.backend, detected.device)
         except PluginError as error:
+            how = "the run is read without it"
             if shapes_model(plan, one.name):
-                raise
-            unserved[one.name] = error.what
+                if not _has_plain_forms(plan, one.name):
+                    raise
+                how = "the run is read without its kernels"
+            unserved[one.name] = f"{error.what}; {how}"
     here = _without(plan, unserved)
     requests, candidates = requests_here(detected, here)
     policy = parse_policy(here.config.kernels)
@@ -288,7 +300,7 @@ def inference_plan(plan: Plan, detected: Detected, say: Callable[[str], None]) -
     for name, why in unserved.items():
         ops = [c.op for owner, c in plan.candidates if owner == name]
         instead = ", ".join(f"{serving[op].kernel} serves {op}" for op in ops)
-        say(f"{why}; the run is read without it" + (f": {instead}" if instead else ""))
+        say(why + (f": {instead}" if instead else ""))
     idle = _unsupported_kernels(here, {request.op: request for request in requests}, serving)
     for name, kernels in idle.items():
         say(f"plugin '{name}': " + "; ".join(kernels.values()))

@@ -376,6 +376,10 @@ class ModelBuilder(Builder):
     def mlp(self, layer: int, cls: type | None, **arguments: Any) -> None:
         """Claim: x (B, T, C) -> (B, T, C), a whole MLP; None: the layer has none.
 
+        A class with kernels of one device may name as ``written_as`` a class that computes the same
+        from the same parameters by ops; its own forward does so for arrays that the kernels do not
+        take. A run is then also read where the plugin does not train, and modeling files have that class.
+
         ::
 
             model.mlp(0, ReluSquared)

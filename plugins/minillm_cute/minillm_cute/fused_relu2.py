@@ -74,8 +74,6 @@ class MLP(PlainMLP):
         Raises:
             PlanError: a plugin has claimed a product of the MLP, which is not called here.
         """
-        from minillm_cute.kernels.mlp import relu2_mlp, served
-
         for leaf in (self.up, self.down):
             if leaf.product is not None:
                 raise PlanError(
@@ -83,8 +81,11 @@ class MLP(PlainMLP):
                     where=f"model.linear[{leaf.path}]",
                     fix=f"relu2 in place of fused_relu2, or leave '{leaf.product.owner}' out",
                 )
-        if not served(x):
-            return super().forward(x)
-        up: Any = self.up.weight
-        down: Any = self.down.weight
-        return relu2_mlp(x, up, down)
+        if hasattr(x, "is_cuda"):  # an array of torch, which MLX reads runs without
+            from minillm_cute.kernels.mlp import relu2_mlp, served
+
+            if served(x):
+                up: Any = self.up.weight
+                down: Any = self.down.weight
+                return relu2_mlp(x, up, down)
+        return super().forward(x)

@@ -92,8 +92,6 @@ class MLP(PlainMLP):
         Raises:
             PlanError: a plugin has claimed a product of the MLP, which is not called here.
         """
-        from minillm_triton.kernels.mlp import relu2_mlp, served
-
         for leaf in (self.up, self.down):
             if leaf.product is not None:
                 raise PlanError(
@@ -101,11 +99,14 @@ class MLP(PlainMLP):
                     where=f"model.linear[{leaf.path}]",
                     fix=f"relu2 in place of fp8_mlp, or leave '{leaf.product.owner}' out",
                 )
-        if served(x):
-            up: Any = self.up.weight
-            down: Any = self.down.weight
-            expected: Any = (self.largest_x, self.largest_h)
-            return relu2_mlp(x, up, down, *expected, narrow=self.narrow)
+        if hasattr(x, "is_cuda"):  # an array of torch, which MLX reads runs without
+            from minillm_triton.kernels.mlp import relu2_mlp, served
+
+            if served(x):
+                up: Any = self.up.weight
+                down: Any = self.down.weight
+                expected: Any = (self.largest_x, self.largest_h)
+                return relu2_mlp(x, up, down, *expected, narrow=self.narrow)
         h = self.ops.square(self.ops.relu(self.up(x)))  # (B, T, hidden)
         return self.down(h), self.largest(x), self.largest(h)
 

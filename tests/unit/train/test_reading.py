@@ -13,6 +13,7 @@ from minillm_core.backends.bind import CORE, bind
 from minillm_core.backends.detect import Detected
 from minillm_core.errors import BackendError, PluginError
 from minillm_core.nn.init import Normal
+from minillm_core.nn.layers import Linear
 from minillm_core.nn.module import Module
 from minillm_core.ops.select import Candidate
 from minillm_core.plan import Plan
@@ -83,6 +84,37 @@ class Gate(Plugin, api=1, devices=("cuda",)):
         attn.out.gate(Double)
 
 
+class Plain(Module):
+    """An MLP."""
+
+    def __init__(self, geometry: Any) -> None:
+        super().__init__()
+        self.up = Linear(geometry.dim, geometry.dim, role="mlp.up", axes=("hidden", "dim"))
+
+    def forward(self, x: Any) -> Any:
+        return self.up(x)
+
+
+class Kernels(Plain):
+    """The same, by kernels of one device where it is there."""
+
+    written_as = Plain
+
+
+class Own(Plugin, api=1, devices=("cuda",)):
+    """An MLP with kernels of its own."""
+
+    def build_model(self, model: Any) -> None:
+        model.mlp(0, Kernels)
+
+
+class Mixed(Own, api=1, devices=("cuda",)):
+    """It also has a node without a plain form."""
+
+    def build_attention(self, attn: Any) -> None:
+        attn.out.gate(Double)
+
+
 class Batches(Plugin, api=1, requires=REQUIRED):
     """Sees every batch."""
 
@@ -98,7 +130,12 @@ class Loss(Plugin, api=1, devices=("cuda",)):
 
 
 AT = f"{__name__}:Double"
-SHAPED: dict[str, Plugin] = {"gate": Gate(), "batches": Batches(), "loss": Loss()}
+SHAPED: dict[str, Plugin] = {
+    "gate": Gate(),
+    "batches": Batches(),
+    "loss": Loss(),
+    "mixed": Mixed(),
+}
 UNSHAPED: dict[str, Plugin] = {
     "quick": Quick(),
     "watch": Watch(),
@@ -154,6 +191,17 @@ def test_what_shaped_nothing_is_left_out_in_one_line(planned: Any, name: str, li
     assert said == [line]
     assert plan.candidates == ()
     assert plan.inits == {}
+
+
+def test_layers_with_a_plain_form_are_read_on_any_device(planned: Any) -> None:
+    plan, said = read(planned, CPU, own=Own(), quick=Quick())
+    assert said[0] == (
+        "plugin 'own' does not run on device cpu: only on cuda; the run is read without its kernels"
+    )
+    assert shapes_model(plan, "own")
+    _, said = read(planned, MLX, own=Own())
+    assert len(said) == 1
+    assert read(planned, CUDA, "train.compile=off", own=Own())[1] == []
 
 
 def test_all_of_them_at_once_a_line_each(planned: Any) -> None:

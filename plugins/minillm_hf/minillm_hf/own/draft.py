@@ -207,8 +207,7 @@ def written(node: Node) -> Node:
     That class computes the same from the same parameters, without state; it replaces a sublayer whose
     training kernels no modeling file can contain.
     """
-    plainer = getattr(node.cls or resolved(node.reference), "written_as", None)
-    if plainer is None:
+    if (plainer := node.plain_form) is None:
         return node
     return replace(node, cls=plainer, reference=f"{plainer.__module__}:{plainer.__qualname__}")
 
