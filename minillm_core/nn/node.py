@@ -98,7 +98,7 @@ class Node:
 
     @property
     def plain_form(self) -> type | None:
-        """The class that its own names as ``written_as``: it computes the same from the same parameters."""
+        """The plain class that the node's class names as ``written_as``; it computes the same from the same parameters."""
         return getattr(self.cls or resolve(self.reference), "written_as", None)
 
     def make(self, geometry: ModelShape) -> Module:

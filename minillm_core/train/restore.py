@@ -1,6 +1,7 @@
 """Inference from a run's folder: its plan rebuilt, its newest valid checkpoint, and the model.
 
-Only plugins that shaped the model, its data and its loss are needed for it. Kernels, observers, the
+Only plugins that shaped the model, its data and its loss are needed for it, and of these not the kernels of
+layers that have a plain form. Kernels, observers, the
 optimizer and initial values were for the run's machine: where such a plugin does not run, the run is
 read without it, and a line is printed.
 """
@@ -23,8 +24,8 @@ from minillm_core.config.kernels import AUTO, parse_policy
 from minillm_core.config.selection import Spec
 from minillm_core.data import Tokenizer
 from minillm_core.errors import BackendError, PlanError, PluginError, Refusal
-from minillm_core.ops.select import Candidate, Choice, Request, choose_all
 from minillm_core.nn.node import Node
+from minillm_core.ops.select import Candidate, Choice, Request, choose_all
 from minillm_core.optim.views import VIEWED, with_views
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.diff import differences, in_words
