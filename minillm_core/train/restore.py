@@ -1,9 +1,8 @@
 """Inference from a run's folder: its plan rebuilt, its newest valid checkpoint, and the model.
 
 Only plugins that shaped the model, its data and its loss are needed for it, and of these not the kernels of
-layers that have a plain form. Kernels, observers, the
-optimizer and initial values were for the run's machine: where such a plugin does not run, the run is
-read without it, and a line is printed.
+layers that have a plain form. Kernels, observers, the optimizer and initial values were for the run's machine:
+where such a plugin does not run, the run is read without it, and a line is printed.
 """
 
 from __future__ import annotations
