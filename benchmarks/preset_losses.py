@@ -11,7 +11,6 @@ whole runs, schedules and waiting for data included.
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from benchmarks.command import written
 from benchmarks.preset_steps import ALONE, plugins_and_settings
 from benchmarks.whole_runs import difference, in_turns, settings_of, training
 from minillm_core import Plan, build_plan, load
+from minillm_core.inspection import read_value
 from minillm_lab.paired_runs import with_evaluation
 from minillm_lab.study import Trained
 
@@ -39,7 +39,7 @@ def main() -> None:
 
     def planned(plugins: str, own: Sequence[str] = ()) -> Plan:
         chosen = settings | {
-            key: value_of(text) for key, text in (one.split("=", 1) for one in own)
+            key: read_value(text) for key, text in (one.split("=", 1) for one in own)
         }
         plan = build_plan(load(preset=given.preset, settings=chosen, plugins=plugins or None))
         return with_evaluation(plan, given.predictions)
@@ -51,14 +51,6 @@ def main() -> None:
     runs = in_turns(plans, given)
     data = {name: [one.data() for one in some] for name, some in runs.items()}
     print(written(given, {"preset": given.preset, **figures_of(runs), "runs": data}))
-
-
-def value_of(text: str) -> Any:
-    """Read a setting's value: JSON, or else a string."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text
 
 
 def figures_of(runs: Mapping[str, Sequence[Trained]]) -> dict[str, Any]:

@@ -6,11 +6,13 @@ import importlib
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from minillm_core.cli.main import main
+from minillm_core.plugins.manager import find
 
 pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
@@ -211,6 +213,31 @@ def test_a_run_is_read_without_what_does_not_serve(
         given = ["--plugins", "quick,slow,watch", *more]
         assert main(["train", "--out", str(machine.out), "--device", "cpu", *given]) == 2
     assert "does not run on device cpu" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["fp8_mlp", "fused_relu2"])
+def test_layers_with_kernels_of_one_device_are_read_in_their_plain_form(
+    machine: Machine,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    cls = find(name).cls
+    with monkeypatch.context() as patch:  # as if the plugin trained on a CPU
+        patch.setattr(cls, "manifest", replace(cls.manifest, devices=("cpu",), requires=()))
+        assert machine.train("--plugins", name, "train.dtype=bfloat16") == 0
+    capsys.readouterr()
+    losses = []
+    for backend, why in (
+        ("torch", "device cpu: only on cuda"),
+        ("mlx", "backend mlx: only on torch"),
+    ):
+        assert machine.evaluate(backend) == 0
+        stdout, stderr = capsys.readouterr()
+        losses.append(json.loads(stdout)["val_loss"])
+        line = f"plugin '{name}' does not run on {why}; the run is read without its kernels"
+        assert line in stderr.splitlines()
+    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
 
 
 def test_a_run_is_read_without_what_is_not_installed_and_shaped_nothing(

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from minillm_core import BackendError, Module, PlanError, Plugin, Run
-from minillm_core import load as load_run
+from minillm_core import BackendError, Module, PlanError, Plugin
 from minillm_core.backends.bind import create_trainer
 from minillm_core.config.load import load
 from minillm_core.plan import Plan, build_plan
@@ -281,30 +277,6 @@ def test_it_takes_the_place_of_relu2() -> None:
     with pytest.raises(PlanError, match=r"model\.mlp\[0\] is claimed by both") as refused:
         planned(("relu2", relu2.ReLU2()))
     assert "--plugins -relu2" in str(refused.value.fix)
-
-
-@pytest.mark.slow
-def test_a_run_is_read_on_a_cpu_and_by_mlx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its layers are computed in their plain form there, and a line says so."""
-    text = tmp_path / "text.txt"
-    text.write_text("".join(f"{n} and {n + 1} are {2 * n + 1}.\n" for n in range(3000)))
-    given = {"train.dtype": "bfloat16", "model.layers": 2, "train.steps": 2, "eval.every": 100}
-    given |= {"device": "cpu", "backend": "torch"}
-    with monkeypatch.context() as patch:  # as if it trained on a CPU
-        manifest = replace(Fp8MLP.manifest, devices=("cpu",), requires=())
-        patch.setattr(Fp8MLP, "manifest", manifest)
-        plan = build_plan(load_run(preset="tiny", data=[text], settings=given, plugins="fp8_mlp"))
-        run = Run(plan, out=tmp_path / "run")
-        run.train()
-        run.close()
-    losses, here = [], [{"backend": "torch", "device": "cpu"}]
-    here += [{"backend": "mlx"}] if find_spec("mlx") else []
-    for where in here:
-        said: list[str] = []
-        run = Run.open(tmp_path / "run", say=said.append, **where)
-        losses.append(run.evaluate([text], max_tokens=500).val_loss)
-        assert any("'fp8_mlp'" in one and "read without its kernels" in one for one in said)
-    assert losses == pytest.approx(len(here) * losses[:1], rel=2e-3)
 
 
 def test_numbers_beyond_the_range_are_its_largest() -> None:

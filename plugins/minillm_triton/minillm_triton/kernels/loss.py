@@ -272,7 +272,6 @@ class _Fp8Products:
         constants: list[float],
     ) -> None:
         self.by_hidden = scale_of(hidden)
-        self.h = hidden  # (n, C) e4m3 of the last chunk
         self.by_weight = scale_of(weight)
         self.weight = to_e4m3(weight, self.by_weight)  # (V, C)
         self.transposed = self.weight.T.contiguous() if rows else self.weight  # (C, V)
@@ -286,8 +285,8 @@ class _Fp8Products:
 
     def logits(self, h: Tensor) -> Tensor:
         """Multiply hidden states h (n, C) with the head: (n, V)."""
-        self.h = to_e4m3(h, self.by_hidden)  # (n, C): also for the chunk's weight gradient
-        return multiplied(self.h, self.weight.T, self.by_hidden, self.by_weight, h.dtype, fast=True)
+        by = self.by_hidden, self.by_weight
+        return multiplied(to_e4m3(h, self.by_hidden), self.weight.T, *by, h.dtype, fast=True)
 
     def gradient(self, logits: Tensor) -> Tensor:
         """Return the buffer for the rounded gradient of logits (n, V)."""
@@ -299,9 +298,10 @@ class _Fp8Products:
         out.copy_(multiplied(d, self.transposed.T, *by, out.dtype, fast=False))
 
     def add_weight_gradient(self, total: Tensor, d: Tensor, h: Tensor) -> None:
-        """Add d^T h to total (V, C), float32; h (n, C) is the chunk whose logits were last."""
+        """Add d^T h to total (V, C), float32; d (n, V) as :meth:`gradient` returns it, h (n, C)."""
         by = self.by_gradient, self.by_hidden
-        total += multiplied(transposed(d), transposed(self.h).T, *by, total.dtype, fast=False)
+        rounded = to_e4m3(h, self.by_hidden)
+        total += multiplied(transposed(d), transposed(rounded).T, *by, total.dtype, fast=False)
 
 
 def _programs(device: torch.device) -> int:
