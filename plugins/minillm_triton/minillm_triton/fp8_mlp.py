@@ -9,7 +9,8 @@ Each operand is rounded to e4m3 with one scale for the whole array, a power of t
 computed from their own largest values. Those of x and of relu(.)^2 would need another pass over each, so the
 previous step's largest values are used: they are State, saved and resumed, and written by the update. Values up
 to twice as large fit; larger ones are clipped. The backward pass uses bfloat16 and the unrounded operands; with
-``backward=fp8`` its four products are in fp8 too, of gradients in e5m2 and the other operands in e4m3.
+``backward=fp8`` its four products are in fp8 too, of gradients in e5m2 and the other operands in e4m3. Rounding is
+of training alone: evaluation has bfloat16's products, as the exported model has.
 
 Not on MLX: Apple's GPUs have no fp8 products, so that it would only round.
 """
@@ -102,9 +103,9 @@ class MLP(PlainMLP):
         if hasattr(x, "is_cuda"):  # an array of torch, which MLX reads runs without
             from minillm_triton.kernels.mlp import relu2_mlp, served
 
-            if served(x):
-                up: Any = self.up.weight
-                down: Any = self.down.weight
+            up: Any = self.up.weight
+            down: Any = self.down.weight
+            if served(x, up, down):
                 expected: Any = (self.largest_x, self.largest_h)
                 return relu2_mlp(x, up, down, *expected, narrow=self.narrow)
         h = self.ops.square(self.ops.relu(self.up(x)))  # (B, T, hidden)

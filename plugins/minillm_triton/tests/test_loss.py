@@ -159,6 +159,10 @@ def test_fp8_is_what_its_rounded_operands_give(module: Any, case: Case) -> None:
         (4, np.abs(of_logits).T @ np.abs(h.detach().numpy())),
     ):
         assert (np.abs(ours[index] - exact[index]) <= other / 8.0 + 1e-6).all()
+    with torch.no_grad():  # as in evaluation: nothing is rounded to 8 bits
+        without = module.fp8_linear_cross_entropy(hidden, weight, targets, *more)
+        plain = module.linear_cross_entropy(hidden, weight, targets, *more)
+    assert all(torch.equal(one, other) for one, other in zip(without, plain, strict=True))
 
 
 # Faulty kernels: name -> (original code, replacement)

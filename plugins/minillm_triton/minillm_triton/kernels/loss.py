@@ -69,7 +69,9 @@ def fp8_linear_cross_entropy(
     weights: Tensor | None = None,  # (K,) or (K, N)
     form: LossForm = PLAIN,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the same from fp8 products: losses and gradients are off by some percent.
+    """Return the same from fp8 products; without gradients, as in evaluation, from those of bfloat16.
+
+    Gradients are off by 6 %, losses by 5e-4 of themselves.
 
     Raises:
         BackendError: the GPU does not support fp8 products.
@@ -91,11 +93,11 @@ def _loss(
     scale = supervised.float()
     if weights is not None:
         scale = scale * (weights if weights.ndim == 2 else weights[:, None])
-    arguments = (hidden, weight, targets.contiguous(), scale, *_constants(form), fp8)
+    arguments = (hidden, weight, targets.contiguous(), scale, *_constants(form))
     if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
-        total, losses = _Fused.apply(*arguments, weight.requires_grad)
+        total, losses = _Fused.apply(*arguments, fp8, weight.requires_grad)
     else:
-        losses = _fused(*arguments, False, False)[0]
+        losses = _fused(*arguments, False, False, False)[0]
         total = (losses * scale).sum()
     return total, losses.sum(-1), supervised[0].sum(dtype=torch.float32)
 
@@ -163,8 +165,7 @@ def _fused(
     programs = _programs(hidden.device)
     most = min(rows, N)
     if fp8:
-        held = most if gradients else 0
-        products = _Fp8Products(hidden, weight, scale, held, cap, constants)
+        products = _Fp8Products(hidden, weight, scale, most, cap, constants)
     else:
         products = _Products(weight, most)
     for start in range(0, N, rows):
@@ -257,7 +258,7 @@ class _Fp8Products:
         hidden: (N, C).
         weight: (V, C).
         scale: (K, N) float32, factors of the positions' losses.
-        rows: of the largest chunk; 0: no gradient is needed.
+        rows: of the largest chunk.
         cap: kind of cap.
         constants: as for :func:`_fused`.
     """
@@ -274,7 +275,7 @@ class _Fp8Products:
         self.by_hidden = scale_of(hidden)
         self.by_weight = scale_of(weight)
         self.weight = to_e4m3(weight, self.by_weight)  # (V, C)
-        self.transposed = self.weight.T.contiguous() if rows else self.weight  # (C, V)
+        self.transposed = self.weight.T.contiguous()  # (C, V)
         a, _, c, times, _, z = constants
         slope = times * (a / (4.0 * c) if cap == SIGMOID else 1.0)  # d logit / d product
         if z > 0.0:

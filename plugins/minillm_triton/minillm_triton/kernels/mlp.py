@@ -41,22 +41,22 @@ HEADROOM = 2.0  # factor by which a value may exceed the expected maximum before
 MIDDLE = 64.0  # what the largest gradient of y becomes: that of the hidden layer may be 896 times as large
 
 
-def served(x: Tensor) -> bool:
-    """Return whether an array is multiplied in fp8; in evaluation other dtypes are not.
+def served(x: Tensor, *weights: Tensor) -> bool:
+    """Return whether an array is multiplied in fp8: where something is trained.
 
     Raises:
         BackendError: training in another dtype than bfloat16, or on a GPU without fp8 products.
     """
-    if x.dtype == torch.bfloat16:
-        check_device(x, "plugin 'fp8_mlp'", "leave plugin 'fp8_mlp' out")
-        return True
-    if torch.is_grad_enabled() and x.dtype in (torch.float32, torch.float16):
+    if not (torch.is_grad_enabled() and any(one.requires_grad for one in (x, *weights))):
+        return False
+    if x.dtype != torch.bfloat16:
         raise BackendError(
             f"fp8_mlp rounds from bfloat16, not from {str(x.dtype).removeprefix('torch.')}",
             where="plugin 'fp8_mlp', train.dtype",
             fix="train.dtype=bfloat16, or relu2 in its place",
         )
-    return False
+    check_device(x, "plugin 'fp8_mlp'", "leave plugin 'fp8_mlp' out")
+    return True
 
 
 def relu2_mlp(
