@@ -36,6 +36,7 @@ EXPLANATIONS: Mapping[str, str] = {
     "hyper_connections": "four lanes of the stream are read and written around each sublayer",
     "iha": "attention is over 2 T positions, 4 times the scores, whose products run below the predicted rate; a window of "
     "half the length, as in slowrun, would halve them",
+    "prefix_kv": "scores go through memory, as with `attn_sink`",
     "shampoo": "20 Newton iterations a root, every tenth step, whose products are in float32: predicted is bfloat16's "
     "rate",
     "soap": "every tenth step takes 0.3 s more: its bases are QR decompositions in float32, which are no products "
