@@ -40,7 +40,12 @@ class Row:
 
     @cached_property
     def text(self) -> str | None:
-        """The text: "text", or the contents of a chat's messages, one per line; None for ids."""
+        """The text: "text", or the contents of a chat's messages, one per line; None where there are ids.
+
+        Of a line with both, training reads the ids.
+        """
+        if "ids" in self.record:
+            return None
         text = self.record.get("text")
         return text if isinstance(text, str) else _chat(self.record)
 
@@ -121,6 +126,8 @@ class Rows(Files):
             elif not (ids if row.text is None else row.text):
                 self.notes[EMPTY] += 1
             else:
+                if ids is not None and "text" in record:
+                    self.notes['left out: "text" of lines with "ids"'] += 1
                 yield row
 
     def _texts(self, source: Source, reading: Reading) -> Iterator[Row]:

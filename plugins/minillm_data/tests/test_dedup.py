@@ -170,11 +170,13 @@ def test_what_is_equal_is_a_text_a_chat_or_ids(tmp_path: Path) -> None:
         {"ids": [97, 10, 98], "id": 7},
         {"ids": [97, 10, 98, 0], "id": 8},
         {"ids": [97, 10, 98], "id": 9},  # equal to 7
+        {"ids": [97], "text": "a\nb", "id": 10},  # training reads its ids, so text is not compared
     ]
     kept, report = run(tmp_path, records, near=False)
-    assert [one["id"] for one in kept] == [0, 1, 3, 4, 5, 7, 8]
-    assert report["counts"] == {"kept": 7, "exact duplicate": 3}
+    assert [one["id"] for one in kept] == [0, 1, 3, 4, 5, 7, 8, 10]
+    assert report["counts"] == {"kept": 8, "exact duplicate": 3}
     assert report["with_a_duplicate"] == 6
+    assert report["notes"] == {'left out: "text" of lines with "ids"': 1}
 
 
 def test_ids_are_compared_as_words_are(tmp_path: Path) -> None:

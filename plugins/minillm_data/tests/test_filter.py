@@ -226,7 +226,7 @@ def test_options_that_are_wrong_or_without_effect_are_refused(
 
 
 def test_ids_are_refused_or_counted(tmp_path: Path) -> None:
-    source = write(tmp_path / "a.jsonl", {"ids": [1, 2]}, (GOOD,))
+    source = write(tmp_path / "a.jsonl", {"ids": [1, 2], "text": GOOD}, (GOOD,))
     with pytest.raises(DataError, match="holds ids") as refused:
         filter_rows([source], tmp_path / "out")
     assert "a.jsonl, line 1" in str(refused.value)

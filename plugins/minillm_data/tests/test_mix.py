@@ -164,7 +164,7 @@ def test_bytes_are_those_of_utf_8_and_tokens_those_of_a_tokenizer(
     assert [one["written"] for one in report["sources"]] == [6, 6]
     tokenizer = Tokenizer.train(["ab " * 50], 300)
     tokenizer.save(tmp_path / "tokenizer.json")
-    (tmp_path / "ids.jsonl").write_text('{"ids": [1, 2, 3]}\n')
+    (tmp_path / "ids.jsonl").write_text('{"ids": [1, 2, 3], "text": "a"}\n')
     inputs = [tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "ids.jsonl"]
     with pytest.raises(DataError, match="count tokens"):
         mix(inputs, tmp_path / "bytes")
