@@ -172,11 +172,10 @@ def chosen_or_refuse(
         NoCheckpoint: it fails verification.
     """
     if best and step is not None:
-        raise Refusal(
-            "--step and --best are both given",
-            where=f"--step {step} --best",
-            fix="one of them; the newest checkpoint is taken without",
-        )
+        fix = "one of them; the newest checkpoint is taken without"
+        raise Refusal("step and best are both given", where=f"step={step}, best", fix=fix)
+    if isinstance(step, str | float):
+        raise Refusal(f"a step is a whole number, not {step!r}", where="step", fix=_steps(out))
     if best:
         found = marker.read(out)
         if found is None:
@@ -204,7 +203,7 @@ def _steps(out: Path, without: int | None = None) -> str:
     there = [str(step) for step, _ in layout.folders(out) if step != without]
     if not there:
         return "wait until the run has saved one"
-    return f"--step with one of {few(there, 8)}; for --branch and --init {quoted(out)}@{there[0]}"
+    return f"one of the steps {few(there, 8)}; for --branch and --init {quoted(out)}@{there[0]}"
 
 
 def newest_and_set_aside(out: Path, say: Callable[[str], None]) -> Checkpoint | None:

@@ -152,10 +152,11 @@ class TextGenerator:
             say: prints a line when the beginning of the text is dropped.
 
         Raises:
-            Refusal: ``tokens`` is below 1.
+            Refusal: ``tokens`` is below 1, or ``seed`` below 0.
         """
-        if tokens < 1:
-            raise Refusal(f"{tokens} new tokens", where="max_tokens", fix="1 or more, like 256")
+        for name, given, least in (("max_tokens", tokens, 1), ("seed", seed, 0)):
+            if given < least:
+                raise Refusal(f"{name} cannot be {given}", where=name, fix=f"{least} or more")
         known, random = self.vocabulary.used_ids(), np.random.default_rng(seed)
 
         def choose(logits: np.ndarray) -> int:
@@ -204,7 +205,7 @@ class Sampling:
             ("top-p", self.top_p, 0 < self.top_p <= 1, "more than 0 and at most 1, like 0.95"),
         ):
             if not allowed:
-                raise Refusal(f"{name} cannot be {given}", where=f"--{name}", fix=fix)
+                raise Refusal(f"{name} cannot be {given}", where=name, fix=fix)
 
     def draw(self, logits: np.ndarray, random: np.random.Generator) -> int:
         """Draw an index of ``logits``.

@@ -213,7 +213,7 @@ class Run:
             raise Refusal(
                 "a model directory has no checkpoints to choose from",
                 where=f"{out}, {'best' if best else f'step {step}'}",
-                fix="leave --step and --best out",
+                fix="leave step and best out",
             )
         run._read, run._where = {"step": step, "best": best}, {"backend": backend, "device": device}
         flags = {

@@ -327,8 +327,12 @@ def test_a_run_continues_a_prompt_as_its_folder_does(
     assert minillm.Run.open("a", **options).generate("It was", **drawn) == text
     with pytest.raises(minillm.Refusal, match="temperature"):
         run.generate("It", temperature=-1)
-    with pytest.raises(minillm.Refusal, match="0 new tokens"):
-        run.generate("It", max_tokens=0)
+    for name, wrong in (("max_tokens", 0), ("seed", -1)):
+        with pytest.raises(minillm.Refusal, match=f"{name} cannot be {wrong}"):
+            run.generate("It", **{name: wrong})
+    wrong_step: Any = "8"
+    with pytest.raises(minillm.Refusal, match="a step is a whole number, not '8'"):
+        minillm.Run.open("a", step=wrong_step, **options).generate("It")
 
 
 API: Any = minillm  # misused below

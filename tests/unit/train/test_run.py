@@ -1117,16 +1117,16 @@ def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(job: Job)
     with pytest.raises(Refusal, match="no checkpoint of step 7") as refused:
         job.evaluate(step=7)
     there = f"for --branch and --init {job.out}@12"
-    assert refused.value.fix == f"--step with one of 12, 6; {there}"
+    assert refused.value.fix == f"one of the steps 12, 6; {there}"
     with pytest.raises(Refusal, match="marked no checkpoint as its best") as refused:
         job.evaluate(best=True)
-    assert refused.value.fix.startswith("train with checkpoint.best=true; or --step with one of 12")
-    with pytest.raises(Refusal, match="--step and --best are both given"):
+    assert refused.value.fix.startswith("train with checkpoint.best=true; or one of the steps 12")
+    with pytest.raises(Refusal, match="step and best are both given"):
         job.evaluate(step=6, best=True)
     (job.out / "checkpoints" / "step-00000006" / "state.json").write_text("{}")
     with pytest.raises(NoCheckpoint, match="step 6 does not verify") as bad:
         job.evaluate(step=6)
-    assert bad.value.fix == f"--step with one of 12; {there}"
+    assert bad.value.fix == f"one of the steps 12; {there}"
 
 
 @pytest.mark.parametrize("marker", ["{", '{"step": "4"}', '{"step": 999999, "val_loss": 1}'])
