@@ -158,9 +158,6 @@ def _judge(name: str) -> Callable[..., tuple[Any, Mapping[str, Any]]]:
     """
     found = [one for one in entry_points(group=JUDGES) if one.name == name]
     if not found:
-        raise PluginError(
-            f"no installed distribution judges {name}",
-            where=f"--{name}",
-            fix=pip_line(OFFERED[name]),
-        )
+        what = f"no installed distribution judges {name}"
+        raise PluginError(what, where=f"--{name}", fix=pip_line(OFFERED[name]))
     return found[0].load()

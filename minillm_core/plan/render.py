@@ -18,7 +18,7 @@ from minillm_core.plan.estimate import Estimate
 from minillm_core.plan.plan import OWN, Plan, as_json
 from minillm_core.plan.slots import CORE, filled_slots, located
 from minillm_core.plugins.builders.optimizer import FROZEN
-from minillm_core.text import listed, plain, rounded
+from minillm_core.text import counted, listed, plain, rounded
 
 SAMPLES = 200  # points at which a schedule is evaluated to find its peak
 
@@ -131,7 +131,7 @@ def _facts(
     tied = "tied" if model.tied else "untied"
     yield (
         "model",
-        f"{parameters_of(plan)}, {model.layers} layers, {model.dim} wide, "
+        f"{parameters_of(plan)}, {counted(model.layers, 'layer')}, {model.dim} wide, "
         f"vocabulary {model.vocab:,}, {tied} head",
     )
     alike: dict[str, list[int]] = {}  # blocks under one heading
@@ -142,7 +142,7 @@ def _facts(
     clipped = f"clipped to {train.clip:g}" if train.clip else "not clipped"
     for shape, steps in plan.course.items():
         yield (
-            "step" if len(plan.course) == 1 else f"{steps:,} steps",
+            "step" if len(plan.course) == 1 else counted(steps, "step"),
             f"{shape.tokens:,} tokens = rows {shape.rows} x accumulate {shape.accumulate} x seq_len "
             f"{shape.seq_len}; {amount(estimate.flops_per_token * shape.tokens)}FLOP; "
             f"gradients {clipped}",
@@ -173,7 +173,7 @@ def _run(plan: Plan, estimate: Estimate) -> str:
     if train.steps is not None:
         tokens = train.steps * plan.tokens_per_step
         compute = amount(train.steps * estimate.flops_per_step)
-        parts.append(f"{train.steps:,} steps, {amount(tokens)} tokens, {compute}FLOP")
+        parts.append(f"{counted(train.steps, 'step')}, {amount(tokens)} tokens, {compute}FLOP")
     if train.minutes is not None:
         parts.append(f"{train.minutes:g} minute{'' if train.minutes == 1 else 's'}")
     curve = plan.schedule.curve
