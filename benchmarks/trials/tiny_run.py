@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,12 +43,14 @@ class TinyRun:
         backend: torch or mlx.
         plugins: in the form of ``--plugins``.
         settings: ``key=value``, overriding :data:`SETTINGS`.
+        device: a GPU's trainers are started, since CUDA does not survive a fork.
     """
 
     folder: Path
     backend: str = "torch"
     plugins: str = ""
     settings: tuple[str, ...] = ()
+    device: str = "cpu"
 
     @property
     def text(self) -> Path:
@@ -64,7 +67,7 @@ class TinyRun:
         """Return the arguments of ``minillm``."""
         return [
             *("train", "--preset", "tiny", "--data", str(self.text), "--steps", str(STEPS)),
-            *("--backend", self.backend, "--device", "cpu", "--out", str(out)),
+            *("--backend", self.backend, "--device", self.device, "--out", str(out)),
             *(("--plugins", self.plugins) if self.plugins else ()),
             *(("--resume",) if resume else ()),
             *SETTINGS,
@@ -97,6 +100,8 @@ class TinyRun:
 
         def run() -> int:
             first()
+            if self.device != "cpu":
+                os.execv(sys.executable, [sys.executable, "-m", "minillm_core", *arguments])
             code = minillm(arguments)
             last()
             return code
