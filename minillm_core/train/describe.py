@@ -14,6 +14,7 @@ from minillm_core.plan.render import exportable, parameters_of
 from minillm_core.plugins.builders.loss import LEFT_OUT, POSITIONS
 from minillm_core.plugins.builders.optimizer import ROWS
 from minillm_core.plugins.sourcing import WEIGHTS
+from minillm_core.text import counted
 from minillm_core.train.errors import command
 from minillm_core.train.events import Evaluated, Throughput
 from minillm_core.train.job import Job
@@ -27,7 +28,7 @@ EPOCHS = 4
 def start(job: Job, *, verbose: bool = False) -> Iterator[str]:
     """Yield two lines of data, model and budget; then notes to act on; with ``verbose`` every note."""
     plan, model = job.plan, job.config.model
-    size = f"{parameters_of(plan)} ({model.layers} layers, {model.dim} wide)"
+    size = f"{parameters_of(plan)} ({counted(model.layers, 'layer')}, {model.dim} wide)"
     plugins = ", plugins " + ", ".join(one.name for one in plan.plugins) if plan.plugins else ""
     yield f"data: {job.corpus.description}"
     yield f"model: {size}{plugins}; {_budget(job)}"
@@ -120,7 +121,7 @@ def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     speed = "" if made.speed is None else f", {made.speed.real:,.0f} tokens/s"
     epochs = _epochs(job, made.steps, made.packed)
     yield f"done in {total} ({spent})"
-    yield f"{made.steps:,} steps, {_counted(epochs)}{speed}"
+    yield f"{counted(made.steps, 'step')}, {_counted(epochs)}{speed}"
     if made.evaluated is not None and made.evaluated.stop:
         yield f"stopped by {made.evaluated.stop}"
     if (seen := job.trainer.witnesses()).get(LEFT_OUT):
@@ -189,10 +190,12 @@ def _budget(job: Job) -> str:
     tokens, parts = job.plan.tokens_per_step, []
     steps, minutes = job.config.train.steps, job.config.train.minutes
     if steps is not None:
-        parts.append(f"{steps:,} steps of {tokens:,} tokens, {_counted(_epochs(job, steps))}")
+        length = f"{counted(steps, 'step')} of {tokens:,} tokens"
+        parts.append(f"{length}, {_counted(_epochs(job, steps))}")
     if minutes is not None:
         beside = "" if parts else f" at {tokens:,} tokens a step"
-        parts.append(f"{minutes:g} minutes of training{beside}; start and evaluation come on top")
+        clock = counted(minutes, "minute", "g")
+        parts.append(f"{clock} of training{beside}; start and evaluation come on top")
     return ", or ".join(parts)
 
 
@@ -202,4 +205,4 @@ def _epochs(job: Job, steps: int, packed: Mapping[str, int] | None = None) -> fl
 
 
 def _counted(epochs: float) -> str:
-    return f"{epochs:.2g} epochs" if epochs < 10 else f"{epochs:,.0f} epochs"
+    return counted(epochs, "epoch", ".2g" if epochs < 10 else ",.0f")
