@@ -3,14 +3,12 @@
 The public names are listed in ``__init__.pyi``, and are imported on first use.
 """
 
-from typing import Any
-
 from minillm_core.public import public_names
 
 _look_up, __dir__ = public_names(__name__, __file__)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a public name on first use.
 
     Raises:

@@ -11,11 +11,9 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 
-def public_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def public_names(module: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return the ``__getattr__`` and ``__dir__`` of a module with a stub.
 
     The stub has lines ``from HOME import name as name`` and, where a name is public under another,
@@ -30,6 +28,7 @@ def public_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable
     def homes() -> dict[str, tuple[str, str]]:
         # public name -> the module that defines it, its name there
         import ast  # once per module, and not on a plain import of the package
+        from pathlib import Path
 
         imported: dict[str, tuple[str, str]] = {}
         public: dict[str, tuple[str, str]] = {}
@@ -44,11 +43,9 @@ def public_names(module: str, file: str) -> tuple[Callable[[str], Any], Callable
                     public[alias] = imported[name]
                 case ast.AnnAssign(target=ast.Name(id=name)):  # the module itself defines it
                     public[name] = module, name
-                case _:
-                    pass
         return public
 
-    def look_up(name: str) -> Any:
+    def look_up(name: str) -> object:
         """Import a public name on first use.
 
         Raises:

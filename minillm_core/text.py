@@ -106,9 +106,10 @@ def _rounded(number: str) -> str:
     return f"{value:.{DIGITS}g}"
 
 
-def counted(count: int, one: str) -> str:
+def counted(count: float, one: str, form: str = ",") -> str:
     """Format a count of a word whose plural ends in s: ``1 slot``, ``2,000 slots``."""
-    return f"{count:,} {one}{'' if count == 1 else 's'}"
+    shown = f"{count:{form}}"
+    return f"{shown} {one}{'' if shown == '1' else 's'}"
 
 
 def are(subject: str, count: int) -> str:

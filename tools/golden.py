@@ -26,7 +26,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from minillm_core.__main__ import main as program
+from minillm_core.cli.main import main as program
 from minillm_core.plan.slots import CORE, LAYER, NOTHING
 
 __all__ = ["CASES", "FOLDER", "compared", "documents", "recorded"]

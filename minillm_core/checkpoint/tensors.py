@@ -124,7 +124,8 @@ def header(fill: Read, size: int, widths: Mapping[str, int] = OWN) -> dict[str, 
         entries = strict.parse(text)
     except ValueError as error:
         raise ValueError(f"header: {error}") from error
-    if not _is_metadata(entries.pop(METADATA, {})):
+    held = entries.pop(METADATA, {})
+    if not isinstance(held, dict) or not all(isinstance(each, str) for each in held.values()):
         raise ValueError("header: metadata other than text")
     found = {name: _stored(name, entry, 8 + length, widths) for name, entry in entries.items()}
     place = 8 + length
@@ -213,10 +214,6 @@ def _stored(name: str, entry: Any, begin: int, widths: Mapping[str, int]) -> Sto
 
 def _is_odd(name: str) -> bool:
     return not (0 < len(name) <= LONGEST and name.isprintable() and name != METADATA)
-
-
-def _is_metadata(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
 def are_sizes(value: Any) -> bool:

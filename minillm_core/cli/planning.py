@@ -30,7 +30,8 @@ from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plan.plan import as_json as to_json
 from minillm_core.plan.render import amount, columns, plan_document, render_plan, sized
 from minillm_core.plugins.provided import MEASURED, missing_hint, provided
-from minillm_core.text import plain
+from minillm_core.text import counted, plain
+from minillm_core.train.budget import Budget
 from minillm_core.train.initial import read_initial
 from minillm_core.train.memory import fit_memory
 from minillm_core.train.request import Prepared, RunRequest, prepare
@@ -104,6 +105,9 @@ def _plan(prepared: Prepared) -> Plan:
     plan = export_checked(build_plan(prepared.loaded.config, prepared.plugins))
     if plan.config.init is not None and prepared.earlier is None:
         read_initial(plan.config.init).check(plan)
+    if prepared.branch:
+        chosen_later = plan.sourcing.epochs is not None  # from the number of tokens
+        prepared.branch.check(plan, None if chosen_later else Budget.of(plan.config.train))
     return plan
 
 
@@ -164,8 +168,8 @@ def _costs(
     steps, seconds = _length(plan, speed)
     epochs = steps * plan.tokens_per_step / tokens if steps and tokens else None
     if epochs is not None:
-        shown = f"{epochs:.2g}" if epochs < 99 else f"{epochs:,.0f}"
-        data += f", {'' if exact else 'about '}{shown} epochs"
+        shown = counted(epochs, "epoch", ".2g" if epochs < 99 else ",.0f")
+        data += f", {'' if exact else 'about '}{shown}"
     time = "unknown here: minillm bench measures it, and so does a finished run"
     if expect is None:
         time = missing_hint(MEASURED, "unknown: speeds are kept")
@@ -229,8 +233,8 @@ def _tokens(plan: Plan) -> tuple[int | None, bool, str, int | None]:
     whole = int(sum(one.unpacked for one in read) / bytes_a_token(config.model.vocab))
     ids = sum(one.size for one in sources) - sum(one.size for one in read)
     share = 1.0 - config.data.val if isinstance(config.data.val, float) else 1.0
-    counted = provided(MEASURED, "tokens")
-    known = counted(cache_folder(), plan) if counted else None
+    count = provided(MEASURED, "tokens")
+    known = count(cache_folder(), plan) if count else None
     if known is None and not asked.files:
         return None, False, "unknown until the documents are read from their source", None
     tokens = known or int((whole + ids // _id_bytes(config)) * share)

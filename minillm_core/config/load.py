@@ -10,7 +10,7 @@ from typing import Any
 
 from minillm_core.config import origins, schema
 from minillm_core.config.check import check, check_option, refusal, validated, without_effect
-from minillm_core.config.origins import FLAGS, Follows, Layer, Setting, flatten
+from minillm_core.config.origins import FLAGS, Layer, Setting, flatten
 from minillm_core.config.presets import DEPTH, read_preset
 from minillm_core.config.schema import Config
 from minillm_core.config.selection import Spec, check_name, select, taken_away
@@ -303,7 +303,8 @@ def _check_depth(depth: Any, layers: Sequence[Layer], preset: Setting) -> None:
         ConfigError: with the valid depths.
     """
     key = FLAGS["--depth"]
-    ends = [(one.knots[0][0], one.knots[-1][0]) for one in _follow(layers, key)]
+    knots = [each.knots for layer in layers for each in layer.follow.values() if each.dial == key]
+    ends = [(one[0][0], one[-1][0]) for one in knots]
     if not ends:
         raise ConfigError(
             f"in preset {preset.value} nothing follows {key}",
@@ -317,10 +318,6 @@ def _check_depth(depth: Any, layers: Sequence[Layer], preset: Setting) -> None:
             where=f"--depth {depth}",
             fix=f"--depth {least if depth < least else most}, or settings of your own",
         )
-
-
-def _follow(layers: Sequence[Layer], dial: str) -> list[Follows]:
-    return [one for layer in layers for one in layer.follow.values() if one.dial == dial]
 
 
 def _followed(layers: Sequence[Layer], cleared: Mapping[str, str]) -> list[str]:

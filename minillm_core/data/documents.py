@@ -193,9 +193,7 @@ class Documents:
 
     def ordered(self, permutation: np.ndarray | None) -> Documents:
         """Return the documents in another order, int (documents,); None: unchanged."""
-        if permutation is None:
-            return self
-        return replace(self, spans=self.spans[permutation])
+        return self if permutation is None else replace(self, spans=self.spans[permutation])
 
     def locate(self, position: int) -> tuple[int, int]:
         """Return the document at a position when laid end to end, and the offset within it."""

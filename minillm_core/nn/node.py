@@ -319,8 +319,7 @@ def _check_arrays(node: Any, like: Collection[Any], result: Any) -> None:
     wanted = [_shape(array) for array in like] or given
     if given != wanted or str in map(type, given):
         fix = " and ".join(map(str, wanted)) if like else "an array"
-        did = f"returned {' and '.join(map(str, given))} from"
-        raise unusable(node, did, f"return {fix}")
+        raise unusable(node, f"returned {' and '.join(map(str, given))} from", f"return {fix}")
     for part, array in zip(parts, like, strict=False):
         check_dtype(node, part, array)
 

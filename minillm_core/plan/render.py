@@ -137,8 +137,7 @@ def _facts(
     alike: dict[str, list[int]] = {}  # blocks under one heading
     for index in range(len(plan.spec.blocks)):
         alike.setdefault(_block(plan, index), []).append(index)
-    for what, layers in alike.items():
-        yield located(layers), what
+    yield from ((located(layers), what) for what, layers in alike.items())
     clipped = f"clipped to {train.clip:g}" if train.clip else "not clipped"
     for shape, steps in plan.course.items():
         yield (
@@ -164,8 +163,7 @@ def _facts(
         if node.lookback == EVERYTHING and hasattr(node, "owner"):
             what = f"{path} of '{node.owner}' computes all columns again for each token of a text"
             yield "generation", f"{what}: lookback = EVERYTHING"
-    for entry in estimate.uncounted:
-        yield "not counted", f"FLOPs of the scores in {entry}"
+    yield from (("not counted", f"FLOPs of the scores in {one}") for one in estimate.uncounted)
 
 
 def _run(plan: Plan, estimate: Estimate) -> str:
@@ -175,7 +173,7 @@ def _run(plan: Plan, estimate: Estimate) -> str:
         compute = amount(train.steps * estimate.flops_per_step)
         parts.append(f"{counted(train.steps, 'step')}, {amount(tokens)} tokens, {compute}FLOP")
     if train.minutes is not None:
-        parts.append(f"{train.minutes:g} minute{'' if train.minutes == 1 else 's'}")
+        parts.append(counted(train.minutes, "minute", "g"))
     curve = plan.schedule.curve
     shape = f"{curve.owner if curve else train.schedule} after {train.warmup:.0%} warm-up"
     if train.schedule == "wsd" and not curve:
@@ -187,7 +185,7 @@ def _evaluation(settings: EvalConfig) -> str:
     most = f"at the end, {settings.tokens:,} predictions at most (eval.tokens)"
     if settings.every == 0:
         return most
-    often = "sixth of the run" if settings.every is None else f"{settings.every:,} steps"
+    often = "sixth of the run" if settings.every is None else counted(settings.every, "step")
     fewer = f", {100 * settings.share:.3g} % of them before" if settings.share < 1 else ""
     return f"at the start, at every {often}, and {most}{fewer}"
 

@@ -68,7 +68,7 @@ def _mixture(job: Job) -> Iterator[str]:
         share, often = one.weight / total, ""
         if train.steps is not None:
             read = share * job.plan.tokens_per_step * train.steps / one.train.tokens
-            often = f", {_repeated(read)}"
+            often = f", {_counted(read)}"
         yield f"mixture: {100 * share:.2f} % {one.name}, {one.train.tokens:,} tokens{often}"
 
 
@@ -121,7 +121,7 @@ def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     speed = "" if made.speed is None else f", {made.speed.real:,.0f} tokens/s"
     epochs = _epochs(job, made.steps, made.packed)
     yield f"done in {total} ({spent})"
-    yield f"{counted(made.steps, 'step')}, {_repeated(epochs)}{speed}"
+    yield f"{counted(made.steps, 'step')}, {_counted(epochs)}{speed}"
     if made.evaluated is not None and made.evaluated.stop:
         yield f"stopped by {made.evaluated.stop}"
     if (seen := job.trainer.witnesses()).get(LEFT_OUT):
@@ -190,11 +190,12 @@ def _budget(job: Job) -> str:
     tokens, parts = job.plan.tokens_per_step, []
     steps, minutes = job.config.train.steps, job.config.train.minutes
     if steps is not None:
-        read = _repeated(_epochs(job, steps))
-        parts.append(f"{counted(steps, 'step')} of {tokens:,} tokens, {read}")
+        length = f"{counted(steps, 'step')} of {tokens:,} tokens"
+        parts.append(f"{length}, {_counted(_epochs(job, steps))}")
     if minutes is not None:
         beside = "" if parts else f" at {tokens:,} tokens a step"
-        parts.append(f"{minutes:g} minutes of training{beside}; start and evaluation come on top")
+        clock = counted(minutes, "minute", "g")
+        parts.append(f"{clock} of training{beside}; start and evaluation come on top")
     return ", or ".join(parts)
 
 
@@ -203,5 +204,5 @@ def _epochs(job: Job, steps: int, packed: Mapping[str, int] | None = None) -> fl
     return read / job.corpus.train.tokens
 
 
-def _repeated(epochs: float) -> str:
-    return f"{epochs:.2g} epochs" if epochs < 10 else f"{epochs:,.0f} epochs"
+def _counted(epochs: float) -> str:
+    return counted(epochs, "epoch", ".2g" if epochs < 10 else ",.0f")

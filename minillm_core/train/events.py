@@ -88,8 +88,7 @@ class Evaluated(Event):
 
     def figures(self) -> dict[str, Any]:
         """Return the event's figures without the step."""
-        shown = asdict(self)
-        return {key: shown[key] for key in ("val_loss", "bits_per_byte", "tokens")}
+        return {key: getattr(self, key) for key in ("val_loss", "bits_per_byte", "tokens")}
 
 
 @dataclass(frozen=True)

@@ -251,6 +251,32 @@ class Branch(RunFolder):
             layer.settings["data.tokenizer"] = Setting(str(own), flag, str(own))
         return layer
 
+    def check(self, plan: Plan, budget: Budget | None) -> None:
+        """Check that a run can begin with the checkpoint, without reading its arrays.
+
+        Args:
+            plan: the new run's.
+            budget: the new run's; None: it is chosen once the data are read.
+
+        Raises:
+            Refusal: no weight fits, or the checkpoint's step already spends the budget.
+        """
+        held = self.checkpoint.deferred("model.").items()
+        shapes = {f"model.{name}": info.shape for name, info in plan.parameters.items()}
+        if not any(shapes.get(name) == array.shape for name, array in held):
+            raise Refusal(
+                "no weight of the checkpoint fits this model",
+                where=str(self.checkpoint.path),
+                fix="model.* as in the run that the weights are from",
+            )
+        at = Position.of(self.checkpoint.scalars)
+        if budget and not self.weights_only and budget.spent(at.step, at.elapsed):
+            raise Refusal(
+                f"step {at.step:,} of {self.out} is the end of this run already",
+                where=f"train.steps = {budget.steps}, train.minutes = {budget.minutes}",
+                fix=f"--steps with more than {at.step:,}, all steps from 0 on being counted",
+            )
+
     def load(
         self, trainer: Trainer, corpus: Corpus, config: Config, budget: Budget
     ) -> tuple[Position, tuple[str, ...]]:
@@ -260,9 +286,10 @@ class Branch(RunFolder):
             The position where the new run begins; and notes for the user.
 
         Raises:
-            Refusal: no weight fits, or the checkpoint's step already spends the new run's budget.
+            Refusal: as :meth:`check`.
             DataError: the tokenizers differ.
         """
+        self.check(trainer.plan, budget)
         self._check_tokenizer(corpus, config)
         held = self.checkpoint.deferred()  # raw weights, and the evaluated ones in their place
         if self.weights_only:
@@ -273,12 +300,6 @@ class Branch(RunFolder):
             return Position(), (*self._take(trainer, weights, budget.progress(1, 0.0)), *how)
         position = Position.of(self.checkpoint.scalars)
         position.saved = None  # the new folder has no checkpoint yet
-        if budget.spent(position.step, position.elapsed):
-            raise Refusal(
-                f"step {position.step:,} of {self.out} is the end of this run already",
-                where=f"train.steps = {budget.steps}, train.minutes = {budget.minutes}",
-                fix=f"--steps with more than {position.step:,}, all steps from 0 on being counted",
-            )
         same_seed = self.config.seed == config.seed
         if not same_seed:
             held = {name: array for name, array in held.items() if not name.startswith("random.")}
@@ -297,12 +318,6 @@ class Branch(RunFolder):
             for name, array in old.items()
             if name in new and (new[name].shape, new[name].dtype) == (array.shape, array.dtype)
         }
-        if not any(name.startswith("model.") for name in fits):
-            raise Refusal(
-                "no weight of the checkpoint fits this model",
-                where=str(self.checkpoint.path),
-                fix="model.* as in the run that the weights are from",
-            )
         trainer.resume(new | fits)
         verb = "with the weights of" if self.weights_only else "branched from"
         yield f"{verb} step {self.checkpoint.step:,} of {self.out}"

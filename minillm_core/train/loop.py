@@ -125,7 +125,7 @@ class Loop:
             if isinstance(error, DataError) and self.position.step:
                 error.exit_code = 1  # 2 means that nothing was started
             # the first error is the one to report, whatever errors the end raises
-            ending, at_once = error, self._is_second_signal(error)
+            ending, at_once = error, isinstance(error, KeyboardInterrupt) and self.stop.requested
             self.checkpoints.settle(self.position, wait=not at_once)
             if at_once:
                 ending = stopped(self.stop, self.position)
@@ -332,9 +332,6 @@ class Loop:
                     self._sample()
         self._looked = self.clock()
         self.meter.restart(self._now())
-
-    def _is_second_signal(self, error: BaseException) -> bool:
-        return isinstance(error, KeyboardInterrupt) and self.stop.requested
 
 
 WAITED = 0.1  # share of the time since queueing above which a read counts as blocking

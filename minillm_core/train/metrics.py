@@ -60,8 +60,7 @@ def read_events(out: Path) -> Iterator[Mapping[str, Any] | None]:
         Refusal: the file is a link, no file, or larger than a run can write.
     """
     try:
-        for _, event in events(out / METRICS):
-            yield event
+        yield from (event for _, event in events(out / METRICS))
     except FileNotFoundError:  # the run has not begun
         return
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from minillm_core.errors import MinillmError, Refusal
 from minillm_core.install import installed_version
-from minillm_core.text import plain
+from minillm_core.text import plain, quoted
 
 RUN = "run.json"
 ABLATION = "ablation.json"
@@ -149,6 +149,9 @@ def read_record(out: Path) -> dict[str, Any]:
         fix = "name the folder that minillm train wrote"
         if (out / "config.json").exists():
             fix = f"{out} looks like a model directory: --init {out} starts from its weights"
+        elif names_run(str(out)):
+            run = quoted(split_run(str(out))[0])
+            fix = f"{run}, with --step or --best: only --branch and --init take RUN@STEP"
         raise Refusal(f"{out} holds no run", where=f"there is no {path}", fix=fix)
     document = read_json(path)
     if "config" not in document or "plan_hash" not in document:

@@ -70,6 +70,7 @@ def test_the_nearest_name() -> None:
 
 def test_one_is_no_plural() -> None:
     assert [counted(n, "slot") for n in range(3)] == ["0 slots", "1 slot", "2 slots"]
+    assert [counted(n, "epoch", ".2g") for n in (0.5, 1.01)] == ["0.5 epochs", "1 epoch"]
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

@@ -6,7 +6,6 @@ their gradient: 6 GiB and more for 65,536 positions and V = 50,304. The chunked 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -140,7 +139,9 @@ class _Chunked(Function):
         # In float32: 8 to 32 partial sums in bfloat16 would lose the gradients of rare tokens.
         rows_learnt = weight if learnt else weight[:0]
         grad_weight = torch.zeros_like(rows_learnt, dtype=_wide(weight.dtype))  # (V, C)
-        for h, t, s in _chunks(hidden, targets, scale, rows):
+        # (rows, C), (K, rows), (K, rows)
+        chunks = zip(hidden.split(rows), targets.split(rows, 1), scale.split(rows, 1), strict=True)
+        for h, t, s in chunks:
             if grads_hidden and torch.compiler.is_compiling():
                 # Chunks gather their targets from the same array, so Inductor would fuse them into
                 # one kernel after all their logits: this makes each chunk depend on the one before.
@@ -179,13 +180,6 @@ def _scale(targets: Tensor, weights: Tensor | None, dtype: torch.dtype) -> Tenso
 def _count(targets: Tensor) -> Tensor:
     """Count the supervised positions of the main target, () float32."""
     return (targets[0] >= 0).sum(dtype=torch.float32)
-
-
-def _chunks(
-    hidden: Tensor, targets: Tensor, scale: Tensor, rows: int
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield (rows, C), (K, rows), (K, rows) of hidden (N, C), targets and scale (K, N)."""
-    return zip(hidden.split(rows), targets.split(rows, 1), scale.split(rows, 1), strict=True)
 
 
 def _all_losses(h: Tensor, weight: Tensor, targets: Tensor, form: LossForm, rows: int) -> Tensor:

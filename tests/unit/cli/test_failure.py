@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -287,6 +288,35 @@ def test_a_thread_that_stays_is_named_and_left(code: int) -> None:
     assert first.startswith(f"waiting for {thread}, which would keep the program alive")
     assert first.endswith(f"it ends in 0.2 s, with exit code {code}")
     assert last == f"ended without {thread}"
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["minillm", "plugins", "list"]
+runpy.run_module("minillm_core", run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        ("typer", (-signal.SIGINT, "")),  # before the program can say anything
+        ("minillm_core.cli.plugins_list", (130, "interrupted: nothing was saved\n")),
+    ],
+)
+def test_an_interrupted_import_shows_no_traceback(module: str, said: tuple[int, str]) -> None:
+    script = INTERRUPTED.format(module=module)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == said
 
 
 def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:

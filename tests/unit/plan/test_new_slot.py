@@ -29,7 +29,7 @@ class Loud(Plugin, api=1):
 
 SCRIPT = """
 import contextlib, io, json
-from minillm_core.__main__ import main
+from minillm_core.cli.main import main
 
 def run(*words):
     out, err = io.StringIO(), io.StringIO()

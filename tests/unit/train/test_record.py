@@ -147,3 +147,10 @@ def test_a_model_directory_is_no_run(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="holds no run") as refused:
         read_record(tmp_path)
     assert f"--init {tmp_path} starts from its weights" in str(refused.value)
+
+
+def test_a_step_of_a_run_is_told_the_options_for_it(tmp_path: Path) -> None:
+    (tmp_path / RUN).touch()
+    with pytest.raises(Refusal, match="@2 holds no run") as refused:
+        read_record(Path(f"{tmp_path}@2"))
+    assert str(refused.value.fix).startswith(f"{tmp_path}, with --step or --best: ")

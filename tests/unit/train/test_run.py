@@ -221,6 +221,7 @@ def test_three_lines_before_the_first_step_and_the_rest_for_those_who_ask(job: J
 
     job.said.clear()
     job.train(plugins={"watcher": Watcher()}, steps=1, out=None, verbose=True)
+    assert "plugins watcher; 1 step of 32 tokens" in job.said[2]
     start = [line.partition(": ")[0] for line in job.said[3:9]]
     assert start == ["device", "plugin watcher (a file)", "plan", "export", "kernels", "note"]
 
