@@ -117,7 +117,10 @@ def ablation(
             [0.05, -0.02],
             ["is within noise for muon", "within noise; about ", "pairs would settle it"],
         ),
-        ([0.05], ["+0.0500", "one pair has no interval"]),
+        (
+            [0.05],
+            ["One pair of runs does not tell the effect", "+0.0500", "one pair has no interval"],
+        ),
         ([], ["All pairs of runs failed for muon", "nothing to draw"]),
     ],
 )
