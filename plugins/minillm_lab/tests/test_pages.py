@@ -532,3 +532,5 @@ def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
     assert "not comparable" in compare(outs).read_text(encoding="utf-8")
     with pytest.raises(Refusal, match="holds no run"):
         compare([outs[0], tmp_path])
+    with pytest.raises(Refusal, match="compared with itself"):
+        compare([outs[0], outs[0] / "."])
