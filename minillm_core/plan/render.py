@@ -128,12 +128,9 @@ def _facts(
     config, train = plan.config, plan.config.train
     model = config.model
     yield "plan", f"{plan.hash[:12]}  preset {config.preset}"
+    size = f"{parameters_of(plan)}, {counted(model.layers, 'layer')}, {model.dim} wide"
     tied = "tied" if model.tied else "untied"
-    yield (
-        "model",
-        f"{parameters_of(plan)}, {counted(model.layers, 'layer')}, {model.dim} wide, "
-        f"vocabulary {model.vocab:,}, {tied} head",
-    )
+    yield "model", f"{size}, vocabulary {model.vocab:,}, {tied} head"
     alike: dict[str, list[int]] = {}  # blocks under one heading
     for index in range(len(plan.spec.blocks)):
         alike.setdefault(_block(plan, index), []).append(index)
@@ -185,7 +182,8 @@ def _evaluation(settings: EvalConfig) -> str:
     most = f"at the end, {settings.tokens:,} predictions at most (eval.tokens)"
     if settings.every == 0:
         return most
-    often = "sixth of the run" if settings.every is None else counted(settings.every, "step")
+    steps = counted(settings.every or 0, "step").removeprefix("1 ")
+    often = "sixth of the run" if settings.every is None else steps
     fewer = f", {100 * settings.share:.3g} % of them before" if settings.share < 1 else ""
     return f"at the start, at every {often}, and {most}{fewer}"
 

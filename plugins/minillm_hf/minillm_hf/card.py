@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from minillm_core.commands import plain
+from minillm_core.commands import counted, plain
 from minillm_core.directories import TrainedModel
 
 
@@ -45,11 +45,12 @@ def _facts(model: TrainedModel, layout: str | None) -> Iterator[str]:
     else:
         yield f"| layout | {layout} |"
     yield (
-        f"| model | {shape.layers} layers, {shape.dim} wide, {shape.heads} heads "
+        f"| model | {counted(shape.layers, 'layer')}, {shape.dim} wide, {counted(shape.heads, 'head')} "
         f"({shape.kv_heads} of keys and values), {shape.vocab:,} tokens |"
     )
     if model.step:
-        yield f"| training | {model.step:,} steps of {plan.tokens_per_step:,} tokens |"
+        steps = counted(model.step, "step")
+        yield f"| training | {steps} of {plan.tokens_per_step:,} tokens |"
     if isinstance(data := record.get("data"), Mapping) and data.get("description"):
         yield f"| data | {plain(str(data['description']).partition(' from ')[0])} |"
     if isinstance(initial := record.get("initial"), Mapping) and initial.get("digest"):

@@ -268,6 +268,9 @@ def test_the_licence_of_others_is_not_claimed(planned: Callable[..., Plan]) -> N
 
 def test_only_what_is_used_is_written() -> None:
     plain = modeling_files(plan_of())[writing.TRANSFORMERS]
+    assert "\n3 layers, 32 wide, 4 heads (2 of keys and values), 97 tokens; plan " in plain
+    one = modeling_files(plan_of(None, {"model.layers": 1}))[writing.TRANSFORMERS]
+    assert "\n1 layer, 32 wide" in one
     for absent in ("look_back", "Site", "Layout", "argsort", "documents = ops", "batch_fields"):
         assert absent not in plain
     assert plain.count("class Block") == 1

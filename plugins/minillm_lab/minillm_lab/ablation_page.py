@@ -47,15 +47,17 @@ def ablation_page(result: Json) -> str:
 
 def _headline(result: Json) -> str:
     """Summarise the confidence intervals at equal tokens in a sentence."""
-    by: dict[str, list[str]] = {"better": [], "worse": [], "unknown": [], "missing": []}
-    for name, one in result["plugins"].items():
-        by["missing" if one["effect"] is None else verdict(one)].append(name)
     words = {
         "better": "the loss at equal tokens is lower with",
         "worse": "the loss at equal tokens is higher with",
         "unknown": "the effect on the loss at equal tokens is within noise for",
+        "single": "one pair of runs does not tell the effect on the loss at equal tokens of",
         "missing": "no pair of runs has finished for",
     }
+    by: dict[str, list[str]] = {kind: [] for kind in words}
+    for name, one in result["plugins"].items():
+        known = "single" if one["low"] is None else verdict(one)
+        by["missing" if one["effect"] is None else known].append(name)
     if result.get("finished"):
         words["missing"] = "all pairs of runs failed for"
     parts = (f"{words[verdict]} {listed(names)}" for verdict, names in by.items() if names)

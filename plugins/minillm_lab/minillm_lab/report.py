@@ -66,8 +66,14 @@ def compare(outs: Sequence[Path]) -> Path:
     """Write a page comparing several runs into the folder of the first.
 
     Raises:
-        Refusal: a folder holds no run.
+        Refusal: a folder holds no run, or is named twice.
     """
+    if len({out.resolve() for out in outs}) < len(outs):
+        raise Refusal(
+            "a run is compared with itself",
+            where=shlex.join(["minillm", "report", *map(str, outs)]),
+            fix="name each run's folder once",
+        )
     return _written(outs[0] / COMPARISON, lambda: comparison_page([*map(read_history, outs)]))
 
 

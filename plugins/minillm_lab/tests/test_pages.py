@@ -117,7 +117,10 @@ def ablation(
             [0.05, -0.02],
             ["is within noise for muon", "within noise; about ", "pairs would settle it"],
         ),
-        ([0.05], ["+0.0500", "one pair has no interval"]),
+        (
+            [0.05],
+            ["One pair of runs does not tell the effect", "+0.0500", "one pair has no interval"],
+        ),
         ([], ["All pairs of runs failed for muon", "nothing to draw"]),
     ],
 )
@@ -529,3 +532,5 @@ def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
     assert "not comparable" in compare(outs).read_text(encoding="utf-8")
     with pytest.raises(Refusal, match="holds no run"):
         compare([outs[0], tmp_path])
+    with pytest.raises(Refusal, match="compared with itself"):
+        compare([outs[0], outs[0] / "."])

@@ -261,6 +261,7 @@ def test_two_tables_stand_side_by_side_only_where_both_fit(planned: Planned) -> 
     [
         ("every=0", "at the end"),
         ("every=25", "at the start, at every 25 steps, and at the end"),
+        ("every=1", "at the start, at every step, and at the end"),
         ("share=0.125", "at the start, at every sixth of the run, and at the end"),
     ],
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core import Plan, __version__
+from minillm_core.commands import counted
 from minillm_core.inspection import DISTRIBUTIONS
 from minillm_hf.own.batch_fields import batch_fields
 from minillm_hf.own.copying import Copier, Key, part_source
@@ -122,8 +123,8 @@ class Writer:
             f"A language model for {self.framework.program}, in one file: written by minillm "
             f"{__version__}, which it does not need.",
             "",
-            f"{model.layers} layers, {model.dim} wide, {model.heads} heads ({model.kv_heads} of keys and "
-            f"values), {model.vocab:,} tokens; plan {plan.hash[:12]}.",
+            f"{counted(model.layers, 'layer')}, {model.dim} wide, {counted(model.heads, 'head')} "
+            f"({model.kv_heads} of keys and values), {model.vocab:,} tokens; plan {plan.hash[:12]}.",
             "Licence of this file: MIT, as minillm's, from whose modules its parts are copied.",
             "Copyright (c) 2026 The minillm authors. SPDX-License-Identifier: MIT",
         ]

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
-from minillm_core import MinillmError
+from minillm_core import MinillmError, Refusal
 from minillm_core.commands import (
     AsJson,
     Steps,
@@ -151,6 +151,7 @@ def show_ablation(
     """Run an ablation; a table, or one JSON document, on stdout.
 
     Raises:
+        Refusal: a plugin is both measured and in every run.
         MinillmError: no pair of runs finished; partial results were shown and saved.
     """
     from minillm_core.studies import RUNS, added, prepare
@@ -160,9 +161,15 @@ def show_ablation(
     from minillm_lab.card import card_folder
     from minillm_lab.cli.ablate_table import show_findings
 
+    beside, named = added(company, flag="--with"), tuple(added(judged))
+    if twice := [name for name in named if name in beside]:
+        raise Refusal(
+            f"plugin '{twice[0]}' is named by --plugins and by --with",
+            where=f"--plugins {judged} --with {company}",
+            fix="--plugins measures it; --with has it in every run, and does not measure it",
+        )
     prepared = prepare(asked, to_run=True)
-    beside = added(company, flag="--with")
-    named = tuple(added(judged)) or tuple(prepared.loaded.specs)
+    named = named or tuple(prepared.loaded.specs)
     with _watched(RemainingTime()) as (watch, tell):
         request = Request(
             tuple(name for name in named if name not in beside),

@@ -197,7 +197,7 @@ def test_the_option_by_which_a_folder_is_another_ablations_is_named(
         (("--plugins", "muon", "--minutes", "0"), "0 minutes"),
         (("--plugins", "muon", "--minutes", "0.1"), "6 steps and 0.1 minutes are both given"),
         (("--plugins", "moun"), "muon"),
-        (("--plugins", "muon", "--with", "muon"), "named twice"),
+        (("--plugins", "muon", "--with", "muon"), "where: --plugins muon --with muon\n"),
         (("--plugins", "tensorboard"), "'tensorboard' watches runs and changes none"),
         (("--plugins", "muon", "--with", "tensorboard"), "--plugins -tensorboard takes away"),
     ],
