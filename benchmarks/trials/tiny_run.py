@@ -91,7 +91,7 @@ class TinyRun:
             resume: resume the existing run.
             bare: only ``train --resume --out``; run.json has the other settings.
             first: called in the child before anything else.
-            last: called in the child at its end.
+            last: called in the child at its end; not on a GPU, where the child becomes another program.
             log: file for its output; default: :meth:`log`.
         """
         arguments = self.arguments(out, resume=resume)

@@ -64,11 +64,11 @@ def write(text: str, end: str = "\n") -> None:
         raise
     except OSError as error:
         silence(sys.stdout)  # otherwise the buffer would fail again at exit
-        what, fix = (
+        raise MinillmError(
             f"stdout could not be written: {error.strerror}",
-            "send it elsewhere, or make room",
-        )
-        raise MinillmError(what, where="stdout", fix=fix) from error
+            where="stdout",
+            fix="send it elsewhere, or make room",
+        ) from error
 
 
 def emit(document: Any) -> None:

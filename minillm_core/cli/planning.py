@@ -28,9 +28,9 @@ from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.diff import difference, render_diff
 from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plan.plan import as_json as to_json
-from minillm_core.plan.render import amount, columns, plan_document, render_plan, sized
+from minillm_core.plan.render import amount, columns, epochs_read, plan_document, render_plan, sized
 from minillm_core.plugins.provided import MEASURED, missing_hint, provided
-from minillm_core.text import counted, plain
+from minillm_core.text import plain
 from minillm_core.train.budget import Budget
 from minillm_core.train.initial import read_initial
 from minillm_core.train.memory import fit_memory
@@ -168,8 +168,7 @@ def _costs(
     steps, seconds = _length(plan, speed)
     epochs = steps * plan.tokens_per_step / tokens if steps and tokens else None
     if epochs is not None:
-        shown = counted(epochs, "epoch", ".2g" if epochs < 99 else ",.0f")
-        data += f", {'' if exact else 'about '}{shown}"
+        data += f", {'' if exact else 'about '}{epochs_read(epochs)}"
     time = "unknown here: minillm bench measures it, and so does a finished run"
     if expect is None:
         time = missing_hint(MEASURED, "unknown: speeds are kept")
@@ -233,8 +232,8 @@ def _tokens(plan: Plan) -> tuple[int | None, bool, str, int | None]:
     whole = int(sum(one.unpacked for one in read) / bytes_a_token(config.model.vocab))
     ids = sum(one.size for one in sources) - sum(one.size for one in read)
     share = 1.0 - config.data.val if isinstance(config.data.val, float) else 1.0
-    count = provided(MEASURED, "tokens")
-    known = count(cache_folder(), plan) if count else None
+    counted = provided(MEASURED, "tokens")
+    known = counted(cache_folder(), plan) if counted else None
     if known is None and not asked.files:
         return None, False, "unknown until the documents are read from their source", None
     tokens = known or int((whole + ids // _id_bytes(config)) * share)

@@ -215,8 +215,9 @@ def _walk(root: Path, left_out: Callable[[str], bool]) -> Iterator[Path]:
 def _kind(path: Path, known: formats.Formats) -> tuple[formats.Format | None, str]:
     packing = path.suffix.lower() if path.suffix.lower() in formats.PACKINGS else ""
     format = known.of((path.with_suffix("") if packing else path).name)
-    # shards are mapped, so they cannot be compressed
-    return (None if packing and format is formats.SHARD else format), packing
+    if packing and format is formats.SHARD:
+        return None, packing  # shards are mapped, so they cannot be compressed
+    return format, packing
 
 
 def _source(path: Path, format: formats.Format, packing: str) -> Source:

@@ -318,7 +318,9 @@ def as_json(value: Any) -> Any:
         return found
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
-    return [as_json(item) for item in value] if isinstance(value, (tuple, list)) else value
+    if isinstance(value, (tuple, list)):
+        return [as_json(item) for item in value]
+    return value
 
 
 def variants_of(plan: Plan) -> tuple[tuple[dict[str, int], Shape | None], ...]:

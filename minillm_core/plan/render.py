@@ -134,7 +134,8 @@ def _facts(
     alike: dict[str, list[int]] = {}  # blocks under one heading
     for index in range(len(plan.spec.blocks)):
         alike.setdefault(_block(plan, index), []).append(index)
-    yield from ((located(layers), what) for what, layers in alike.items())
+    for what, layers in alike.items():
+        yield located(layers), what
     clipped = f"clipped to {train.clip:g}" if train.clip else "not clipped"
     for shape, steps in plan.course.items():
         yield (
@@ -160,7 +161,13 @@ def _facts(
         if node.lookback == EVERYTHING and hasattr(node, "owner"):
             what = f"{path} of '{node.owner}' computes all columns again for each token of a text"
             yield "generation", f"{what}: lookback = EVERYTHING"
-    yield from (("not counted", f"FLOPs of the scores in {one}") for one in estimate.uncounted)
+    for entry in estimate.uncounted:
+        yield "not counted", f"FLOPs of the scores in {entry}"
+
+
+def epochs_read(epochs: float) -> str:
+    """Format how often a text is read: ``0.57 epochs``, ``1 epoch``."""
+    return counted(epochs, "epoch", ".2g" if epochs < 10 else ",.0f")
 
 
 def _run(plan: Plan, estimate: Estimate) -> str:
@@ -182,8 +189,8 @@ def _evaluation(settings: EvalConfig) -> str:
     most = f"at the end, {settings.tokens:,} predictions at most (eval.tokens)"
     if settings.every == 0:
         return most
-    steps = counted(settings.every or 0, "step").removeprefix("1 ")
-    often = "sixth of the run" if settings.every is None else steps
+    every = settings.every
+    often = "sixth of the run" if every is None else "step" if every == 1 else f"{every:,} steps"
     fewer = f", {100 * settings.share:.3g} % of them before" if settings.share < 1 else ""
     return f"at the start, at every {often}, and {most}{fewer}"
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from minillm_core.config.schema import TrainConfig
 from minillm_core.data.documents import column
-from minillm_core.plan.render import exportable, parameters_of
+from minillm_core.plan.render import epochs_read, exportable, parameters_of
 from minillm_core.plugins.builders.loss import LEFT_OUT, POSITIONS
 from minillm_core.plugins.builders.optimizer import ROWS
 from minillm_core.plugins.sourcing import WEIGHTS
@@ -68,7 +68,7 @@ def _mixture(job: Job) -> Iterator[str]:
         share, often = one.weight / total, ""
         if train.steps is not None:
             read = share * job.plan.tokens_per_step * train.steps / one.train.tokens
-            often = f", {_counted(read)}"
+            often = f", {epochs_read(read)}"
         yield f"mixture: {100 * share:.2f} % {one.name}, {one.train.tokens:,} tokens{often}"
 
 
@@ -121,7 +121,7 @@ def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     speed = "" if made.speed is None else f", {made.speed.real:,.0f} tokens/s"
     epochs = _epochs(job, made.steps, made.packed)
     yield f"done in {total} ({spent})"
-    yield f"{counted(made.steps, 'step')}, {_counted(epochs)}{speed}"
+    yield f"{counted(made.steps, 'step')}, {epochs_read(epochs)}{speed}"
     if made.evaluated is not None and made.evaluated.stop:
         yield f"stopped by {made.evaluated.stop}"
     if (seen := job.trainer.witnesses()).get(LEFT_OUT):
@@ -191,7 +191,7 @@ def _budget(job: Job) -> str:
     steps, minutes = job.config.train.steps, job.config.train.minutes
     if steps is not None:
         length = f"{counted(steps, 'step')} of {tokens:,} tokens"
-        parts.append(f"{length}, {_counted(_epochs(job, steps))}")
+        parts.append(f"{length}, {epochs_read(_epochs(job, steps))}")
     if minutes is not None:
         beside = "" if parts else f" at {tokens:,} tokens a step"
         clock = counted(minutes, "minute", "g")
@@ -202,7 +202,3 @@ def _budget(job: Job) -> str:
 def _epochs(job: Job, steps: int, packed: Mapping[str, int] | None = None) -> float:
     read = packed["taken"] if packed else job.plan.tokens_per_step * steps
     return read / job.corpus.train.tokens
-
-
-def _counted(epochs: float) -> str:
-    return counted(epochs, "epoch", ".2g" if epochs < 10 else ",.0f")

@@ -96,6 +96,6 @@ def test_fp8_is_off_by_what_eight_bits_are(form: LossForm, targets: int, compile
     rounded = [x.bfloat16() for x in arrays]
     got = results(kernel, rounded, (ids, weights, form))
     exact = results(dense, [x.double() for x in rounded], (ids, weights, form))
-    # measured on an H200: 5e-4 of the losses, and 6 % of both gradients, products of e5m2 and e4m3
-    for mine, theirs, bound in zip(got, exact, (2e-3, 2e-3, 0.0, 0.1, 0.1), strict=True):
+    # measured on an H200: 5e-4 of the losses, and 6 % of both gradients: of the weight's 6.3 % at most
+    for mine, theirs, bound in zip(got, exact, (2e-3, 2e-3, 0.0, 0.1, 0.07), strict=True):
         assert (mine - theirs).norm() <= bound * theirs.norm()
