@@ -31,8 +31,8 @@ class Share(Protocol):
         """Return the compiler for micro-batch functions, derived from the usual one."""
         ...
 
-    def accumulate(self, objective: Tensor, *, first: bool) -> None:
-        """Run the backward pass; accumulate its gradients, in float32, over the step's micro-batches."""
+    def accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
+        """Run the backward pass; accumulate its gradients over micro-batches, in float32 unless it is the only one."""
 
     def warm(self, objective: Tensor) -> None:
         """Run the backward pass to compile it, and drop its gradients."""

@@ -265,7 +265,7 @@ class TorchTrainer(TorchModel, Trainer):
     def _accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
         """Compute gradients and accumulate them over micro-batches, in float32."""
         if self.share is not None:
-            return self.share.accumulate(objective, first=first)
+            return self.share.accumulate(objective, first=first, only=only)
         fresh = self._gradients_of(objective)
         with torch.no_grad():
             if only and fresh[0].dtype == torch.float32:

@@ -461,8 +461,11 @@ class Forecast:
         gradients, weights = MASTER * numbers, COMPUTE[self.dtype] * numbers
         if updates == REPLICATED:
             return (Collective("gradients", "all-reduce", gradients),)
+        once = weights < gradients and self.part[1] <= 1  # one micro-batch, in the compute dtype
         return (
-            Collective("gradients", "reduce-scatter", gradients),
+            Collective("gradients", "all-to-all", weights)
+            if once
+            else Collective("gradients", "reduce-scatter", gradients),
             Collective("weights", "all-gather", weights),
         )
 

@@ -1,17 +1,20 @@
-"""Sharded updates on torch (ZeRO): reduce-scatter of gradients to their owners, all-gather of weights.
+"""Sharded updates on torch (ZeRO): gradients are summed by their owners, weights all-gathered.
 
 In a step of P parameters on n ranks each rank sends
 
-    reduce-scatter of gradients, float32            4 (n - 1) / n P bytes
+    gradients of several micro-batches, float32     4 (n - 1) / n P bytes, a reduce-scatter
+    gradients of one, in the compute dtype          2 (n - 1) / n P bytes in bfloat16, an all-to-all
     all-gather of weights, in the compute dtype     2 (n - 1) / n P bytes in bfloat16, 4 in float32
     all-reduce of metrics, statistics and norms     a few hundred bytes
 
-where an all-reduce of gradients alone sends 8 (n - 1) / n P. Both run over one flat buffer of equal
-sections, one per rank. Micro-batches accumulate their gradients in it; after the reduce-scatter its memory
-receives the gathered weights. Optimizer state and master weights exist on the owner alone.
+where an all-reduce of gradients alone sends 8 (n - 1) / n P. All run over one flat buffer of equal
+sections, one per rank. Micro-batches accumulate their gradients in it, in float32; after the reduce-scatter
+its memory receives the gathered weights. The gradients of a single micro-batch are sent as the backward pass
+computed them, in one half of that memory to the other, and their owner sums them in float32: the same sums
+for half of the bytes. Optimizer state and master weights exist on the owner alone.
 
-The reduce-scatter does not overlap with the backward pass: that is one compiled graph for the whole
-model, which returns all gradients at its end.
+Gradients are not sent during the backward pass: that is one compiled graph for the whole model, which
+returns all gradients at its end.
 """
 
 from __future__ import annotations
@@ -210,8 +213,11 @@ class TorchShare(ShardedArrays):
         self.pieces = [(order[part.name], part) for _, part in every]
         self.sums = [_view(self.flat, begin, part) for begin, part in every]
         self.gradients = {part.name: _view(self.reduced, begin, part) for begin, part in own}
-        # weights are sent in the same memory
-        self.received = self.flat.view(self.dtype)[: self.flat.numel()]
+        # weights, and gradients in the compute dtype, are sent in the same memory
+        self.once = False
+        memory, every_section = self.flat.view(self.dtype), self.flat.numel()
+        self.received = memory[:every_section]
+        self.of_ranks = memory[-every_section:].view(size, section)
         self.sent = self.reduced.view(self.dtype)[:section]
         self.sending = {part.name: _view(self.sent, begin, part) for begin, part in own}
         self.arrived = [_view(self.received, begin, part) for begin, part in every]
@@ -231,12 +237,16 @@ class TorchShare(ShardedArrays):
         """Compile a micro-batch as one graph."""
         return usual
 
-    def accumulate(self, objective: Tensor, *, first: bool) -> None:
+    def accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
         """Accumulate a micro-batch's gradients in the flat buffer, cut into the parts of all ranks."""
         fresh = self._gradients(objective)
+        self.once = only and self.dtype != torch.float32
         with torch.no_grad():
             cut = [part.of(fresh[at]) for at, part in self.pieces]
-            (foreach_copy_ if first else foreach_add_)(self.sums, cut)
+            if self.once:
+                foreach_copy_(self.arrived, cut)
+            else:
+                (foreach_copy_ if first else foreach_add_)(self.sums, cut)
 
     def warm(self, objective: Tensor) -> None:
         """Run the backward pass without accumulating."""
@@ -252,9 +262,13 @@ class TorchShare(ShardedArrays):
         return nullcontext()
 
     def reduce_scatter(self) -> dict[str, Tensor]:
-        """Reduce-scatter the gradients; return this rank's, in memory that the next step overwrites."""
+        """Sum this rank's gradients over all; return them, in memory that the next step overwrites."""
         with met():
-            reduce_scatter(self.reduced, self.flat)
+            if self.once:
+                dist.all_to_all_single(self.of_ranks, self.received.view_as(self.of_ranks))
+                torch.sum(self.of_ranks, 0, dtype=torch.float32, out=self.reduced)
+            else:
+                reduce_scatter(self.reduced, self.flat)
         return dict(self.gradients)
 
     @torch.no_grad()

@@ -130,7 +130,7 @@ class TorchWeights(ShardedArrays):
 
         return forward
 
-    def accumulate(self, objective: Tensor, *, first: bool) -> None:
+    def accumulate(self, objective: Tensor, *, first: bool, only: bool = False) -> None:
         """Run the backward pass: FSDP reduce-scatters the gradients and accumulates this rank's rows."""
         if first:
             self._drop()
