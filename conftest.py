@@ -74,8 +74,8 @@ def pytest_collection() -> Iterator[None]:
     gc.enable()
 
 
-ROTATING, TURNS = ("clean", "compiles", "exports", "mesh"), 3
-"""Checks that take two thirds of a plugin's time, and the number of turns in which the plugins have them."""
+ROTATING, TURNS = ("clean", "compiles", "exports", "mesh", "pairs"), 6
+"""Checks that take most of a plugin's time, and the number of turns in which the plugins have them."""
 
 LONG = ("test_contract.py", "test_wrong_plugins.py", "test_torch_ranks.py", "test_context.py")
 """Files that take minutes in the full tier, beside those of tests/integration."""
@@ -85,8 +85,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Begin with the files that take minutes: a worker that gets one last works on when others are done.
 
     Tests marked nightly are deselected, unless -m names that marker. Of a test marked broad(n), n cases, evenly
-    spaced, stay in the fast tier; the others are slow. With -m a third of the plugins have the checks ``ROTATING``,
-    and which third depends on the commit; -m nightly has the other two.
+    spaced, stay in the fast tier; the others are slow. With -m a sixth of the plugins have the checks ``ROTATING``,
+    and which sixth depends on the commit; -m nightly has the others.
     """
     for one in _of_other_turns(items) if config.option.markexpr else ():
         one.add_marker("nightly")

@@ -1,6 +1,6 @@
 """kill -9 of a run with each plugin of the repository, a resume, and a bitwise equal end.
 
-    python -m benchmarks.plugins_killed [--tried 1] [--once] [--backend torch|mlx|both] [--seed S]
+    python -m benchmarks.plugins_killed [--tried 1] [--once] [--sample N] [--backend torch|mlx|both] [--seed S]
 
 A trial is a run of 24 steps with one plugin and its requirements, or with all at once: killed at a
 random moment after a checkpoint exists, the 4th step's or a later one's, then resumed to its end and
@@ -194,6 +194,7 @@ def main() -> int:
         help="try each form once: in the run of all at once, or alone on one of the backends by turns",
     )
     options.add_argument("--only", metavar="NAME", help="one plugin, or 'all at once'")
+    options.add_argument("--sample", type=int, help="of the trials of single plugins")
     given = options.parse_args()
     left_out = {form.name: form.left_out for form in forms() if form.left_out}
     backends = backends_of(given)
@@ -206,6 +207,10 @@ def main() -> int:
             warm(next(run for run in together if run.backend == backend))
         if given.only:
             planned = [one for one in planned if one.plugin == given.only]
+        if given.sample:
+            single = [one for one in planned if one.plugin != TOGETHER]
+            kept = random.Random(given.seed).sample(single, min(given.sample, len(single)))
+            planned = [one for one in planned if one.plugin == TOGETHER or one in kept]
         rows, cells = attempt(planned, given.jobs)
         return finish("plugins_killed", rows, given, plugins=cells, left_out=left_out)
 

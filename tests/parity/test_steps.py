@@ -19,9 +19,6 @@ pytest.importorskip("mlx.core")
 
 STEPS = 20
 SETTINGS = {"train_rows": 2, "train_seq_len": 64, "train_steps": STEPS, "train_lr": 1e-3}
-SETS = [(), ("muon",), ("paired_heads",), ("muon", "paired_heads")]
-
-some_sets = pytest.mark.parametrize("names", SETS, ids=lambda names: "+".join(names) or "plain")
 
 
 def perturbed(run: Any) -> Any:
@@ -82,6 +79,6 @@ def test_steps_with_all_plugins_stay_together(lab: Any) -> None:
 
 
 @pytest.mark.slow
-@some_sets
+@pytest.mark.parametrize("names", [(), ("muon", "paired_heads")], ids=["plain", "with both"])
 def test_steps_of_preset_tiny_stay_together(lab: Any, names: Iterable[str]) -> None:
     assert_together(lab, lab.tiny(*names, **SETTINGS))

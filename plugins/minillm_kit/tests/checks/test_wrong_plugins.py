@@ -285,7 +285,7 @@ BOTH = ("parity", "alike")
 """Checks that compare both frameworks; the others need one."""
 SLOW = ("clean",)
 """Checks that take seconds, run only with the others."""
-SAMPLE = {*Random(18).sample([*WRONG], 12), *(what for what in WRONG if WRONG[what][0] in SLOW)}
+SAMPLE = {*Random(18).sample([*WRONG], 6), *(what for what in WRONG if WRONG[what][0] in SLOW)}
 """Faults for which the full tier runs all checks; the nightly tests run all checks for every fault."""
 
 
