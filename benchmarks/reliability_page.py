@@ -22,6 +22,7 @@ TRIALS = (
     "rank_kills",
     "rank_kills_weights",
     "plugins_killed",
+    "kernels_killed",
     "corruptions",
     "pairs",
     "headers",
@@ -56,7 +57,8 @@ def tables(folder: Path = RESULTS) -> str:
     rows = [line for document in documents.values() for line in trials(document)]
     parts = [table(HEAD, rows), "", unnoticed(documents["corruptions"]), ""]
     parts += [made_by(one) for one in documents.values()]
-    parts += ["", *plugins(documents["plugins_killed"])]
+    parts += ["", plugins(documents["plugins_killed"], "a plugin, killed")]
+    parts += ["", plugins(documents["kernels_killed"], "a set of kernels, killed"), "", CELLS]
     parts += ["", *faults(documents["faults"])]
     cost = folder / f"{COST}.json"
     if cost.exists():
@@ -101,8 +103,15 @@ def made_by(document: Document) -> str:
     return f"- `{command}`: {figures['seconds']:,.0f} s on {machine(document)}"
 
 
-def plugins(document: Document) -> Iterator[str]:
-    """Tabulate kills with each plugin: a line per plugin, a column per backend."""
+CELLS = (
+    "A cell: trials that ended bit-equal, of those tried, each killed once a checkpoint was "
+    "there; the earliest step of 24 that one of them went on from. A plugin runs beside what it "
+    "builds on."
+)
+
+
+def plugins(document: Document, what: str) -> str:
+    """Tabulate kills with each plugin or set of them: a line for each, a column per backend."""
     figures = document["figures"]
     backends = list(dict.fromkeys(name for cell in figures["plugins"].values() for name in cell))
     rows = []
@@ -112,14 +121,7 @@ def plugins(document: Document) -> Iterator[str]:
         rows.append((f"`{plugin}`", *(_equal(cell.get(name, ())) for name in backends)))
         rows[-1] += (", ".join(sorted(options)),)
     rows += [(f"`{name}`", *[""] * len(backends), why) for name, why in figures["left_out"].items()]
-    head = ("a plugin, killed", *backends, "options tried; why not")
-    yield table(head, sorted(rows), text=(0, -1))
-    yield ""
-    yield (
-        "A cell: trials that ended bit-equal, of those tried, each killed once a checkpoint was "
-        "there; the earliest step of 24 that one of them went on from. A plugin runs beside what it "
-        "builds on."
-    )
+    return table((what, *backends, "options tried; why not"), sorted(rows), text=(0, -1))
 
 
 def _equal(trials: Sequence[Document]) -> str:

@@ -93,7 +93,7 @@ def test_every_plugin_that_was_killed_is_shown() -> None:
         "plugins": {"qk_norm": {"torch": [one, other], "mlx": [one]}},
         "left_out": {"liger": "it runs on cuda alone"},
     }
-    lines = next(plugins({"figures": figures})).splitlines()
+    lines = plugins({"figures": figures}, "a plugin, killed").splitlines()
     assert lines[2:] == [
         "| `liger` |  |  | it runs on cuda alone |",
         "| `qk_norm` | 1 of 2 · 4 | 1 of 1 · 8 | `gains=true` |",
