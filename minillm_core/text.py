@@ -125,7 +125,13 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     return found[0] if found else None
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the question that begins a fix, ``did you mean muon? ``; empty where no name is near."""
+def did_you_mean(name: str, known: Iterable[str], before: str = "") -> str:
+    """Return the question that begins a fix, ``did you mean muon? ``; empty where no name is near.
+
+    Args:
+        name: the unknown name.
+        known: the names that exist.
+        before: what stands before a name, such as ``self.ops.``.
+    """
     close = nearest(name, known)
-    return f"did you mean {close}? " if close else ""
+    return f"did you mean {before}{close}? " if close else ""

@@ -302,24 +302,20 @@ def refuse_taken(folder: Path) -> None:
     Raises:
         Refusal: it is no folder, is not empty, is the current folder, or cannot be read.
     """
+    fix = "name a new folder"
     if os.path.realpath(folder) == os.path.realpath("."):  # a shell would stay in the replaced one
         what = "a model directory is written whole, and cannot replace the current folder"
-        raise Refusal(what, where=str(folder), fix="--to with the name of a new folder")
+        raise Refusal(what, where=str(folder), fix=fix)
     try:
         with os.scandir(folder) as entries:
             first = next(entries, None)
     except FileNotFoundError:
         return
     except OSError as error:
-        raise Refusal(
-            f"a model directory cannot be written to {folder}",
-            where=str(error.strerror),
-            fix="--to with the name of a new folder",
-        ) from error
+        what = f"a model directory cannot be written to {folder}"
+        raise Refusal(what, where=str(error.strerror), fix=fix) from error
     if first is not None:
-        raise Refusal(
-            f"{folder} is not empty", where=first.path, fix="--to with the name of a new folder"
-        )
+        raise Refusal(f"{folder} is not empty", where=first.path, fix=fix)
 
 
 def _formats() -> Iterator[DirectoryFormat]:

@@ -202,7 +202,7 @@ def _take(path: Path) -> tuple[int, bool, Owner]:
             where=str(path),
             fix=f"delete {path}, which no run made"
             if error.errno in (errno.EINVAL, errno.EMLINK, errno.ELOOP, errno.EISDIR)
-            else "make the folder writable, or give another --out",
+            else "make the folder writable, or name another folder",
         ) from error
     raise Refusal(f"{path} is created and removed again and again", where=str(path))
 
@@ -296,7 +296,7 @@ def _is_at(path: Path, handle: int) -> bool:
 
 def _refused(path: Path, owner: Owner | None, *, by_kernel: bool) -> Refusal:
     who = f"by {owner}" if owner else "by a process that left no name"
-    fix = "wait until it has ended, or end it; or give another --out"
+    fix = "wait until it has ended, or end it; or name another folder"
     if by_kernel and owner and owner.here and not owner.alive():
         who += ", which has ended; but a process that it started still holds the file"
         fix = f"end that one: `fuser -v {path}` shows it"

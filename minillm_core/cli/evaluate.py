@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +89,7 @@ class EvalSet:
                 fix="--data with text, --chats with chats, or --tasks hellaswag; minillm eval --help",
             )
         (name,) = given
-        for one in dict.fromkeys(chain(*OWN.values())):
+        for one in dict.fromkeys(sum(OWN.values(), ())):
             if (value := getattr(self, one)) not in (None, []) and one not in OWN[name]:
                 what = f"--{one.replace('_', '-')} has no effect beside --{name}"
                 raise Refusal(what, where=f"--{one.replace('_', '-')} {value}", fix="leave it out")

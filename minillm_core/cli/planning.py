@@ -106,7 +106,9 @@ def _plan(prepared: Prepared) -> Plan:
     if plan.config.init is not None and prepared.earlier is None:
         read_initial(plan.config.init).check(plan)
     if prepared.branch:
-        chosen_later = plan.sourcing.epochs is not None  # from the number of tokens
+        given = prepared.request.given if prepared.request else {}.get
+        asked = given("train.steps") or given("train.minutes")
+        chosen_later = plan.sourcing.epochs is not None and not asked  # from the number of tokens
         prepared.branch.check(plan, None if chosen_later else Budget.of(plan.config.train))
     return plan
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core.errors import ConfigError
-from minillm_core.text import nearest
+from minillm_core.text import did_you_mean
 
 DEPTH = "depth"
 """The preset of ``--depth``: its width, learning rates and run length follow the number of layers."""
@@ -50,10 +50,6 @@ def read_preset(name: str, *, origin: str) -> dict[str, Any]:
     """
     names = preset_names()
     if name not in names:
-        meant = nearest(name, names)
-        raise ConfigError(
-            f"there is no preset '{name}'",
-            where=origin,
-            fix=f"--preset {meant}" if meant else f"one of {', '.join(names)}",
-        )
+        fix = f"{did_you_mean(name, names)}one of {', '.join(names)}"
+        raise ConfigError(f"there is no preset '{name}'", where=origin, fix=fix)
     return tomllib.loads((_FOLDER / f"{name}.toml").read_text(encoding="utf-8"))

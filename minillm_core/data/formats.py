@@ -374,9 +374,9 @@ def _document(record: dict[str, Any], place: Place, reading: Reading) -> Documen
     if "ids" in record:
         return _ids(record, place, reading)
     if "text" not in record:
-        if chat := next((key for key in ("messages", "conversations") if key in record), None):
+        if chat := {"messages", "conversations", "prompt"} & record.keys():
             raise place.error(
-                f'chat data: "{chat}", and neither "text" nor "ids"',
+                f'chat data: "{min(chat)}", and neither "text" nor "ids"',
                 "train on its answers with --task sft, evaluate them with --chats",
                 reason="chat data, which --task sft trains on",
             )

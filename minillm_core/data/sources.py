@@ -111,7 +111,7 @@ def find(paths: Sequence[str], say: Callable[[str], None]) -> list[Source]:
     if not paths:
         return _library()
     if not all(paths):  # an empty path, from an unset shell variable, would be the current folder
-        raise DataError("a path of the data is empty", where="--data ''", fix="name a file, or .")
+        raise DataError("a path of the data is empty", where="''", fix="name a file, or .")
     for path in paths:
         try:
             path.encode("utf-8")
@@ -246,16 +246,13 @@ def _unreadable(path: Path, error: OSError) -> DataError:
             where=str(path),
             fix="put the target back, or name another path",
         )
-    missing = isinstance(error, FileNotFoundError)
+    if not isinstance(error, FileNotFoundError):
+        what = f"cannot be read: {error.strerror}"
+        return DataError(what, where=str(path), fix="check its permissions")
     # a resumed run may have been started in another folder
-    place = str(path) if path.is_absolute() or not missing else f"{path}, seen from {Path.cwd()}"
-    return DataError(
-        "there is no such file or folder" if missing else f"cannot be read: {error.strerror}",
-        where=place,
-        fix="check the path; if the text was moved, give its new path with --data"
-        if missing
-        else "check its permissions",
-    )
+    place = str(path) if path.is_absolute() else f"{path}, seen from {Path.cwd()}"
+    fix = "check the path; if the text was moved, give its new path as the data"
+    return DataError("there is no such file or folder", where=place, fix=fix)
 
 
 def _listed(skipped: Counter[str]) -> str:

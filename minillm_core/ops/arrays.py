@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import numpy as np
 
-from minillm_core.text import nearest
+from minillm_core.text import did_you_mean
 
 Kernel = Callable[..., Any]
 Array = Any  # torch.Tensor, mlx.core.array or numpy.ndarray
@@ -210,13 +210,8 @@ class Known:
             if name.startswith("_"):
                 raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
             known = {*ARRAY_FUNCTIONS, *(one for one in vars(self) if callable(vars(self)[one]))}
-            close = nearest(name, known)
-            meant = (
-                f"did you mean self.ops.{close}?"
-                if close
-                else f"there is {', '.join(sorted(known))}"
-            )
-            raise AttributeError(f"there is no op '{name}', on any framework; {meant}")
+            meant = did_you_mean(name, known, "self.ops.") or f"there is {', '.join(sorted(known))}"
+            raise AttributeError(f"there is no op '{name}', on any framework; {meant.strip()}")
 
 
 def dtype_name(array: Array) -> str:

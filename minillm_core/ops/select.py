@@ -226,14 +226,11 @@ def _plain(request: Request, ours: Sequence[Candidate], refused: Mapping[str, st
     for c in plain:
         if c.name not in refused:
             return Choice(request.op, c.name, f"the plain one, by {where}", dict(refused))
-    answers = "; ".join(f"{c.name}: {refused[c.name]}" for c in plain)
-    raise BackendError(
-        f"the reference of {request.op} cannot serve: {answers}"
-        if plain
-        else f"{request.op} has no reference on {request.backend}",
-        where=where,
-        fix=_those_that_serve(request, ours),
-    )
+    what = f"{request.op} has no reference on {request.backend}"
+    if plain:
+        answers = "; ".join(f"{c.name}: {refused[c.name]}" for c in plain)
+        what = f"the reference of {request.op} cannot serve: {answers}"
+    raise BackendError(what, where=where, fix=_those_that_serve(request, ours))
 
 
 def _those_that_serve(request: Request, offers: Sequence[Candidate]) -> str:

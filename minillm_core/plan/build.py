@@ -44,7 +44,7 @@ from minillm_core.plugins.layers import Layers
 from minillm_core.plugins.manager import LoadedPlugin, Manager, load
 from minillm_core.plugins.slots import AFTER, EMBED, LOSS, PLACES, Slot, Terms, clash_fix, slots_in
 from minillm_core.plugins.sourcing import Sourcing
-from minillm_core.text import did_you_mean, nearest
+from minillm_core.text import did_you_mean
 
 _REFERENCE = re.compile(r'"([A-Za-z_][\w.]*):[A-Za-z_][\w.]*"')
 """A reference to a function or class in a JSON document; its group is the module."""
@@ -553,11 +553,10 @@ def _with_claimed_inits(
     """
     for name, (owner, _) in inits.items():
         if name not in parameters:
-            near = nearest(name, parameters)
             raise PlanError(
                 f"plugin '{owner}' gives initial values to '{name}', which is no parameter",
                 where=f"model.init[{name}]",
-                fix=f"did you mean {near}?" if near else "minillm plan --json lists them",
+                fix=f"{did_you_mean(name, parameters)}minillm plan --json lists them",
             ).concerning(plugins=(owner,))
     return {
         name: replace(parameters[name], init=as_json(init)) for name, (_, init) in inits.items()

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from minillm_core.config.values import Words, describe, limits, show
 from minillm_core.errors import PluginError
 from minillm_core.plugins.layers import Layers
-from minillm_core.text import nearest, plain
+from minillm_core.text import did_you_mean, plain
 
 if TYPE_CHECKING:
     from minillm_core.plugins.plugin import Plugin
@@ -162,8 +162,7 @@ _WORDS = Words(
 
 def _unknown(plugin: str, key: str, known: tuple[str, ...]) -> PluginError:
     fix = f"known: {', '.join(known)}" if known else "leave it out: the plugin has no options"
-    if close := nearest(key, known):
-        fix = f"did you mean {plugin}.{close}? {fix}"
+    fix = did_you_mean(key, known, f"{plugin}.") + fix
     what, where = f"plugin '{plugin}' has no option '{plain(key)}'", f"{plugin}.{plain(key)}"
     return PluginError(what, where=where, fix=fix)
 

@@ -12,7 +12,7 @@ from minillm_core.errors import PluginError
 from minillm_core.nn.reference import place_of
 from minillm_core.plugins.hookspecs import HOOKS
 from minillm_core.plugins.manifest import HOOK_API, Manifest, ManifestError, summary
-from minillm_core.text import nearest
+from minillm_core.text import did_you_mean
 
 
 class Plugin(BaseModel):
@@ -111,9 +111,8 @@ def _check_hook(cls: type[Plugin], name: str, method: Any) -> None:
     """Refuse a public method that is no hook, or whose arguments do not fit its hook."""
     stated = f"def {name}(self, {', '.join(HOOKS.get(name, ()))})"
     if name not in HOOKS:
-        close = nearest(name, HOOKS)
         helper = f"a helper of your own starts with an underscore: _{name}"
-        problem, stated = "is no hook", f"did you mean {close}? {helper}" if close else helper
+        problem, stated = "is no hook", did_you_mean(name, HOOKS) + helper
     elif not inspect.isfunction(method):
         problem = "is a hook, and not a plain method"
     elif inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):

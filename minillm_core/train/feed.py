@@ -133,11 +133,8 @@ def next_supervised_batch(
             return batch, skipped
         skipped += 1
         emit(Skipped(step, skipped))
-    raise DataError(
-        f"{EMPTY_IN_A_ROW} batches in a row hold no supervised token: every label is -1",
-        where=f"the data, before step {step}",
-        fix="check the text and the on_batch of each plugin; then --resume continues from the last "
-        "checkpoint"
-        if step > 1
-        else "check the text and the on_batch of each plugin",
-    )
+    what = f"{EMPTY_IN_A_ROW} batches in a row hold no supervised token: every label is -1"
+    fix = "check the text and the on_batch of each plugin"
+    if step > 1:
+        fix += "; then --resume continues from the last checkpoint"
+    raise DataError(what, where=f"the data, before step {step}", fix=fix)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.provided import provided
 from minillm_core.plugins.sourcing import Sourcing
 from minillm_core.text import printable, printable_so_far
-from minillm_core.train.predict import row_of_ids
+from minillm_core.train.predict import require, require_counts, row_of_ids
 
 Say = Callable[[str], None]
 
@@ -143,7 +142,7 @@ class TextGenerator:
         Ids outside the tokenizer's vocabulary (padding rows of the embedding) are never drawn.
 
         Args:
-            prompt: text without lone surrogates; or ids, which begin as documents do.
+            prompt: text; or ids, which begin as documents do.
             sampling: how ids are drawn.
             tokens: most ids to draw; the end of the text ends it earlier.
             ends: further ids that end it.
@@ -152,23 +151,27 @@ class TextGenerator:
             say: prints a line when the beginning of the text is dropped.
 
         Raises:
-            Refusal: ``tokens`` is below 1, or ``seed`` below 0.
+            Refusal: an argument cannot be used.
         """
-        for name, given, least in (("max_tokens", tokens, 1), ("seed", seed, 0)):
-            if given < least:
-                raise Refusal(f"{name} cannot be {given}", where=name, fix=f"{least} or more")
+        require_counts(max_tokens=tokens)
+        require_counts(0, seed=seed)
+        require(cached in (True, False), "cached", cached, "True or False")
+        if isinstance(prompt, str) and (lone := re.search("[\ud800-\udfff]", prompt)):
+            what, fix = "the prompt holds a lone surrogate", "write the character whole, or drop it"
+            raise Refusal(what, where=f"its character {lone.start()}", fix=fix)
         known, random = self.vocabulary.used_ids(), np.random.default_rng(seed)
 
         def choose(logits: np.ndarray) -> int:
             return int(known[sampling.draw(logits[known], random)])
 
-        end_of_text = self.vocabulary.end_of_text
+        last = [self.vocabulary.end_of_text, *ends] if isinstance(ends, Iterable) else ends
+        ending = frozenset(row_of_ids(last, "ends").tolist())
         if isinstance(prompt, str):
             ids = [self.vocabulary.start, *self.vocabulary.encode([prompt])[0].tolist()]
         else:
             ids = row_of_ids(prompt, "prompt").tolist()
         window = Window(self.model, self.context, cached=cached, on_batch=self.on_batch, say=say)
-        return Generation(window, ids, choose, frozenset({end_of_text, *ends}), tokens)
+        return Generation(window, ids, choose, ending, tokens)
 
     def text(self, generation: Generation, prompt: str = "") -> Iterator[str]:
         """Yield the prompt and its continuation, in printable pieces, as they are drawn.
@@ -198,14 +201,12 @@ class Sampling:
     top_p: float = 1.0
 
     def __post_init__(self) -> None:
-        likely = "0 for the likeliest, or more, like 0.8"
-        for name, given, allowed, fix in (
-            ("temperature", self.temperature, 0 <= self.temperature < math.inf, likely),
-            ("top-k", self.top_k, self.top_k is None or self.top_k >= 1, "1 or more, like 50"),
-            ("top-p", self.top_p, 0 < self.top_p <= 1, "more than 0 and at most 1, like 0.95"),
-        ):
-            if not allowed:
-                raise Refusal(f"{name} cannot be {given}", where=name, fix=fix)
+        heat, most, number = self.temperature, self.top_p, int | float | np.number
+        allowed = isinstance(heat, number) and 0 <= heat < np.inf
+        require(allowed, "temperature", heat, "0 for the likeliest, or more, like 0.8")
+        require_counts(top_k=self.top_k)
+        allowed = isinstance(most, number) and 0 < most <= 1
+        require(allowed, "top_p", most, "more than 0 and at most 1, like 0.95")
 
     def draw(self, logits: np.ndarray, random: np.random.Generator) -> int:
         """Draw an index of ``logits``.

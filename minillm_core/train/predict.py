@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,7 @@ from minillm_core.backends.base import Batch, Model, lone_row
 from minillm_core.config.schema import Config
 from minillm_core.data import OnBatch, Tokenizer
 from minillm_core.data.batch import padded_rows
-from minillm_core.errors import DataError
+from minillm_core.errors import DataError, Refusal
 
 Rows = Sequence[Sequence[int] | np.ndarray]
 
@@ -84,7 +84,8 @@ class Predictor:
 
     def _batch(self, rows: Rows, where: str) -> Batch:
         """Pad rows to one batch, after the plugins' ``on_batch``."""
-        config, given = self.config, [row_of_ids(ids, where) for ids in [*rows] or [()]]
+        config, rows = self.config, [*rows] if isinstance(rows, Iterable) else [rows]
+        given = [row_of_ids(ids, where) for ids in rows or [()]]
         for ids in given:
             if not 2 <= len(ids) <= config.train.seq_len + 1 or not (
                 0 <= ids.min() <= ids.max() < config.model.vocab
@@ -96,6 +97,19 @@ class Predictor:
                 )
         batch = padded_rows(given)
         return batch if self.hook is None else self.hook(batch, "eval")
+
+
+def require(allowed: object, name: str, given: object, fix: str) -> None:
+    """Refuse the value given for an argument where it is not allowed."""
+    if not allowed:
+        raise Refusal(f"{name} cannot be {given!r}", where=name, fix=fix)
+
+
+def require_counts(least: int = 1, **counts: object) -> None:
+    """Refuse arguments that are not whole numbers of at least ``least``; None is allowed."""
+    for name, count in counts.items():
+        allowed = count is None or (isinstance(count, int | np.integer) and count >= least)
+        require(allowed, name, count, f"a whole number, {least} or more")
 
 
 def row_of_ids(ids: Sequence[int] | np.ndarray, where: str) -> np.ndarray:

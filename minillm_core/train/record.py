@@ -59,7 +59,7 @@ def choose_out(
         refuse_taken(given)
     if os.path.lexists(given / ABLATION):  # with a run beside it the ablation could not be resumed
         what = f"{given} holds an ablation of minillm ablate"
-        raise Refusal(what, where=str(given / ABLATION), fix="--out with another folder")
+        raise Refusal(what, where=str(given / ABLATION), fix="name another folder")
     refuse_unwritable(given)
     _refuse_strange(given)
     return given
@@ -84,7 +84,7 @@ def _refuse_strange(out: Path) -> None:
         else:
             kind, fix = "a folder" if stat.S_ISDIR(mode) else "no regular file", ""
             kind = "a file" if name == CHECKPOINTS else kind
-            fix = f"move {path} away, or give another --out"
+            fix = f"move {path} away, or name another folder"
         raise Refusal(f"{path} is {kind}, and no run makes it so", where=str(path), fix=fix)
 
 
@@ -134,7 +134,7 @@ def refuse_taken(out: Path) -> None:
         raise Refusal(
             f"{out} holds a run already",
             where=str(out / RUN),
-            fix="--resume to continue it, or --out with another folder",
+            fix="resume it (train --resume, Run.open), or name another folder",
         )
 
 
@@ -246,6 +246,4 @@ def hardware(device_name: str) -> dict[str, Any]:
 
 
 def _unwritable(out: Path, reason: str) -> Refusal:
-    return Refusal(
-        f"nothing can be written to {out}", where=reason, fix="--out with another folder"
-    )
+    return Refusal(f"nothing can be written to {out}", where=reason, fix="name another folder")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from minillm_core.train.generate import Sampling, Stream, TextGenerator
 from minillm_core.train.hooks import plan_hook
 from minillm_core.train.initial import open_directory
 from minillm_core.train.job import Job, with_settings
-from minillm_core.train.predict import Predictor
+from minillm_core.train.predict import Predictor, require, require_counts
 from minillm_core.train.progress import Display, LineDisplay
 from minillm_core.train.record import RUN, read_record
 from minillm_core.train.request import Prepared, RunRequest, load_settings, prepare
@@ -85,9 +85,9 @@ def load(
 def _joined(plugins: str | Sequence[str] | None) -> str | None:
     if plugins is None or isinstance(plugins, str):
         return plugins
-    if isinstance(plugins, type) or not all(isinstance(one, str) for one in plugins):
+    if not isinstance(plugins, Iterable) or not all(isinstance(one, str) for one in plugins):
         raise Refusal(
-            "plugins are given by name, not as classes",
+            "plugins are given by name",
             where=f"plugins={plugins!r}",
             fix='"muon,normuon"; a class of your own by its file: "./trick.py:Trick"',
         )
@@ -95,16 +95,17 @@ def _joined(plugins: str | Sequence[str] | None) -> str | None:
 
 
 def _listed(paths: Paths) -> list[str]:
-    listed = [str(path) for path in ([paths] if isinstance(paths, str | Path) else paths)]
+    given = [paths] if isinstance(paths, str | Path) else paths
+    listed = [str(path) for path in given] if isinstance(given, Iterable) else []
     if not listed:  # a pattern that matched nothing: not the default text
-        raise DataError("the list of files is empty", where=f"data={paths!r}", fix="name a file")
+        raise DataError("no file is named", where=f"data={paths!r}", fix="a path, or several")
     return listed
 
 
-def _check_counts(**counts: int | None) -> None:
-    for name, count in counts.items():
-        if count is not None and count < 1:
-            raise Refusal(f"{name} cannot be {count}", where=name, fix="1 or more")
+def _folder(path: str | Path) -> Path:
+    named = isinstance(path, str | Path) and str(path).strip()
+    require(named, "the path of a folder", path, 'like "runs/a"; the current folder is "."')
+    return Path(path).expanduser()
 
 
 class Run:
@@ -200,7 +201,7 @@ class Run:
             PluginError: it is a model directory that no installed distribution reads.
         """
         run = cls.__new__(cls)
-        run._set_up(out, say, cache, create, shown)
+        run._set_up(_folder(out), say, cache, create, shown)
         assert run.out is not None
         if not os.path.lexists(run.out / RUN):
             run._directory = directories.read_directory(run.out)
@@ -234,7 +235,7 @@ class Run:
         create: Create | None,
         shown: Display | None = None,
     ) -> None:
-        self.out = None if out is None else Path(out).expanduser()
+        self.out = None if out is None else _folder(out)
         self._session = Session(  # not bound in an opened run that is not resumed
             self.out,
             cache=cache_folder() if cache is None else Path(cache),
@@ -396,7 +397,7 @@ class Run:
             DataError: there is nothing to predict.
         """
         job = self._bound("validate")
-        _check_counts(tokens=tokens)
+        require_counts(tokens=tokens)
         measure = validation(job, tokens or job.config.eval.tokens, cancelled=lambda: False)
         found = measure(self.step)
         assert found is not None  # never cancelled
@@ -419,7 +420,7 @@ class Run:
         Raises:
             Refusal: there is nothing to predict, or the text cannot be read.
         """
-        _check_counts(seq_len=seq_len, max_tokens=max_tokens)
+        require_counts(seq_len=seq_len, max_tokens=max_tokens)
         config, paths, shown = self.plan.config, _listed(data), self._session.shown
         longest, vocab = config.train.seq_len, config.model.vocab
         if self._job is not None and seq_len is not None and seq_len > longest:
@@ -428,7 +429,7 @@ class Run:
                 where=f"seq_len={seq_len}",
                 fix="save the run, and evaluate Run.open(out)",
             )
-        model, tokenizer, seen = self._reader(positions=seq_len), self.tokenizer, Counter[str]()
+        tokenizer, seen, text = self.tokenizer, Counter[str](), ", ".join(paths)
         when = "while documents are read"
         with shown.phase("reading the data"), attribute_errors(self.plan.active, when):
             documents = open_documents(
@@ -441,9 +442,10 @@ class Run:
                 asked=self.plan.sourcing,
             )
         rows, seq_len = config.train.rows, seq_len or longest
-        needed = -(-documents.tokens // longest) * longest  # a multiple, as plugins may require
+        read = min(documents.tokens, max_tokens or documents.tokens)
+        needed = -(-read // longest) * longest  # a multiple, as plugins may require
         if seq_len > needed:
-            shown.say(f"note: all {documents.tokens:,} tokens fit into one window of {seq_len:,}")
+            shown.say(f"note: all {read:,} tokens to read fit into one window of {seq_len:,}")
             rows, seq_len = 1, needed
         batches = ValidationBatches(
             documents,
@@ -454,14 +456,12 @@ class Run:
             on_batch=plan_hook(self.plan, seen=seen, specials=self.specials),
         )
         if not len(batches):
-            raise Refusal(
-                "there is nothing to predict", where=", ".join(paths), fix="give more text"
-            )
+            raise Refusal("there is nothing to predict", where=text, fix="give more text")
         evaluation = Validation(
-            model,
+            self._reader(positions=seq_len),
             {"": batches},
             bytes_per_token(tokenizer, vocab) if tokenizer else None,
-            text=", ".join(paths),
+            text=text,
             seen=seen,
             progress=lambda done: shown.evaluating(done, batches.predictions),
         )
@@ -651,7 +651,8 @@ class Run:
         Raises:
             Refusal: ``to`` is taken, a plugin prevents the export, or minillm-hf is not installed.
         """
-        to = Path(to).expanduser()
+        to = _folder(to)
+        require_counts(shard_bytes=shard_bytes)
         directories.refuse_taken(to)
         plan, kept = directories.export_checked(self.plan), self.checkpoint
         arrays = with_views(self._job.trainer.arrays()) if self._job else self._saved.arrays()

@@ -28,10 +28,9 @@ class MLXOps(MLXArrays):
     name = "mlx"
 
     def __init__(self, kernels: Mapping[str, Callable[..., Any]] | None = None) -> None:
-        plain = (linear, embedding, rotate, swiglu, logits, gram)
+        plain = (linear, embedding, rotate, swiglu, logits, gram, loss.token_losses)
         usual = {kernel.__name__: kernel for kernel in plain}
-        usual |= {"rms_norm": rms_norm_fused, "attention": sdpa}
-        usual |= {"linear_cross_entropy": loss.dense, "token_losses": loss.token_losses}
+        usual |= {"rms_norm": rms_norm_fused, "attention": sdpa, "linear_cross_entropy": loss.dense}
         self.take_kernels({**usual, **(kernels or {})})
 
 

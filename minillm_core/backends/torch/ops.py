@@ -38,10 +38,9 @@ class TorchOps(TorchArrays):
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(device)
-        plain = (linear, embedding, rotate, swiglu, logits, gram)
+        plain = (linear, embedding, rotate, swiglu, logits, gram, loss.token_losses)
         usual = {kernel.__name__: kernel for kernel in plain}
-        usual |= {"rms_norm": rms_norm_fused, "attention": sdpa}
-        usual |= {"linear_cross_entropy": loss.dense, "token_losses": loss.token_losses}
+        usual |= {"rms_norm": rms_norm_fused, "attention": sdpa, "linear_cross_entropy": loss.dense}
         self.take_kernels({**usual, **(kernels or {})})
 
 

@@ -148,11 +148,13 @@ def conversation(record: Mapping[str, Any], place: Place) -> tuple[list[dict[str
         MalformedError: the record holds no conversation, or an invalid message.
     """
     given, tools = record.get("messages", record.get("conversations")), record.get("tools")
-    if given is None and "prompt" in record:
+    if given is None and record.get("prompt") is not None:
         answer = record.get("completion", record.get("response"))
         given = [*_turns(record["prompt"], "user"), *_turns(answer, "assistant")]
     if not isinstance(given, list) or not given:
         what = 'an object without "messages", "conversations", or "prompt" with "completion"'
+        if given is not None:
+            what = "a chat whose messages are no list, or an empty one"
         raise place.error(what, _LIKE, reason="no conversation")
     if isinstance(tools, str):  # as tables keep them
         tools = _parsed(tools)

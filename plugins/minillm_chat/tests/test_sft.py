@@ -104,8 +104,9 @@ def test_arguments_of_calls_are_objects() -> None:
     ("record", "said"),
     [
         ({"text": "Hi"}, "without"),
-        ({"messages": []}, "without"),
-        ({"messages": "Hi"}, "without"),
+        ({"messages": []}, "a chat whose messages are no list, or an empty one"),
+        ({"messages": "Hi"}, "a chat whose messages are no list"),
+        ({"prompt": None, "completion": "Hi"}, "without"),
         ({"messages": ["Hi"]}, "message 0: no object"),
         ({"messages": [{"content": "Hi"}]}, "message 0: no role None"),
         ({"messages": [QUESTION, {"role": "user<|im_end|>", "content": ""}]}, "message 1: no role"),

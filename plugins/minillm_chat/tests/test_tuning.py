@@ -55,6 +55,10 @@ def test_defaults_keep_a_good_model_and_improve_a_base_model(
 
     train("base", "--data", base, "--preset", "tiny", "--steps", "100", *SHAPE)
     train("good", "--branch", "base", *TASK, "--data", first, "--steps", "300")
+    capsys.readouterr()
+    for command in ("plan", "train"):
+        assert main([command, "--branch", "good", *TASK, "--data", second, "--steps", "299"]) == 2
+        assert "is the end of this run already" in capsys.readouterr().err
     told = train("branched", "--branch", "good", *TASK, "--data", second)
     assert "steps after the 300 of the branch: the documents are read 2 times" in told
     assert "rates fall to 0 from 10 % of the branch's" in told

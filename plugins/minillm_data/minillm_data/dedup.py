@@ -21,7 +21,7 @@ from minillm_data.files import Malformed
 from minillm_data.groups import equal, jaccard, similar
 from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import EXAMPLES, Examples, page
-from minillm_data.rows import Row, Rows, messages_of
+from minillm_data.rows import Row, Rows
 from minillm_data.signatures import PERMUTATIONS, Content, Rules, sign
 from minillm_data.spans import cut, repeated
 from minillm_data.workers import cores, in_order
@@ -308,7 +308,7 @@ def _content(row: Row, rules: Rules) -> Content:
     Raises:
         DataError: spans are to be cut from a row that is not text.
     """
-    if "text" in row.record and row.text is not None:
+    if row.text is not None and row.messages is None:
         return Content(row.text)
     if rules.spans is not None:
         raise DataError(
@@ -318,7 +318,7 @@ def _content(row: Row, rules: Rules) -> Content:
         )
     if row.text is None:
         return Content(row.record["ids"])
-    return Content(row.text, json.dumps(messages_of(row.record), sort_keys=True))
+    return Content(row.text, json.dumps(row.messages, sort_keys=True))
 
 
 def _batches(contents: Iterable[Content]) -> Iterator[list[Content]]:

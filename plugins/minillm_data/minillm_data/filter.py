@@ -178,7 +178,7 @@ def _checked(rows: Iterable[Row], malformed: Malformed, edited_by: str | None) -
     for row in rows:
         if malformed == "strict":
             text_of(row, *_NO_TEXT)
-        if edited_by and row.text is not None and not isinstance(row.record.get("text"), str):
+        if edited_by and row.messages is not None:
             raise DataError(
                 f"{edited_by} removes lines, and a chat's messages are not edited",
                 where=row.where,

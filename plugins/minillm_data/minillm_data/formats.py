@@ -25,11 +25,12 @@ from minillm_core.documents import (
     Record,
     documents_of,
 )
+from minillm_data.rows import CHATS
 
 _ROWS = 256
 """Rows of a table held in memory at a time."""
 
-_COLUMNS = ("text", "ids", "messages", "conversations")
+_COLUMNS = ("text", "ids", *CHATS)
 
 
 @dataclass(frozen=True)

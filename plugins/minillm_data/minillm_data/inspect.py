@@ -26,6 +26,7 @@ from minillm_core.documents import (
     replace_file,
 )
 from minillm_data.files import ANY, Files, Malformed, size_of
+from minillm_data.rows import rows_of
 
 SAMPLES = 3
 """Documents shown by default."""
@@ -45,6 +46,7 @@ class Inspection:
         paths: the given files or folders.
         files: number of files by format.
         documents: number of documents.
+        chats: how many of them are chats: the texts of their messages, one per line, without a template.
         tokens: total number of tokens, without the end-of-text ids that begin documents in shards;
             None for text without a tokenizer.
         text_bytes: UTF-8 bytes of the text documents.
@@ -60,6 +62,7 @@ class Inspection:
     paths: list[str]
     files: dict[str, int] = field(default_factory=dict)
     documents: int = 0
+    chats: int = 0
     tokens: int | None = None
     text_bytes: int = 0
     unit: str = "characters"
@@ -83,7 +86,7 @@ def inspect(
     """Read whole data files and compute their statistics.
 
     Args:
-        paths: files or folders of text, JSON lines or token shards.
+        paths: files or folders of text, JSON lines (texts, ids, chats) or token shards.
         tokenizer: a tokenizer.json that counts tokens of text and decodes ids; default: the one
             beside the shards, if any.
         samples: number of sample documents, drawn with a fixed seed.
@@ -101,7 +104,7 @@ def inspect(
     chosen = _tokenizer(tokenizer, sources, say)
     reading = files.reading("reading", progress)
     tally = _Tally(samples)
-    documents = _documents(sources, reading)
+    documents = _documents(sources, reading, found)
     if chosen is None:
         for document in documents:
             tally.add(document, len(document))
@@ -132,6 +135,8 @@ def facts(found: Inspection) -> dict[str, str]:
         "files": ", ".join(f"{count:,} {name}" for name, count in found.files.items()),
         "documents": f"{found.documents:,}",
     }
+    if found.chats:
+        lines["chats"] = f"{found.chats:,}, by their messages' texts alone, without a template"
     if found.tokens is not None:
         lines["tokens"] = f"{found.tokens:,}"
     if found.text_bytes:
@@ -234,7 +239,9 @@ class _Tally:
             self.drawn[number] = short
 
 
-def _documents(sources: Sequence[Source], reading: Reading) -> Iterator[Document]:
+def _documents(
+    sources: Sequence[Source], reading: Reading, found: Inspection
+) -> Iterator[Document]:
     for source in sources:
         if source.format.read is None:
             ids, file = map_shard(source.path)
@@ -243,6 +250,11 @@ def _documents(sources: Sequence[Source], reading: Reading) -> Iterator[Document
                 yield ids[first + 1 : last]
                 reading.tick(int(last - first) * ids.itemsize)
             file.check_unchanged()
+        elif source.format.records is not None:
+            for row in rows_of(source, source.format.records, reading):
+                found.chats += row.messages is not None
+                yield row.document
+            source.check_unchanged()
         else:
             yield from source.format.read(source.path, source.packing, reading)
             source.check_unchanged()

@@ -10,18 +10,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from minillm_core import DataError
 from minillm_core.documents import (
-    EMPTY,
     MAX_LINE_BYTES,
     Continued,
+    Document,
     MalformedError,
+    Place,
     Progress,
     Reading,
     Record,
     Source,
+    documents_of,
 )
-from minillm_data.files import ANY, Files
+from minillm_data.files import Files
+
+CHATS = ("messages", "conversations", "prompt")
+"""The keys of the forms of chats."""
+
+NO_WORDS = "left out: chats whose messages hold no text"
 
 
 @dataclass(frozen=True)
@@ -32,11 +41,13 @@ class Row:
         line: the JSON object to write where the row is kept, one line with its LF.
         record: the parsed object.
         where: its file and line, for messages.
+        messages: those of a chat, unvalidated; None: a text or ids.
     """
 
     line: bytes
     record: dict[str, Any] = field(repr=False)
     where: str
+    messages: list[Any] | None = field(default=None, repr=False)
 
     @cached_property
     def text(self) -> str | None:
@@ -44,10 +55,14 @@ class Row:
 
         Of a line with both, training reads the ids.
         """
-        if "ids" in self.record:
-            return None
-        text = self.record.get("text")
-        return text if isinstance(text, str) else _chat(self.record)
+        if self.messages is not None:
+            return "\n".join(filter(None, map(_content, self.messages)))
+        return None if "ids" in self.record else self.record["text"]
+
+    @property
+    def document(self) -> Document:
+        """The text, or the ids."""
+        return np.array(self.record["ids"], np.uint32) if self.text is None else self.text
 
 
 def text_of(row: Row, what: str, fix: str) -> str:
@@ -57,13 +72,10 @@ def text_of(row: Row, what: str, fix: str) -> str:
         DataError: the row holds ids; ``what`` and ``fix`` are the error's message and fix.
     """
     if row.text is None:
+        if "text" in row.record:
+            fix = f'take "ids" out of the lines to have "text" read, also in training; or {fix}'
         raise DataError(what, where=row.where, fix=fix)
     return row.text
-
-
-def messages_of(record: dict[str, Any]) -> Any:
-    """Return a chat's messages, unvalidated; None where there are none."""
-    return record.get("messages", record.get("conversations"))
 
 
 @dataclass
@@ -96,39 +108,10 @@ class Rows(Files):
         self.notes = reading.notes
         for source in self.sources:
             if source.format.records is not None:
-                yield from self._records(source, source.format.records, reading)
+                yield from rows_of(source, source.format.records, reading)
             else:
                 yield from self._texts(source, reading)
             source.check_unchanged()
-
-    def _records(
-        self,
-        source: Source,
-        read: Callable[[Path, str, Reading], Iterator[Record]],
-        reading: Reading,
-    ) -> Iterator[Row]:
-        for place, line, record in read(source.path, source.packing, reading):
-            row = Row(line if line.endswith(b"\n") else line + b"\n", record, place.name())
-            try:
-                if row.text is not None:
-                    row.text.encode("utf-8")
-            except UnicodeEncodeError:
-                what = '"text" holds a lone surrogate'
-                reading.malformed(place.error(what, "write the character whole, or drop the line"))
-                continue
-            ids = record.get("ids")
-            if row.text is None and not isinstance(ids, list):
-                what = 'an object without "text", "messages" or "ids"'
-                reading.malformed(place.error(what, 'name the document\'s key "text"'))
-            elif row.text is None and not all(type(i) is int and 0 <= i < ANY for i in ids or ()):
-                what = '"ids" is not a list of integers that are ids'
-                reading.malformed(place.error(what, 'like {"ids": [1, 2, 3]}, below 2^32'))
-            elif not (ids if row.text is None else row.text):
-                self.notes[EMPTY] += 1
-            else:
-                if ids is not None and "text" in record:
-                    self.notes['left out: "text" of lines with "ids"'] += 1
-                yield row
 
     def _texts(self, source: Source, reading: Reading) -> Iterator[Row]:
         """Read the documents of a file that has no lines; the size limit is that of a line of JSON."""
@@ -169,9 +152,51 @@ def _row(content: dict[str, Any], source: Source, number: int) -> Row:
     return Row(line, record, f"{source.path}, document {number}")
 
 
-def _chat(record: dict[str, Any]) -> str | None:
-    messages = messages_of(record)
-    if not isinstance(messages, list):
+def rows_of(
+    source: Source, records: Callable[[Path, str, Reading], Iterator[Record]], reading: Reading
+) -> Iterator[Row]:
+    """Yield the row of each record of a file: its ids, its text, or its chat."""
+    for place, line, record in records(source.path, source.packing, reading):
+        line = line if line.endswith(b"\n") else line + b"\n"
+        try:
+            messages = _messages(record, place)
+        except MalformedError as error:
+            reading.malformed(error)
+            continue
+        row = Row(line, record, place.name(), messages)
+        if messages is not None and not row.text:
+            reading.notes[NO_WORDS] += 1
+            continue
+        as_read = record if messages is None else {"text": row.text}
+        yield from (row for _ in documents_of([(place, line, as_read)], reading))
+
+
+def _messages(record: dict[str, Any], place: Place) -> list[Any] | None:
+    """Return the messages of a chat in any of the forms that ``train --task sft`` reads; None: no chat.
+
+    Raises:
+        MalformedError: it has no messages.
+    """
+    if "ids" in record or record.get("text"):
         return None
-    contents = [one.get("content") for one in messages if isinstance(one, dict)]
-    return "\n".join(content for content in contents if isinstance(content, str))
+    given = record.get("messages", record.get("conversations"))
+    if given is None and "prompt" in record:
+        turns = record["prompt"], record.get("completion", record.get("response"))
+        listed = [turn if isinstance(turn, list) else [turn] for turn in turns]
+        given = None if None in turns else [*listed[0], *listed[1]]
+    if isinstance(given, list):
+        return given
+    if "text" not in record and not record.keys().isdisjoint(CHATS):
+        what = 'a chat whose messages are no list, or a "prompt" without a "completion"'
+        raise place.error(what, 'like {"messages": [{"role": "user", "content": "..."}]}')
+    return None
+
+
+def _content(message: Any) -> str:
+    """Return the text of a message, or of a part of its content."""
+    if isinstance(message, dict):
+        keys = ("content", "value", "text")
+        message = next((message[key] for key in keys if message.get(key) is not None), None)
+    if isinstance(message, list):
+        return "".join(map(_content, message))
+    return message if isinstance(message, str) else ""

@@ -10,6 +10,8 @@ import pytest
 
 from minillm_core import DataError
 from minillm_data import rows as module
+from minillm_data.dedup import dedup
+from minillm_data.filter import filter_rows
 from minillm_data.inspect import inspect
 from minillm_data.rows import Rows
 from minillm_data.texts import Texts
@@ -32,21 +34,56 @@ def test_lines_stay_as_they_stand(tmp_path: Path) -> None:
 
 def test_texts_chats_and_ids(jsonl: Write, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    jsonl([{"messages": chat}, {"conversations": chat}, {"ids": [1, 2]}, {"text": ""}], "a.jsonl")
+    shared = [{"from": "human", "value": "Hi"}, {"from": "gpt", "content": None, "value": "Hello"}]
+    parts = [{"role": "assistant", "content": [{"type": "text", "text": "Hel"}, {"text": "lo"}]}]
+    records = [
+        {"messages": chat},
+        {"conversations": shared},
+        {"text": "", "messages": [chat[0], *parts]},
+        {"text": None, "prompt": "Hi", "completion": "Hello"},
+        {"prompt": chat[:1], "response": parts},
+        {"ids": [1, 2]},
+        {"text": ""},
+        {"messages": [{"role": "user"}]},
+    ]
+    path = jsonl(records, "a.jsonl")
     (tmp_path / "b.txt").write_text("a whole\nfile")
     (tmp_path / "c.md").write_text("")
     rows = Rows([tmp_path])
     found = list(rows)
-    assert [row.text for row in found] == ["Hi\nHello", "Hi\nHello", None, "a whole\nfile"]
-    assert json.loads(found[3].line) == {"text": "a whole\nfile", "source": str(tmp_path / "b.txt")}
-    assert rows.notes == {"left out: empty documents": 2}
+    assert [row.text for row in found] == [*["Hi\nHello"] * 5, None, "a whole\nfile"]
+    lines = path.read_bytes().splitlines(keepends=True)
+    assert [row.line for row in found[:6]] == lines[:6]
+    assert json.loads(found[6].line) == {"text": "a whole\nfile", "source": str(tmp_path / "b.txt")}
+    assert rows.notes == {
+        "left out: empty documents": 2,
+        "left out: chats whose messages hold no text": 1,
+    }
+    shown = inspect([path])
+    assert (shown.documents, shown.chats, shown.largest_id) == (6, 5, 2)
+    assert shown.notes == rows.notes | {"left out: empty documents": 1}
+    report = dedup([path], tmp_path / "out", near=False)
+    assert report["counts"] == {"kept": 5, "exact duplicate": 1}, "of the same messages"
+
+
+def test_of_a_line_with_ids_and_text_the_ids_are_read(jsonl: Write, tmp_path: Path) -> None:
+    path = jsonl([{"text": "one", "ids": [1, 2]}, {"text": "two", "messages": []}], "a.jsonl")
+    rows = Rows([path])
+    assert [row.text for row in rows] == [None, "two"]
+    assert rows.notes == {'left out: "text" of lines with "ids"': 1}
+    with pytest.raises(DataError) as raised:
+        filter_rows([path], tmp_path / "out")
+    assert str(raised.value.fix).startswith('take "ids" out of the lines')
 
 
 BAD = {
     b'{"text": "a\\ud800"}': '"text" holds a lone surrogate',
     b"[1]": "a list where a JSON object is needed",
-    b'{"text": 5}': 'an object without "text", "messages" or "ids"',
-    b'{"messages": 5}': 'an object without "text", "messages" or "ids"',
+    b'{"text": 5}': '"text" is a number, not a string',
+    b'{"ids": null, "text": "a"}': '"ids" is not a list of integers',
+    b'{"messages": 5}': 'a chat whose messages are no list, or a "prompt" without a "completion"',
+    b'{"prompt": "a"}': 'a chat whose messages are no list, or a "prompt" without a "completion"',
+    b'{"body": "a"}': 'an object with neither "text" nor "ids"',
     b"\xff": "not UTF-8",
     b'{"text"': "not a line of JSON",
 }

@@ -109,6 +109,13 @@ def _refuse_taken(names: Names) -> None:
             where=entry.file or entry.value,
             fix=f"choose another name; or pip uninstall {entry.distribution}",
         )
+    spec = find_spec(names.plugin)
+    if spec and spec.origin and Path(spec.origin).parent != Path.cwd():  # not a plugin of one file
+        raise PluginError(
+            f"'{names.plugin}' is the name of a package that is installed here",
+            where=spec.origin,
+            fix="choose another name: a reader would take the plugin for that package's",
+        )
     if (spec := find_spec(names.package)) is not None:
         raise PluginError(
             f"there is a package {names.package} already: Python would find either of the two",

@@ -221,6 +221,8 @@ def test_a_name_of_the_template_s_own_hides_nothing(kind: str, name: str, tmp_pa
         ("lambda", "is a word of Python's"),
         ("reference", "reference.py is the file"),
         ("core", "is reserved for the core"),
+        ("numpy", "'numpy' is the name of a package that is installed here"),
+        ("random", "'random' is the name of a package"),
         ("muon", "a plugin 'muon' is installed already, by minillm-muon"),
         ("modded", "there is a package minillm_modded already"),
     ],

@@ -18,6 +18,7 @@ from minillm_core import (
     Interrupted,
     MinillmError,
     Plan,
+    Stopped,
 )
 from minillm_core.commands import counted, few
 from minillm_core.studies import ABLATION, replace_file
@@ -144,11 +145,18 @@ class Ablation:
             for variant in self.design.variants
             for seed in self.seeds
         ]
-        with self._devices():
-            self._ahead(self.course)
-            for variant in self.design.variants:
-                self.make(variant)
-            return self.train_reference()
+        try:
+            with self._devices():
+                self._ahead(self.course)
+                for variant in self.design.variants:
+                    self.make(variant)
+                return self.train_reference()
+        except (Stopped, Interrupted):
+            raise
+        except MinillmError as error:  # for the page: the runs that are missing are no failures
+            where = f" ({error.where})" if error.where else ""
+            self._write(finished=False, ended=error.what + where)
+            raise
 
     def planned(self, variant: Variant, steps: int) -> Plan:
         """Plan a variant's run with as many tokens as the first variant has in ``steps`` steps.
@@ -368,9 +376,9 @@ class Ablation:
                 found.setdefault(spec.steps, {})[spec.seed] = outcome
         return found
 
-    def _write(self, *, finished: bool) -> dict[str, Any]:
+    def _write(self, *, finished: bool, **more: str) -> dict[str, Any]:
         self.find()  # also runs of other processes that share OUT
-        result = self.result(finished=finished)
+        result = self.result(finished=finished) | more
         write(self.out / RESULT, result)
         replace_file(self.out / PAGE, ablation_page(result).encode())
         return result

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from minillm_core.commands import counted, listed
+from minillm_core.commands import counted, listed, plain
 from minillm_core.studies import amount, sized
 from minillm_lab import page
 from minillm_lab.card import interval, signed
@@ -75,6 +75,8 @@ def _state(result: Json) -> Markup:
     if result.get("finished"):
         return made
     words = f"Not finished: based on {counted(len(result['runs']), 'run')} so far."
+    if (error := result.get("ended")) is not None:
+        words += f" It was ended by an error: {plain(error)}."
     return joined(made, tag("p", words, class_="warn"))
 
 

@@ -27,6 +27,7 @@ Point = tuple[float, float]
 FEWEST = 5
 """Minimum points per mean in a smoothed line, so that its last point is not a raw value."""
 
+SHOWN = {Stepped.event, Evaluated.event, Sampled.event, "judged"}
 TROUBLE = {kind.event for kind in (Guarded, Resumed, Rewound, Skipped, Unsaved, Ended)}
 
 
@@ -52,6 +53,7 @@ class History:
     judged: list[Json] = field(default_factory=list)  # results of a later `minillm eval`
     notable: list[Json] = field(default_factory=list)  # warnings and errors
     torn: int = 0  # unparsable lines, such as the last one of a killed run
+    strange: int = 0  # events without a name, or whose step, text or figures are of another type
 
     def series(self, key: str, x: str, *, evaluations: bool = False) -> list[Point]:
         """List (x, value of ``key``) of the events that have it; ``x``: tokens, seconds or step."""
@@ -70,7 +72,7 @@ def read_history(out: Path) -> History:
         Refusal: OUT holds no run, or a file is not in the format of a run.
     """
     history = History(out, read_record(out))
-    torn = 0
+    torn = strange = 0
     seconds, tokens, last = 0.0, 0, 0
     for event in read_events(out):
         for held in (history.steps, history.evaluations, history.notable):
@@ -79,7 +81,9 @@ def read_history(out: Path) -> History:
             torn += 1
             continue
         kind, step = event.get("event"), event.get("step")
-        if kind == Stepped.event and isinstance(step, int):
+        if not isinstance(kind, str):
+            strange += 1
+        elif kind == Stepped.event and isinstance(step, int):
             # where only every tenth step is logged, it represents those before it
             seconds += float(event.get("step_seconds") or 0.0) * (
                 max(1, step - last) if last else 1
@@ -92,9 +96,11 @@ def read_history(out: Path) -> History:
             history.samples.append(event)
         elif kind == "judged" and isinstance(event.get("figures"), Mapping):
             history.judged.append(event)
+        elif kind in SHOWN:
+            strange += 1
         elif kind in TROUBLE and not (kind == Ended.event and event.get("exit") == 0):
             history.notable.append(event)
-    return replace(history, torn=torn)
+    return replace(history, torn=torn, strange=strange)
 
 
 def thinned(points: Sequence[Point], most: int = 240) -> list[Point]:

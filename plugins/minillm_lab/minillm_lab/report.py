@@ -54,10 +54,14 @@ def report(out: Path, *, plugins: str | None = None, sample: bool = True, say: S
     elif os.path.lexists(out / SEARCH):
         path, page = out / SEARCH_PAGE, _of_search
     else:
+        fix = "name the folder that minillm train, ablate or search wrote"
+        run = out.with_name(out.name.partition("@")[0] or out.name)
+        if os.path.lexists(run / RUN):
+            fix = f"a page shows all steps of a run: minillm report {shlex.quote(str(run))}"
         raise Refusal(
             f"{out} holds neither a run nor an ablation nor a search",
             where=f"{out}: there is no {RUN}, no {RESULT} and no {SEARCH}",
-            fix="name the folder that minillm train, ablate or search wrote",
+            fix=fix,
         )
     return _written(path, lambda: page(out, plugins, sample, say))
 

@@ -80,9 +80,11 @@ def _state(history: History) -> Markup | None:
         lines.append("No end is recorded: the run is still going on, or it was killed.")
     elif code:
         lines.append(f"{ENDS.get(code, 'It failed.')} Exit code {code}.")
-    if history.torn:
-        torn = counted(history.torn, "line")
-        lines.append(f"Left out of metrics.jsonl: {torn} cut short.")
+    left = [f"{counted(history.torn, 'line')} cut short"] if history.torn else []
+    if history.strange:
+        left.append(f"{counted(history.strange, 'event')} that are not as minillm writes them")
+    if left:
+        lines.append(f"Left out of metrics.jsonl: {'; '.join(left)}.")
     return tag("p", " ".join(lines), class_="warn") if lines else None
 
 

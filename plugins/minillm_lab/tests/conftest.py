@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from minillm_core import FrozenModel, Interrupted, NonFinite, Plugin, option, scheduled, stage
+from minillm_core import (
+    FrozenModel,
+    Interrupted,
+    NonFinite,
+    Plugin,
+    PluginCodeError,
+    option,
+    scheduled,
+    stage,
+)
 from minillm_core.cli.main import main
 from minillm_core.config.load import Loaded, load
 from minillm_core.plugins.manager import LoadedPlugin
@@ -75,6 +84,7 @@ class FakeStudy:
         self.made: list[tuple[tuple[str, ...], int, int]] = []
         self.stop_after: int | None = None
         self.diverges: set[tuple[str, int]] = set()
+        self.breaks: tuple[str, int] | None = None
 
     def train(
         self,
@@ -90,6 +100,8 @@ class FakeStudy:
         self.made.append((names, seed, steps))
         if self.diverges & {(name, seed) for name in names}:
             raise NonFinite("10 of the last 100 steps were not finite")
+        if self.breaks in {(name, seed) for name in names}:
+            raise PluginCodeError("rule", "on_batch", where="rule.py:3")
         watch(1.0)
         seconds = steps * 0.1
         loss = 5.0 + 0.1 * seed - 0.01 * steps

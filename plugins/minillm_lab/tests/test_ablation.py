@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minillm_core import build_plan, load
-from minillm_core.errors import Interrupted, Refusal, Stopped
+from minillm_core.errors import Interrupted, PluginCodeError, Refusal, Stopped
 from minillm_core.plugins.manager import load as load_plugins
 from minillm_lab.ablation import Ablation, points
 from minillm_lab.ablation_page import at_equal_tokens
@@ -108,6 +108,19 @@ def test_nothing_is_said_of_equal_seconds_before_it_was_measured(
     assert found["plugins"]["rule"]["pairs"] == 3
     assert found["plugins"]["rule"]["equal_seconds"] is None
     assert "not run yet" in (tmp_path / "ablation.html").read_text(encoding="utf-8")
+
+
+def test_an_error_that_ends_it_is_on_the_page_until_it_goes_on(
+    ablation: Any, rigged: Any, tmp_path: Path
+) -> None:
+    rig = rigged({"rule": 0.2})
+    rig.breaks = ("rule", 1)
+    with pytest.raises(PluginCodeError):
+        ablation(rig, ("rule",)).run()
+    said = "ended by an error: plugin &#x27;rule&#x27; raised in on_batch (rule.py:3)"
+    assert said in (page := tmp_path / "ablation.html").read_text(encoding="utf-8")
+    ablation(rigged({"rule": 0.2}), ("rule",)).run()
+    assert "ended by an error" not in page.read_text(encoding="utf-8")
 
 
 def test_variants_may_be_made_apart(ablation: Any, rigged: Any) -> None:

@@ -274,7 +274,9 @@ def folder(out: Path, *events: dict[str, Any], torn: str = "", **record: Any) ->
 
 def test_a_run_that_was_killed_is_told_up_to_its_last_whole_line(tmp_path: Path) -> None:
     evaluated = {"event": "eval", "step": 2, "val_loss": 4.5, "bits_per_byte": 1.5}
-    out = folder(tmp_path, step(1), step(2), evaluated, step(3), torn='{"event": "st', exit=None)
+    wrong = [step(4, step="4"), {**evaluated, "step": None}, {"event": "sample", "text": 5}]
+    events = [step(1), step(2), evaluated, step(3), *wrong, {"event": ["step"]}, {"event": "new"}]
+    out = folder(tmp_path, *events, torn='{"event": "st', exit=None)
     history = read_history(out)
     assert [one.step for one in history.steps] == [1, 2, 3]
     assert history.series("val_loss", "seconds", evaluations=True) == [(1.0, 4.5)]
@@ -284,7 +286,7 @@ def test_a_run_that_was_killed_is_told_up_to_its_last_whole_line(tmp_path: Path)
         "4.5000 after step 2",
         "1.5000 bits",
         "still going on, or it was killed",
-        "1 line",
+        "1 line cut short; 4 events that are not as minillm writes them",
     ):
         assert part in shown
     for part in ("nothing shows that it took part", "none yet", "3 × 5", "decay (cautious)"):
@@ -380,6 +382,10 @@ def test_a_folder_that_holds_neither_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="holds neither a run nor an ablation") as refused:
         report(tmp_path, say=print)
     assert "minillm train, ablate or search" in str(refused.value)
+    (tmp_path / "run.json").touch()
+    with pytest.raises(Refusal, match="holds neither a run") as refused:
+        report(Path(f"{tmp_path}@2"), say=print)
+    assert str(refused.value.fix).endswith(f"minillm report {tmp_path}")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"plugins": 3}', "\x00"])

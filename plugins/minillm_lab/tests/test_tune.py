@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import tomllib
@@ -12,12 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from minillm_core import Candidate, OutOfMemory, Plan, Plugin, Refusal, build_plan
 from minillm_core.backends.base import Binding, StepResult
 from minillm_core.config.schema import Stage
 from minillm_core.studies import Detected, LoadedPlugin
-from minillm_lab.cli.tune import render, verdict
+from minillm_lab.cli.tune import print_whole, render, verdict
 from minillm_lab.tune import Request, kernel_plugins, tune
 
 DETECTED = Detected("torch", "cpu", "the test says so")
@@ -218,6 +220,11 @@ def test_kernels_of_plugins_that_are_not_named_are_tried_and_the_faster_ones_sta
     table = render(result)
     assert [*table.columns[-1].cells].count("chosen") == 1
     assert "with quick" in [*table.columns[1].cells]
+    narrow = Console(file=io.StringIO(), width=20, color_system=None)
+    print_whole(narrow, table)
+    lines = narrow.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    for name in table.columns[1].cells:
+        assert any(str(name) in line for line in lines), "in one piece"
 
 
 def test_installed_plugins_of_kernels_are_found_and_others_are_not() -> None:

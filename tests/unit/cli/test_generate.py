@@ -108,8 +108,8 @@ def test_a_prompt_from_stdin(program: Program, writing: Writing, monkeypatch) ->
     [
         (["a\udcff"], "the prompt is not UTF-8"),
         (["--temperature", "-1"], "temperature cannot be -1.0"),
-        (["--top-k", "0"], "top-k cannot be 0"),
-        (["--top-p", "1.5"], "top-p cannot be 1.5"),
+        (["--top-k", "0"], "top_k cannot be 0"),
+        (["--top-p", "1.5"], "top_p cannot be 1.5"),
         (["--max-tokens", "0"], "--max-tokens"),
         (["--seed", "-1"], "--seed"),
     ],

@@ -309,7 +309,7 @@ def test_a_file_that_is_no_text_gives_nothing(
         ("backend=jax", "backend must be one of auto, torch, mlx", ""),
         ("seed=-1", "seed must be a whole number of at least 0, not -1", ""),
         ("preset=3", "preset must be a name, not 3", ""),
-        ("preset=tinny", "there is no preset 'tinny'", "--preset tiny"),
+        ("preset=tinny", "there is no preset 'tinny'", "did you mean tiny?"),
         ("preset=xyzzy", "there is no preset 'xyzzy'", "gpt2-124m"),
         ("train.cooldown=0.4", "the schedule 'cosine' has no cooldown", "train.schedule=wsd"),
         ("kernels=a b", "'a b' is not a policy for kernels", "--kernels strict,attention=sdpa"),

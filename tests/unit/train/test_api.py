@@ -125,7 +125,7 @@ def test_a_preset_may_be_any_name() -> None:
 
 @pytest.mark.parametrize("nothing", [[], (), ""])
 def test_an_empty_list_of_data_is_not_the_default_text(nothing: Any) -> None:
-    with pytest.raises(minillm.DataError, match="is empty"):
+    with pytest.raises(minillm.DataError, match=r"is empty|no file is named"):
         minillm.load("tiny", data=nothing)
 
 
@@ -343,8 +343,8 @@ class Trick(minillm.Plugin, api=1):
 
 
 MISUSE: list[tuple[Callable[[Any], Any], str]] = [
-    (lambda run: API.load("tiny", plugins=Trick), "by name, not as classes"),
-    (lambda run: API.load("tiny", plugins=[Trick]), "by name, not as classes"),
+    (lambda run: API.load("tiny", plugins=Trick), "plugins are given by name"),
+    (lambda run: API.load("tiny", plugins=[Trick]), "plugins are given by name"),
     (lambda run: API.Run("a"), "Run needs a plan"),
     (lambda run: API.build_plan("tiny"), r"build_plan\('tiny'\)"),
     (lambda run: API.Run.open(run.out, settings={"train.stepz": 7}), "stepz"),
@@ -359,11 +359,33 @@ MISUSE: list[tuple[Callable[[Any], Any], str]] = [
     (lambda run: run.generate([1, 2]), "a prompt is a text"),
     (lambda run: run.stream(5), r"int64 \(\) where the ids of a row are needed"),
     (lambda run: run.stream([]), r"float64 \(0,\) where"),
-    (lambda run: run.evaluate([]), "the list of files is empty"),
+    (lambda run: run.evaluate([]), "no file is named"),
     (lambda run: run.evaluate("a text\n" * 1000), "cannot be read: File name too long"),
     (lambda run: run.evaluate("a", seq_len=0), "seq_len cannot be 0"),
     (lambda run: run.evaluate("a", max_tokens=-1), "max_tokens cannot be -1"),
     (lambda run: run.validate(0), "tokens cannot be 0"),
+    (lambda run: API.load("tiny", plugins=5), "plugins are given by name"),
+    (lambda run: API.Run.open(run.out, plugins=3), "plugins are given by name"),
+    (lambda run: API.load("tiny", data=5), "no file is named"),
+    (lambda run: run.evaluate(None), "no file is named"),
+    (lambda run: API.load("tiny", data=""), "a path of the data is empty"),
+    (lambda run: API.load("tinny"), "there is no preset 'tinny'"),
+    (lambda run: API.Run.open(""), "the path of a folder cannot be ''"),
+    (lambda run: API.Run.open(None), "the path of a folder cannot be None"),
+    (lambda run: API.Run(run.plan, out=""), "the path of a folder cannot be ''"),
+    (lambda run: API.Run(run.plan, out=run.out), "holds a run already"),
+    (lambda run: run.losses(None), r"object \(\) where the ids of a row"),
+    (lambda run: run.evaluate("a", seq_len="8"), "seq_len cannot be '8'"),
+    (lambda run: run.generate("a", max_tokens="5"), "max_tokens cannot be '5'"),
+    (lambda run: run.generate("a", temperature="hot"), "temperature cannot be 'hot'"),
+    (lambda run: run.generate("a", top_k=2.5), "top_k cannot be 2.5"),
+    (lambda run: run.generate("a", top_p=None), "top_p cannot be None"),
+    (lambda run: run.generate("a", cached="no"), "cached cannot be 'no'"),
+    (lambda run: run.generate("a\ud800"), "a lone surrogate"),
+    (lambda run: run.stream("a", ends=5), r"int64 \(\) where the ids"),
+    (lambda run: run.export("x", shard_bytes=0), "shard_bytes cannot be 0"),
+    (lambda run: run.export("x", shard_bytes="a"), "shard_bytes cannot be 'a'"),
+    (lambda run: run.export(run.out), "is not empty"),
 ]
 
 
@@ -373,3 +395,4 @@ def test_what_cannot_be_used_is_refused_with_what_can(make: Callable[..., minill
         with pytest.raises(minillm.MinillmError, match=said) as error:
             misuse(run)
         assert error.value.fix
+        assert not str(error.value.fix).startswith("--"), "what to type in a terminal"

@@ -116,5 +116,5 @@ def test_what_is_out_of_range_is_refused_by_name(options: dict) -> None:
     with pytest.raises(Refusal) as raised:
         Sampling(**options)
     (name,) = options
-    assert raised.value.where == name.replace("_", "-")
+    assert raised.value.where == name
     assert raised.value.fix

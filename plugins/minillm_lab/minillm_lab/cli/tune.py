@@ -124,7 +124,7 @@ def show_tune(asked: RunRequest, request: Request, to: Path, *, json: bool) -> N
         command += f" --plugins {shlex.quote(','.join(files))}"
     measured = f"{result['device']}, {result['backend']}: {verdict(result)}"
     if not json:
-        Console().print(render(result))
+        print_whole(Console(), render(result))
         say(verdict(result))
     text = settings_file(best.config, (command, f"minillm tune, {measured}"))
     try:
@@ -157,7 +157,7 @@ def render(result: Mapping[str, Any]) -> Table:
     counted_peaks = any(one["peak_bytes"] for one in result["candidates"])
     known_mfu = any(one["mfu"] for one in result["candidates"])
     for head in ("rows", "kernel"):
-        table.add_column(head, overflow="fold")
+        table.add_column(head, no_wrap=True)
     right = (
         "tokens/s",
         "of fastest",
@@ -166,7 +166,7 @@ def render(result: Mapping[str, Any]) -> Table:
         *["peak"] * counted_peaks,
     )
     for head in right:
-        table.add_column(head, justify="right", no_wrap=head != "tokens/s")
+        table.add_column(head, justify="right", no_wrap=True)
     table.add_column("")
     best = result["best"]
     fastest = max(one["tokens_per_second"] or 0.0 for one in result["candidates"])
@@ -188,6 +188,13 @@ def render(result: Mapping[str, Any]) -> Table:
         )
         table.add_row(*cells, style="bold" if chosen else None)
     return table
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Print a table at its own width, also where the console is narrower, so that no name is broken."""
+    wide = console.measure(table, options=console.options.update(width=1_000)).maximum
+    console.width = max(wide, console.width)
+    console.print(table)
 
 
 def verdict(result: Mapping[str, Any]) -> str:
