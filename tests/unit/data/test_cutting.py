@@ -139,6 +139,18 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a text of 40,000 words, and the same so many times that it takes seconds to tokenise."""
+    folder = tmp_path_factory.mktemp("long")
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 9))) for _ in range(40_000)]
+    text = " ".join(rng.choices(words, k=1_500_000))
+    (folder / "once.txt").write_text(text)
+    (folder / "often.txt").write_text(text * 20)
+    return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("phase", "vocab", "later", "number"),
@@ -152,14 +164,11 @@ except KeyboardInterrupt:
     ],
 )
 def test_preparing_ends_when_it_is_interrupted_and_leaves_nothing(
-    tmp_path: Path, phase: str, vocab: int, later: float, number: int
+    long: Path, tmp_path: Path, phase: str, vocab: int, later: float, number: int
 ) -> None:
-    repeats = 20 if phase == "tokenising" else 1
-    rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 9))) for _ in range(40_000)]
     # Tokenisation must last until the signal arrives.
-    (tmp_path / "a.txt").write_text(" ".join(rng.choices(words, k=1_500_000)) * repeats)
-    command = [sys.executable, "-c", PREPARE, str(tmp_path / "a.txt"), str(tmp_path / "cache")]
+    text = long / ("often.txt" if phase == "tokenising" else "once.txt")
+    command = [sys.executable, "-c", PREPARE, str(text), str(tmp_path / "cache")]
     command.append(str(vocab))
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
