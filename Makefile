@@ -61,7 +61,7 @@ format: $(STAMP)
 setup: $(STAMP)
 
 wheels: $(BASE)
-	$(PIP) --quiet build twine
+	$(PIP) --quiet twine
 	$(BIN)/python -m tools.release build --to dist
 
 $(BASE): constraints.txt

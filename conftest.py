@@ -25,12 +25,14 @@ import sysconfig
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 from venv import EnvBuilder
 
 import pytest
 from hypothesis import HealthCheck, settings
+from packaging.requirements import Requirement
 
 from minillm_core.cli.main import main
 from minillm_core.config.load import load
@@ -411,7 +413,8 @@ class Environment:
 
     def install(self, *wheels: Path) -> None:
         """Install wheels as they are: what they need is there."""
-        options = ("--quiet", "--no-index", "--no-deps", "--force-reinstall")
+        # what is imported is compiled then: a part of it
+        options = ("--quiet", "--no-index", "--no-deps", "--force-reinstall", "--no-compile")
         self.run("pip", "install", *options, *wheels, cwd=self.folder)
 
 
@@ -420,7 +423,7 @@ def make(folder: Path, libraries: Path | str | None = None, **variables: str | P
 
     Args:
         folder: its venv, and its cache, go there.
-        libraries: a site-packages whose packages it has as well, pip among them.
+        libraries: a site-packages whose packages it has as well, pip among them; or several, a line each.
         variables: set in it, beside this process's that do not lead back to the working tree.
     """
     venv = folder / "venv"
@@ -440,6 +443,30 @@ def make(folder: Path, libraries: Path | str | None = None, **variables: str | P
         pip.write_text(f'#!/bin/sh\nexec {shlex.quote(str(made.python))} -m pip "$@"\n')
         pip.chmod(0o755)
     return made
+
+
+def link(folder: Path, *requirements: str) -> None:
+    """Fill a site-packages with links to distributions of this one: the required ones, and what they require."""
+    found: set[tuple[str, str]] = set()
+    wanted = [(Requirement(one), "") for one in requirements]
+    while wanted:
+        one, extra = wanted.pop()
+        if one.marker and not one.marker.evaluate({"extra": extra}):
+            continue
+        distribution = metadata.distribution(one.name)
+        for file in distribution.files or ():
+            top = file.parts[0]
+            if top not in ("..", "__pycache__") and not (folder / top).exists():
+                (folder / top).symlink_to(Path(str(distribution.locate_file(top))))
+        for each in {(one.name, ""), *((one.name, extra) for extra in one.extras)} - found:
+            found.add(each)
+            wanted += [(Requirement(line), each[1]) for line in distribution.requires or ()]
+
+
+@pytest.fixture(scope="session")
+def link_libraries() -> Callable[..., None]:
+    """Fill a site-packages with links: :func:`link`."""
+    return link
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
+import tempfile
 import tomllib
 from collections.abc import Sequence
+from contextlib import chdir
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +128,7 @@ def build(to: Path, folders: Sequence[Path] | None = None) -> dict[str, tuple[Pa
     Raises:
         ReleaseError: versions differ, the folder holds files that no build wrote, or a build did not
             produce exactly one sdist and one wheel.
-        subprocess.CalledProcessError: a build or a check failed; its output is printed.
+        subprocess.CalledProcessError: the check failed; its output is printed.
     """
     version()
     projects = distributions(ROOT, "plugins", "examples")
@@ -134,7 +138,7 @@ def build(to: Path, folders: Sequence[Path] | None = None) -> dict[str, tuple[Pa
     for folder in distributions() if folders is None else folders:
         name, number = projects[folder]["name"], projects[folder]["version"]
         out = to / _BUILDING
-        _run("build", "--no-isolation", "--outdir", out, folder)
+        _build(folder, out)
         stem = f"{name.replace('-', '_')}-{number}"
         sdist, wheel = f"{stem}.tar.gz", f"{stem}-py3-none-any.whl"
         found = {path.name for path in out.iterdir()}
@@ -144,6 +148,33 @@ def build(to: Path, folders: Sequence[Path] | None = None) -> dict[str, tuple[Pa
         out.rmdir()
     _run("twine", "check", "--strict", *(path for pair in built.values() for path in pair))
     return built
+
+
+def _build(folder: Path, out: Path) -> None:
+    """Build an sdist, and a wheel from it, by the hooks of the build backend (PEP 517) in this process.
+
+    Raises:
+        ReleaseError: the project wants another backend, or another version than the one here.
+    """
+    # Here, for the other commands need nothing but Python.
+    from hatchling.build import build_sdist, build_wheel
+    from packaging.requirements import Requirement
+
+    wanted = tomllib.loads((folder / "pyproject.toml").read_text())["build-system"]
+    here = {"hatchling": installed("hatchling")}
+    needed = {one.name: one.specifier for one in map(Requirement, wanted["requires"])}
+    if wanted["build-backend"] != "hatchling.build" or needed.keys() != here.keys():
+        raise ReleaseError(f"{folder}: built by {wanted}, expected hatchling alone")
+    if not needed["hatchling"].contains(here["hatchling"]):
+        raise ReleaseError(f"{folder}: needs hatchling{needed['hatchling']}; here is {here}")
+    out.mkdir(parents=True)
+    with chdir(folder):
+        sdist = build_sdist(str(out))
+    with tempfile.TemporaryDirectory() as unpacked:
+        with tarfile.open(out / sdist) as archive:
+            archive.extractall(unpacked, filter="data")
+        with chdir(Path(unpacked, sdist.removesuffix(".tar.gz"))):
+            build_wheel(str(out))
 
 
 def _empty(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import subprocess
+import tomllib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,25 +16,40 @@ import pytest
 
 pytestmark = pytest.mark.full
 
-FEW = ("train.rows=2", "eval.tokens=512", "eval.samples=0")
+FEW = ("train.rows=2", "train.seq_len=64", "eval.tokens=512", "eval.samples=0")
 """Added to `minillm train --steps 5`; the core alone runs that command without them."""
+
+QUICK = ("--quiet", "--no-compile")
+"""Of `pip install`: what is imported is compiled then, a part of what is installed."""
+
+
+@pytest.fixture(scope="module")
+def libraries(repository: Path, link_libraries: Any, tmp_path_factory: Any) -> Path:
+    """Make a site-packages with pip, torch, what the core's wheel requires, and nothing else."""
+    folder = tmp_path_factory.mktemp("libraries")
+    core = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
+    torch = core["optional-dependencies"]["torch"]
+    link_libraries(folder, "pip", *core["dependencies"], *torch)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def alone(
-    repository: Path, wheels: dict[str, Path], make_environment: Any, tmp_path_factory: Any
+    wheels: dict[str, Path], libraries: Path, make_environment: Any, tmp_path_factory: Any
 ) -> Any:
-    """Create an environment with only the core's wheel and torch."""
-    made = make_environment(tmp_path_factory.mktemp("alone"))
-    pins = ("--constraint", repository / "constraints.txt")
-    quick = ("--quiet", "--no-compile")  # what is imported is compiled then: a fifth of torch
-    made.run("pip", "install", *quick, *pins, f"{wheels['minillm-core']}[torch]", cwd=made.folder)
+    """Create an environment with only the core's wheel and torch; pip finds that nothing is missing."""
+    made = make_environment(tmp_path_factory.mktemp("alone"), libraries, PIP_NO_INDEX="1")
+    made.run("pip", "install", *QUICK, f"{wheels['minillm-core']}[torch]", cwd=made.folder)
     return made
 
 
 @pytest.fixture(scope="module")
 def beside(
-    wheels: dict[str, Path], alone: Any, make_environment: Any, tmp_path_factory: Any
+    wheels: dict[str, Path],
+    alone: Any,
+    libraries: Path,
+    make_environment: Any,
+    tmp_path_factory: Any,
 ) -> Callable[[str], Any]:
     """Create an environment like the core's, with an extra of it from the wheels alone."""
 
@@ -41,13 +57,13 @@ def beside(
     def make(extra: str) -> Any:
         made = make_environment(
             tmp_path_factory.mktemp(extra),
-            libraries=alone.site,
+            libraries=f"{alone.site}\n{libraries}",
             # pip's sources in tests: the wheels, and no index.
             PIP_NO_INDEX="1",
             PIP_FIND_LINKS=wheels["minillm-core"].parent,
             XDG_CACHE_HOME=alone.variables["XDG_CACHE_HOME"],
         )
-        made.run("pip", "install", "--quiet", f"minillm-core[{extra}]", cwd=made.folder)
+        made.run("pip", "install", *QUICK, f"minillm-core[{extra}]", cwd=made.folder)
         return made
 
     return make
@@ -174,12 +190,15 @@ def test_the_core_and_the_kit(beside: Callable[[str], Any], tmp_path: Path) -> N
 def test_a_script_on_the_api_from_a_wheel(
     beside: Callable[[str], Any],
     alone: Any,
+    libraries: Path,
     wheels: dict[str, Path],
     make_environment: Any,
     tmp_path: Path,
 ) -> None:
     made = make_environment(
-        tmp_path, libraries=alone.site, XDG_CACHE_HOME=alone.variables["XDG_CACHE_HOME"]
+        tmp_path,
+        libraries=f"{alone.site}\n{libraries}",
+        XDG_CACHE_HOME=alone.variables["XDG_CACHE_HOME"],
     )
     made.install(wheels["minillm-sweep"])
     text = tmp_path / "text.txt"

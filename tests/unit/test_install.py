@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
+import shutil
 import sys
 import tomllib
-import venv
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -78,29 +78,31 @@ def write_wheel(folder: Path, name: str, version: str, requires: Sequence[str] =
 
 
 @pytest.fixture(scope="module")
-def pip(tmp_path_factory: pytest.TempPathFactory) -> Pip:
+def pip(
+    tmp_path_factory: pytest.TempPathFactory, make_environment: Any, link_libraries: Any
+) -> Pip:
     """Return ``pip(version, line)``: what pip would install with that torch; "refused": nothing."""
     home = tmp_path_factory.mktemp("pip")
-    index, have = home / "index", home / "have"
+    index, have, libraries = home / "index", home / "have", home / "libraries"
     for version in ("2.13.0+cu130", "2.14.0"):
         write_wheel(index, "torch", version)
     write_wheel(index, "easy", "1.0", ["torch>=2.10"])
     write_wheel(index, "greedy", "1.0", ["torch>=2.14"])
-    venv.create(home / "python", with_pip=True)
-    python = home / "python" / ("Scripts" if sys.platform == "win32" else "bin") / "python"
+    libraries.mkdir()
+    link_libraries(libraries, "pip")
+    made = make_environment(home / "python", libraries)
     options = ("--no-index", "--disable-pip-version-check", "--quiet", "--quiet")
 
-    def call(*arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [str(one) for one in (python, "-m", "pip", *arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
     def would(version: str, line: str) -> str:
-        wheel = write_wheel(have, "torch", version)
-        assert call("install", "--force-reinstall", *options, wheel).returncode == 0
+        for old in made.site.glob("torch*"):
+            shutil.rmtree(old) if old.is_dir() else old.unlink()
+        with zipfile.ZipFile(write_wheel(have, "torch", version)) as wheel:
+            wheel.extractall(made.site)  # all that installing it is: it is one module
         words = shlex.split(line)[2:]
         report = home / "report.json"
         dry = ("--dry-run", "--report", report, "--find-links", index)
-        if call("install", *dry, *options, *words).returncode:
+        asked = [str(one) for one in ("pip", "install", *dry, *options, *words)]
+        if made.call(*asked, cwd=home).returncode:
             return "refused"
         chosen = json.loads(report.read_text())["install"]
         return " ".join(

@@ -31,7 +31,7 @@ def jsonl(tmp_path: Path) -> Write:
     return write
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def prose() -> Callable[..., list[str]]:
     """Return a function that generates documents of random words, determined by a seed."""
 

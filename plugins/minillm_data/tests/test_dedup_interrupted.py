@@ -121,7 +121,7 @@ def finished(path: Path, to: Path) -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a file that keeps several processes busy for seconds."""
-    return corpus(tmp_path_factory.mktemp("big") / "in.jsonl", 8000, 600)
+    return corpus(tmp_path_factory.mktemp("big") / "in.jsonl", 4000, 600)
 
 
 @pytest.fixture(scope="module")

@@ -86,17 +86,25 @@ def test_a_command_that_is_killed_goes_on_to_the_same_bytes(
     assert kills > 0
 
 
-@pytest.mark.parametrize("command", ["filter", "mix"])
-def test_ctrl_c_ends_a_command_and_the_next_start_goes_on(tmp_path: Path, command: str) -> None:
-    source = tmp_path / "a.jsonl"
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a file on which a command works for seconds: some twelve parts."""
+    source = tmp_path_factory.mktemp("long") / "a.jsonl"
     with source.open("w") as file:
-        for number in range(20_000):
+        for number in range(8000):
             text = " ".join(f"w{number * 7 + i}" for i in range(100 + number % 50))
             file.write(json.dumps({"text": f"The end of {text}."}) + "\n")
+    return source
+
+
+@pytest.mark.parametrize("command", ["filter", "mix"])
+def test_ctrl_c_ends_a_command_and_the_next_start_goes_on(
+    long: Path, tmp_path: Path, command: str
+) -> None:
     to, unfinished = tmp_path / "out", tmp_path / "out.unfinished"
-    arguments = ["data", command, str(source), "--to", str(to)]
+    arguments = ["data", command, str(long), "--to", str(to)]
     script = "import sys, minillm_data.output as o; from minillm_core.cli.main import main\n"
-    script += "o.NOTED = 0.2; o.PART = 1 << 20; sys.exit(main())"
+    script += "o.NOTED = 0.2; o.PART = 1 << 19; sys.exit(main())"
     process = subprocess.Popen(
         [sys.executable, "-c", script, *arguments], stderr=subprocess.PIPE, text=True
     )

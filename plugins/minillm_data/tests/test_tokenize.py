@@ -223,41 +223,51 @@ KILLED = """
 import sys
 from minillm_data import tokenize as module
 
-module.SHARD_TOKENS = 20_000
+module.SHARD_TOKENS = 8000
 module.tokenize([sys.argv[1]], sys.argv[2], vocab=400)
 """
+
+
+def start(path: Path, to: Path) -> subprocess.Popen[bytes]:
+    """Start the tokenization of a file into small shards."""
+    command = [sys.executable, "-c", KILLED, str(path), str(to)]
+    return subprocess.Popen(command, stderr=subprocess.DEVNULL)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(
+    prose: Prose, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, dict[str, bytes], float]:
+    """Return a file of many documents, what is written of it without a signal, and in how many seconds."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    path = folder / "data.jsonl"
+    path.write_text("".join(json.dumps({"text": one}) + "\n" for one in prose(8000)), "utf-8")
+    began = time.monotonic()
+    assert start(path, folder / "whole").wait() == 0
+    return path, content(folder / "whole"), time.monotonic() - began
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_killed_command_goes_on_to_the_same_bytes(
-    prose: Prose, jsonl: Write, tmp_path: Path, number: int
+    uninterrupted: tuple[Path, dict[str, bytes], float], tmp_path: Path, number: int
 ) -> None:
-    path = jsonl([{"text": text} for text in prose(20_000)])
-
-    def start(folder: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", KILLED, str(path), str(tmp_path / folder)]
-        return subprocess.Popen(command, stderr=subprocess.DEVNULL)
-
-    began = time.monotonic()
-    assert start("whole").wait() == 0
-    whole_seconds = time.monotonic() - began
-    kills = 0
+    path, whole, whole_seconds = uninterrupted
+    to, kills = tmp_path / "killed", 0
     for share in (0.3, 0.5, 0.7, 0.8, 0.9):
-        process = start("killed")
+        process = start(path, to)
         time.sleep(share * whole_seconds)
         process.send_signal(number)
         kills += process.wait() != 0
-        assert not any(".tmp" in name for name in os.listdir(tmp_path) if name == "killed")
-        if (tmp_path / "killed").exists():
+        assert not to.exists() or not any(".tmp" in name for name in os.listdir(to))
+        if to.exists():
             break
-    if not (tmp_path / "killed").exists():
-        assert start("killed").wait() == 0
+    if not to.exists():
+        assert start(path, to).wait() == 0
     assert kills, "every start was over before its signal"
-
-    def content(name: str) -> dict[str, bytes]:
-        return {one.name: one.read_bytes() for one in (tmp_path / name).iterdir()}
-
-    killed, whole = content("killed"), content("whole")
     assert len(whole) > 10
-    assert killed == whole
+    assert content(to) == whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,25 @@ PAIRS = [
     ("lazy dogs while seven old men sing " * 6, "of love"),  # longer than a row
     ("x", "y<|endoftext|>z"),
 ]
+
+
+@pytest.fixture(scope="module")
+def listed_once() -> Iterator[None]:
+    """Keep the harness's list of tasks for all requests with the same folders: reading it takes twenty seconds."""
+    from lm_eval import tasks
+
+    whole = tasks.TaskManager
+    made: dict[str, Any] = {}
+
+    def manager(**given: Any) -> Any:
+        key = repr(given)
+        if key not in made:
+            made[key] = whole(**given)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tasks, "TaskManager", manager)
+        yield
 
 
 def asked(*arguments: Any) -> list[Any]:
@@ -122,7 +142,11 @@ def test_a_run_of_ids_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the harness, its data library and Transformers
 def test_the_figures_are_those_of_the_exported_model_in_the_harness(
-    trained: Path, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    listed_once: None,
+    trained: Path,
+    tasks: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from lm_eval.evaluator import evaluate
     from lm_eval.models.huggingface import HFLM
@@ -177,7 +201,7 @@ def test_the_figures_are_those_of_the_exported_model_in_the_harness(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_limit_and_shots_and_what_cannot_be_asked(
-    trained: Path, tasks: Path, capsys: pytest.CaptureFixture[str]
+    listed_once: None, trained: Path, tasks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["eval", str(trained), "--task-path", str(tasks)]
     assert main([*words, "--tasks", "toy_choice", "--limit", "5", "--shots", "2"]) == 0

@@ -20,7 +20,7 @@ import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from minillm_core.data import Tokenizer, bpe, cutting, formats
+from minillm_core.data import Tokenizer, bpe, cutting, formats, tokenise
 from minillm_core.data.cutting import LEARNED, WORD, Continued, parts
 from minillm_core.data.formats import Reading
 
@@ -125,7 +125,8 @@ PREPARE = """
 import sys
 from pathlib import Path
 from minillm_core.config.schema import DataConfig
-from minillm_core.data import open_corpus
+from minillm_core.data import open_corpus, tokenise
+tokenise.SAMPLE = int(sys.argv[4])
 told = set()
 def progress(what, done, total):
     if what not in told:
@@ -137,6 +138,18 @@ try:
 except KeyboardInterrupt:
     sys.exit(130)
 """
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a text of 40,000 words, and the same so many times that it takes seconds to tokenise."""
+    folder = tmp_path_factory.mktemp("long")
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 9))) for _ in range(40_000)]
+    text = " ".join(rng.choices(words, k=1_500_000))
+    (folder / "once.txt").write_text(text)
+    (folder / "often.txt").write_text(text * 20)
+    return folder
 
 
 @pytest.mark.slow
@@ -152,15 +165,15 @@ except KeyboardInterrupt:
     ],
 )
 def test_preparing_ends_when_it_is_interrupted_and_leaves_nothing(
-    tmp_path: Path, phase: str, vocab: int, later: float, number: int
+    long: Path, tmp_path: Path, phase: str, vocab: int, later: float, number: int
 ) -> None:
-    repeats = 20 if phase == "tokenising" else 1
-    rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 9))) for _ in range(40_000)]
     # Tokenisation must last until the signal arrives.
-    (tmp_path / "a.txt").write_text(" ".join(rng.choices(words, k=1_500_000)) * repeats)
-    command = [sys.executable, "-c", PREPARE, str(tmp_path / "a.txt"), str(tmp_path / "cache")]
-    command.append(str(vocab))
+    text = long / ("often.txt" if phase == "tokenising" else "once.txt")
+    command = [sys.executable, "-c", PREPARE, str(text), str(tmp_path / "cache")]
+    sample = (
+        tokenise.SAMPLE if vocab > 300 else 1 << 20
+    )  # where training is not what is interrupted
+    command += [str(vocab), str(sample)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         while phase not in process.stdout.readline():
