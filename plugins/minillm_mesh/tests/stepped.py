@@ -30,7 +30,9 @@ from minillm_core.backends.ranks import ALONE, join
 from minillm_core.data.batch import part_of
 from minillm_core.inspection import Detected, Ranks, batch_hook, read_value, trainer
 
-STEPS = 20
+STEPS = 10
+"""All phases of schedules, both of a turn, and three times each kind of batch."""
+
 TINY = {
     "model.dim": 32,
     "model.heads": 4,
@@ -72,7 +74,7 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "float16": ("muon", {"train.dtype": "float16"}),
     "compiled": (
         "muon,layer_clip",
-        {"train.compile": "on", "train.checkpointing": True, "model.layers": 2},
+        {"train.compile": "on", "train.checkpointing": True, "model.layers": 2, "muon.steps": 2},
     ),
 }
 """Cases that only sharded updates treat specially: name -> plugins, settings."""
@@ -191,7 +193,8 @@ def train(
 
 
 def alone(plan: minillm.Plan, backend: str, split: str) -> dict[str, Any]:
-    """Train a plan in this process alone, unless that has been done: see :func:`train`."""
+    """Train a plan in this process alone, not compiled, unless that has been done: see :func:`train`."""
+    plan = plan.with_train(compile="off")
     folder = os.environ.get("REFERENCES")
     if folder is None:
         return train(plan, backend, ALONE)
