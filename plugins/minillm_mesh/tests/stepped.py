@@ -30,9 +30,7 @@ from minillm_core.backends.ranks import ALONE, join
 from minillm_core.data.batch import part_of
 from minillm_core.inspection import Detected, Ranks, batch_hook, read_value, trainer
 
-STEPS = 10
-"""All phases of schedules, both of a turn, and three times each kind of batch."""
-
+STEPS = 20
 TINY = {
     "model.dim": 32,
     "model.heads": 4,

@@ -18,10 +18,12 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
+SHORTER = "train.steps=10"
+"""For kinds of parameters and updates: all phases of schedules and both of a turn, in half of the time."""
 SETTINGS = (
     *("--preset", "tiny", "--device", "cpu", "--backend", "torch"),
     *("model.dim=32", "model.layers=2", "model.vocab=300"),
-    *("train.seq_len=32", "train.rows=4", "train.accumulate=2", "eval.tokens=512", "eval.every=4"),
+    *("train.seq_len=32", "train.rows=4", "train.accumulate=2", "eval.tokens=1024", "eval.every=4"),
 )
 
 
@@ -105,9 +107,9 @@ def test_any_number_of_ranks_trains_alike(
 def test_weights_are_divided_with_every_kind_of_parameter(stepped: Stepped, tmp_path: Path) -> None:
     """Views, followers, narrow state, frozen parameters, dtypes, compiled layers, shared rows."""
     names = "ema,schedule_free,layer_clip,untie_head,freeze,bfloat16,compiled"
-    found = stepped(2, "micro", tmp_path / "found.json", names, "alone,weights")
-    eighths = stepped(2, "micro", tmp_path / "8.json", "adam8bit", "alone,nudged,weights")
-    given = "windows,compiled", "alone,weights", "mesh.context=2"
+    found = stepped(2, "micro", tmp_path / "found.json", names, "alone,weights", SHORTER)
+    eighths = stepped(2, "micro", tmp_path / "8.json", "adam8bit", "alone,nudged,weights", SHORTER)
+    given = "windows,compiled", "alone,weights", "mesh.context=2", SHORTER
     rows = stepped(2, "rows", tmp_path / "rows.json", *given)
     for name, met in [*found.items(), *eighths.items(), *rows.items()]:
         case = met["weights"]
@@ -150,7 +152,7 @@ def test_divided_updates_are_those_of_every_kind_of_parameter(
     stepped: Stepped, tmp_path: Path
 ) -> None:
     """Views, followers, narrow and other state, turns, frozen parameters, dtypes, compiled stages."""
-    found = stepped(2, "micro", tmp_path / "found.json", "more", "off,updates")
+    found = stepped(2, "micro", tmp_path / "found.json", "more", "off,updates", SHORTER)
     for name, met in found.items():
         case = met["updates"]
         assert case["same"], f"{name}: the ranks have not the same weights"
