@@ -317,11 +317,13 @@ def _arrays(groups: Mapping[str, Group], parts: Sequence[Part]) -> list[ArrayPar
 def _buckets(arrays: Sequence[ArrayPart]) -> Iterator[list[ArrayPart]]:
     """Yield buckets of arrays in order, combining small ones."""
     bucket: list[ArrayPart] = []
+    held = 0
     for one in arrays:
-        if bucket and sum(held.nbytes for held in bucket) + one.nbytes > BUCKET:
+        if bucket and held + one.nbytes > BUCKET:
             yield bucket
-            bucket = []
+            bucket, held = [], 0
         bucket.append(one)
+        held += one.nbytes
     if bucket:
         yield bucket
 

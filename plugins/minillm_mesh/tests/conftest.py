@@ -15,9 +15,19 @@ SECONDS = 700.0
 
 IMPORTED = (
     *("numpy", "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.pipelining"),
+    *("torch._dynamo.backends.debugging", "torch._inductor.lowering"),  # what compiling imports
     *("minillm_core.cli.main", "minillm_core.cli.train", "minillm_core.inspection"),
-    *("minillm_core.backends.torch.backend", "minillm_mesh.torch_ranks"),
+    *("minillm_core.train.session", "minillm_core.backends.torch.backend"),
+    *("minillm_hf.directory", "minillm_lab.speeds"),
+    *("minillm_mesh.torch_ranks", "minillm_mesh.torch_weights", "minillm_mesh.pipeline"),
+    *(
+        "minillm_modded.moe",
+        "minillm_muon.muon",
+        "minillm_optim.adam8bit",
+        "minillm_data.shuffle_rows",
+    ),
 )
+"""What ranks import, so that each need not."""
 
 
 @pytest.fixture(scope="session")

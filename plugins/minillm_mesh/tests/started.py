@@ -133,14 +133,17 @@ def main(out: str, folder: str) -> None:
     ranks, found = join(Detected("torch", "cpu", "")), {}
     for name in [*CASES, *(name for name in MORE if name != "float16")]:
         plan = plan_of(name, "micro")
-        alone = started(plan, ALONE)
-        expected, shown = alone.arrays(), set(alone.witnesses())
+        alone = started(plan, ALONE) if ranks.is_main else None
+        expected = alone.arrays() if alone else {}
+        shown = ranks.broadcast(sorted(alone.witnesses()) if alone else None)
         run = started(plan, ranks, "weights")
-        inits = {key for key in shown if key.startswith("init:")}
-        seen = ranks.all_gather([key in run.witnesses() for key in sorted(inits)])
+        inits = [key for key in shown if key.startswith("init:")]
+        seen = ranks.all_gather([key in run.witnesses() for key in inits])
         begun = equal(run, expected, ranks)
-        alone.resume(moved(expected))
-        run.resume(saved(Path(folder) / name, expected := alone.arrays(), ranks))
+        if alone:
+            alone.resume(moved(expected))
+            expected = alone.arrays()
+        run.resume(saved(Path(folder) / name, expected, ranks))
         found[name] = {
             "begun": begun,
             "shown": all(map(any, zip(*seen, strict=True))),

@@ -72,7 +72,7 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "float16": ("muon", {"train.dtype": "float16"}),
     "compiled": (
         "muon,layer_clip",
-        {"train.compile": "on", "train.checkpointing": True, "model.layers": 2},
+        {"train.compile": "on", "train.checkpointing": True, "model.layers": 2, "muon.steps": 2},
     ),
 }
 """Cases that only sharded updates treat specially: name -> plugins, settings."""
@@ -191,7 +191,8 @@ def train(
 
 
 def alone(plan: minillm.Plan, backend: str, split: str) -> dict[str, Any]:
-    """Train a plan in this process alone, unless that has been done: see :func:`train`."""
+    """Train a plan in this process alone, not compiled, unless that has been done: see :func:`train`."""
+    plan = plan.with_train(compile="off")
     folder = os.environ.get("REFERENCES")
     if folder is None:
         return train(plan, backend, ALONE)
