@@ -124,6 +124,16 @@ def test_weights_are_divided_with_every_kind_of_parameter(stepped: Stepped, tmp_
         assert max(case["bytes"]) < 0.6 * case["all"], f"{name}: {case['bytes']}"
 
 
+def test_gradients_of_a_single_micro_batch_are_summed_in_float32(
+    stepped: Stepped, tmp_path: Path
+) -> None:
+    """They are sent in the compute dtype; the sums are those of an all-reduce in float32."""
+    found = stepped(2, "rows", tmp_path / "found.json", "bfloat16", "alone,off,updates", SHORTER)
+    (met,) = found.values()
+    assert met["updates"]["same"]
+    assert met["updates"]["losses"] == met["off"]["losses"]
+
+
 @pytest.mark.parametrize("size", [2, 4])
 def test_a_process_starts_with_its_part_alone(size: int, processes: Run, tmp_path: Path) -> None:
     """Of weights that are divided: one process's values to the bit, and never a whole model in a process."""
