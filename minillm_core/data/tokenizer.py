@@ -199,11 +199,12 @@ class Tokenizer:
                 self._native.add_special_tokens([one.text])
             if self._native.token_to_id(one.text) != self.size:  # not added, or ids have gaps
                 room = f": it has {self.size} ids in {vocab} rows" if one.add else ""
+                instead = one.instead or f"options without it (minillm plugins info {one.owner})"
                 raise DataError(
                     f"the tokenizer has no special token {one.text} for plugin '{one.owner}'{room}",
                     where=f"added_tokens: {', '.join(sorted(known)[:8])}",
-                    fix=f"add it there, or take options without it (minillm plugins info {one.owner}), or have a "
-                    "tokenizer trained: without data.tokenizer, --branch and --init",
+                    fix=f"{instead}; or add it there, or have a tokenizer trained: without data.tokenizer, "
+                    "--branch and --init",
                 )
             self.size += 1
         entries = self._native.get_vocab(with_added_tokens=True)

@@ -219,7 +219,9 @@ class DataBuilder(Builder):
             self._slots.given.add(one.name)
         self._slots.source.add(self._owner, asked)
 
-    def special(self, name: str, text: str | None = None, *, add: bool = False) -> None:
+    def special(
+        self, name: str, text: str | None = None, *, add: bool = False, instead: str = ""
+    ) -> None:
         """Term: a special token that no text encodes to, identified by ``name``.
 
         A tokenizer trained for the run reserves it; an existing one must contain it, unless ``add`` is set.
@@ -235,13 +237,15 @@ class DataBuilder(Builder):
             text: the token's text; default: ``<|name|>``.
             add: add the token to an existing tokenizer that lacks it, in an unused row of the
                 embedding.
+            instead: the settings with which the plugin needs no such token, such as ``sft.template=plain``,
+                for the error where a tokenizer lacks it.
 
         Raises:
             PlanError: another plugin declares the same name.
         """
         if not name.isidentifier() or name == "end_of_text" or text == "":
             raise self._refusal("data.special", f"{name!r} cannot be asked for")
-        reserved = Reserved(name, text or f"<|{name}|>", self._owner, add)
+        reserved = Reserved(name, text or f"<|{name}|>", self._owner, add, instead)
         self._slots.specials.add(self._owner, name, reserved)
 
     def rewrites(self) -> None:

@@ -70,7 +70,7 @@ class Sft(Plugin, api=1, task=True):
         )
         for text, name in specials.items():
             if name != "end_of_text":
-                data.special(name, text, add=self.add)
+                data.special(name, text, add=self.add, instead="sft.template=plain")
 
     @property
     def written_by(self) -> ChatTemplate:
