@@ -218,8 +218,7 @@ class TorchShare(ShardedArrays):
         memory, every_section = self.flat.view(self.dtype), self.flat.numel()
         self.received = memory[:every_section]
         self.of_ranks = memory[-every_section:].view(size, section)
-        # this rank's own section: the all-gather then copies nothing within a card
-        self.sent = self.received[rank * section : (rank + 1) * section]
+        self.sent = self.reduced.view(self.dtype)[:section]
         self.sending = {part.name: _view(self.sent, begin, part) for begin, part in own}
         self.arrived = [_view(self.received, begin, part) for begin, part in every]
         self.copies = [part.of(parameters[part.name].data) for _, part in every]
@@ -267,9 +266,7 @@ class TorchShare(ShardedArrays):
         with met():
             if self.once:
                 dist.all_to_all_single(self.of_ranks, self.received.view_as(self.of_ranks))
-                self.reduced.copy_(self.of_ranks[0])
-                for gradients in self.of_ranks[1:]:  # faster than torch.sum over the ranks
-                    self.reduced.add_(gradients)
+                torch.sum(self.of_ranks, 0, dtype=torch.float32, out=self.reduced)
             else:
                 reduce_scatter(self.reduced, self.flat)
         return dict(self.gradients)
