@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from benchmarks.scale import CASES
@@ -146,15 +146,15 @@ MEASURED = {
 }
 """Cases of benchmarks/scale.py, and their descriptions."""
 
-RESULTS: tuple[tuple[str, str, Callable[[list[float]], float]], ...] = (
-    ("scale", "mean", fmean),
-    ("scale_weights", "mean", fmean),
-    ("scale_checkpointed", "mean", fmean),
-    ("scale_context", "mean", fmean),
-    ("scale_context_long", "mean", fmean),
-    ("scale_recipe", "median", median),  # others compiled on the host as its runs on one GPU began
+RESULTS = (
+    "scale",
+    "scale_weights",
+    "scale_checkpointed",
+    "scale_context",
+    "scale_context_long",
+    "scale_recipe_h200",
 )
-"""Result files, and whether a step is the mean or the median of theirs."""
+"""Result files of benchmarks/scale.py."""
 
 
 @dataclass(frozen=True)
@@ -190,9 +190,9 @@ class Measured:
 BOOLEAN = ("true", "false")
 
 
-def results() -> Iterator[tuple[str, str, dict[str, Any], list[Measured]]]:
-    """Yield each result file: its name, mean or median, its document, and its cases."""
-    for file, word, middle in RESULTS:
+def results() -> Iterator[tuple[str, dict[str, Any], list[Measured]]]:
+    """Yield each result file: its name, its document, and its cases."""
+    for file in RESULTS:
         document = json.loads((ROOT / "benchmarks" / "results" / f"{file}.json").read_text())
         figures, found = document["figures"], []
         (gpu,) = {gpu["name"] for gpu in document["environment"]["hardware"]["gpus"]}
@@ -201,17 +201,17 @@ def results() -> Iterator[tuple[str, str, dict[str, Any], list[Measured]]]:
             if name in figures["ratios"]:
                 one, two = (figures["cases"][f"{name}-{gpus}"] for gpus in (1, 2))
                 first, second = (
-                    case["tokens_per_step"] / middle(case["step_seconds"][figures["warm"] :])
+                    case["tokens_per_step"] / fmean(case["step_seconds"][figures["warm"] :])
                     for case in (one, two)
                 )
                 found.append(Measured(name, card, (one, two), (first, second)))
-        yield file, word, document, found
+        yield file, document, found
 
 
 def measured() -> str:
     """Return the table of the results of benchmarks/scale.py: tokens/s and memory on one GPU and on two."""
     rows, about = [], []
-    for file, word, document, found in results():
+    for file, document, found in results():
         for one in found:
             rows.append(
                 (
@@ -227,7 +227,7 @@ def measured() -> str:
         about.append(
             f"`{file}.json`: one run on two {gpu} of one host, PyTorch "
             f"{environment['versions']['torch']}, bfloat16, compiled; {environment['date'][:10]}, commit "
-            f"{environment['commit'][:7]}; a step is the {word} of those after the "
+            f"{environment['commit'][:7]}; a step is the mean of those after the "
             f"first {document['figures']['warm']}."
         )
     head = (
