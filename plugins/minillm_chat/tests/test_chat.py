@@ -296,7 +296,8 @@ def test_a_run_that_starts_from_a_directory_has_its_template(
     )
     out = trained(sft__template=source, sft__tokens=["<|end|>", "<|assistant|>", "<|user|>"])
     minillm.Run.open(out).export(tmp_path / "model")
-    data, init = out.parent / "data-0.jsonl", ["--init", str(tmp_path / "model")]
+    data = out.with_name(out.name.replace("run-", "data-") + ".jsonl")
+    init = ["--init", str(tmp_path / "model")]
     words = ["train", "--data", str(data), "--preset", "tiny", "--steps", "1", *init]
     words += ["train.seq_len=64", "train.rows=4", "eval.samples=0"]
     assert main([*words, "--task", "sft", "--out", str(tmp_path / "chat")]) == 0
