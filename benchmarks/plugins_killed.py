@@ -194,7 +194,9 @@ def main() -> int:
         help="try each form once: in the run of all at once, or alone on one of the backends by turns",
     )
     options.add_argument("--only", metavar="NAME", help="one plugin, or 'all at once'")
-    options.add_argument("--sample", type=int, help="of the trials of single plugins")
+    options.add_argument(
+        "--sample", type=int, help="only so many of the trials with one plugin, drawn at random"
+    )
     given = options.parse_args()
     left_out = {form.name: form.left_out for form in forms() if form.left_out}
     backends = backends_of(given)

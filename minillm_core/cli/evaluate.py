@@ -89,7 +89,7 @@ class EvalSet:
                 fix="--data with text, --chats with chats, or --tasks hellaswag; minillm eval --help",
             )
         (name,) = given
-        for one in dict.fromkeys(sum(OWN.values(), ())):
+        for one in dict.fromkeys(flag for flags in OWN.values() for flag in flags):
             if (value := getattr(self, one)) not in (None, []) and one not in OWN[name]:
                 what = f"--{one.replace('_', '-')} has no effect beside --{name}"
                 raise Refusal(what, where=f"--{one.replace('_', '-')} {value}", fix="leave it out")

@@ -461,10 +461,10 @@ class Forecast:
         gradients, weights = MASTER * numbers, COMPUTE[self.dtype] * numbers
         if updates == REPLICATED:
             return (Collective("gradients", "all-reduce", gradients),)
-        once = weights < gradients and self.part[1] <= 1  # one micro-batch, in the compute dtype
+        single = weights < gradients and self.part[1] <= 1  # one micro-batch, in 16 bits
         return (
             Collective("gradients", "all-to-all", weights)
-            if once
+            if single
             else Collective("gradients", "reduce-scatter", gradients),
             Collective("weights", "all-gather", weights),
         )

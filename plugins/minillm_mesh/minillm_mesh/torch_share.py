@@ -214,7 +214,7 @@ class TorchShare(ShardedArrays):
         self.sums = [_view(self.flat, begin, part) for begin, part in every]
         self.gradients = {part.name: _view(self.reduced, begin, part) for begin, part in own}
         # weights, and gradients in the compute dtype, are sent in the same memory
-        self.once = False
+        self.single = False  # whether the step has one micro-batch, in 16 bits
         memory, every_section = self.flat.view(self.dtype), self.flat.numel()
         self.received = memory[:every_section]
         self.of_ranks = memory[-every_section:].view(size, section)
@@ -240,10 +240,10 @@ class TorchShare(ShardedArrays):
     def accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
         """Accumulate a micro-batch's gradients in the flat buffer, cut into the parts of all ranks."""
         fresh = self._gradients(objective)
-        self.once = only and self.dtype != torch.float32
+        self.single = only and self.dtype != torch.float32
         with torch.no_grad():
             cut = [part.of(fresh[at]) for at, part in self.pieces]
-            if self.once:
+            if self.single:
                 foreach_copy_(self.arrived, cut)
             else:
                 (foreach_copy_ if first else foreach_add_)(self.sums, cut)
@@ -264,7 +264,7 @@ class TorchShare(ShardedArrays):
     def reduce_scatter(self) -> dict[str, Tensor]:
         """Sum this rank's gradients over all; return them, in memory that the next step overwrites."""
         with met():
-            if self.once:
+            if self.single:
                 dist.all_to_all_single(self.of_ranks, self.received.view_as(self.of_ranks))
                 torch.sum(self.of_ranks, 0, dtype=torch.float32, out=self.reduced)
             else:

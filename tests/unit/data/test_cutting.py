@@ -170,9 +170,8 @@ def test_preparing_ends_when_it_is_interrupted_and_leaves_nothing(
     # Tokenisation must last until the signal arrives.
     text = long / ("often.txt" if phase == "tokenising" else "once.txt")
     command = [sys.executable, "-c", PREPARE, str(text), str(tmp_path / "cache")]
-    sample = (
-        tokenise.SAMPLE if vocab > 300 else 1 << 20
-    )  # where training is not what is interrupted
+    # a short sample where the training of the tokenizer is not what is interrupted
+    sample = tokenise.SAMPLE if vocab > 300 else 1 << 20
     command += [str(vocab), str(sample)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

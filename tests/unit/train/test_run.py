@@ -756,7 +756,9 @@ def test_eval_pads_no_window_far_beyond_the_text(job: Job, monkeypatch: pytest.M
     assert again["val_loss"] == pytest.approx(found["val_loss"], rel=1e-6)
     few = job.evaluate(seq_len=1_000_000, max_tokens=5)
     assert few["tokens"] == 5
-    assert shapes[2] == (1, int(SMALL["train.seq_len"])), "no more than is asked for"
+    assert shapes[2] == (1, int(SMALL["train.seq_len"])), (
+        "only the positions that max_tokens needs are computed"
+    )
 
 
 def test_eval_uses_the_newest_that_verifies_and_says_so(job: Job) -> None:
