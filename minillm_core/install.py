@@ -10,11 +10,14 @@ keeps it, or installs nothing and reports the conflicting requirement. The opera
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
+from functools import lru_cache
+from importlib.metadata import Distribution, PackageNotFoundError
+from importlib.metadata import distribution as installed
 
 FRAMEWORKS = ("torch", "mlx")
 
@@ -22,12 +25,23 @@ FRAMEWORKS = ("torch", "mlx")
 def installed_version(distribution: str) -> str | None:
     """Return the version of a distribution; None where it is not installed.
 
-    Not cached here: importlib caches folders by their modification time, and installations may change.
+    Installations may change: importlib caches folders by their modification time, and an unchanged file
+    of metadata is parsed once.
     """
     try:
-        return version(distribution)
+        found = installed(distribution)
     except PackageNotFoundError:
         return None
+    folder = str(getattr(found, "_path", ""))
+    try:
+        return _version(folder, os.stat(f"{folder}/METADATA").st_mtime_ns)
+    except OSError:  # in an archive, or of an old format
+        return found.version
+
+
+@lru_cache(1024)
+def _version(folder: str, changed: int) -> str:
+    return Distribution.at(folder).version
 
 
 def unmet(requirements: Iterable[str]) -> dict[str, str]:

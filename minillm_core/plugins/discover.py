@@ -8,7 +8,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
@@ -150,16 +150,13 @@ def _scan(group: str) -> tuple[list[EntryPoint], list[PluginEntry]]:
     seen: set[str] = set()
     for one in distributions():
         folder = str(getattr(one, "_path", "an installed distribution"))
-        called = os.path.basename(folder)
-        # as importlib does for two of one name: by the folder's name, without reading metadata
-        name = re.sub(r"[-_.]+", "-", called.rpartition(".")[0].partition("-")[0]).lower()
-        if name and name in seen:
+        if (name := _named(folder)) and name in seen:
             continue
         seen.add(name)
         try:
-            points += _points(one, folder).select(group=group)
+            points += _points(one, folder, group)
         except (ValueError, TypeError, OSError) as error:
-            distribution, version = _by_folder(called)
+            distribution, version = _by_folder(os.path.basename(folder))
             # importlib splits each line at "=" without checking that there is one
             why = "a line is no 'name = value'" if isinstance(error, TypeError) else str(error)
             reason = f"its entry_points.txt cannot be read: {plain(why)}"
@@ -167,18 +164,25 @@ def _scan(group: str) -> tuple[list[EntryPoint], list[PluginEntry]]:
     return points, broken
 
 
-def _points(one: Distribution, folder: str) -> EntryPoints:
-    """Read a distribution's entry points; an unchanged file is read once."""
-    try:
-        found = os.stat(os.path.join(folder, "entry_points.txt"))
-    except OSError:
-        return EntryPoints() if os.path.isdir(folder) else one.entry_points  # in an archive
-    return _parsed(folder, found.st_mtime_ns, found.st_size)
-
-
 @lru_cache(1024)
-def _parsed(folder: str, changed: int, size: int) -> EntryPoints:
-    return Distribution.at(folder).entry_points
+def _named(folder: str) -> str:
+    """Return a distribution's name, from its folder's as importlib does, without reading metadata."""
+    name = os.path.basename(folder).rpartition(".")[0].partition("-")[0]
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _points(one: Distribution, folder: str, group: str) -> Iterable[EntryPoint]:
+    """Read a distribution's entry points of a group; an unchanged file is read once."""
+    try:
+        found = os.stat(f"{folder}/entry_points.txt")
+    except OSError:  # there is none, or the distribution is in an archive
+        return () if os.path.isdir(folder) else one.entry_points.select(group=group)
+    return _parsed(folder, found.st_mtime_ns, found.st_size, group)
+
+
+@lru_cache(4096)
+def _parsed(folder: str, changed: int, size: int, group: str) -> tuple[EntryPoint, ...]:
+    return tuple(Distribution.at(folder).entry_points.select(group=group))
 
 
 def _by_folder(folder: str) -> tuple[str, str]:
