@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from minillm_core.plugins.manager import find
+from minillm_core.plugins.plugin import Plugin
 from minillm_kit.runner import as_typed
 from minillm_kit.subject import Subject
 from tools.repository import ours
@@ -134,26 +135,32 @@ class Form:
     @cached_property
     def observes(self) -> bool:
         """Whether it only observes: no part of a training step depends on it."""
-        return set(find(self.name).cls.hooks) <= {"on_evaluated", "on_event"}
+        return set(self.cls.hooks) <= {"on_evaluated", "on_event"}
+
+    @cached_property
+    def cls(self) -> type[Plugin]:
+        """The plugin's class."""
+        return find(self.name).cls
 
     @cached_property
     def left_out(self) -> str | None:
         """The reason why a CPU step does not exercise it; None where one does."""
-        manifest = find(self.name).cls.manifest
+        manifest = self.cls.manifest
         if self.name in READING:
             return "it reads a model that was trained before"
         if self.observes:
             return "it listens, and computes nothing"
-        if set(find(self.name).cls.hooks) <= {"build_data", "on_batch"}:
+        if set(self.cls.hooks) <= {"build_data", "on_batch"}:
             return "it chooses the rows of a step, and computes nothing in it"
         if manifest.devices and "cpu" not in manifest.devices:
             return f"it runs on {', '.join(manifest.devices)} alone"
         return None
 
 
-def forms() -> list[Form]:
-    """List each plugin in every form to run."""
-    return [Form(name, options) for name in ours() for options in OPTIONS.get(name, ({},))]
+@cache
+def forms() -> tuple[Form, ...]:
+    """Return each plugin in every form to run."""
+    return tuple(Form(name, options) for name in ours() for options in OPTIONS.get(name, ({},)))
 
 
 def together() -> tuple[Form, ...]:

@@ -62,7 +62,7 @@ def plan_of(plugins: Any = None, values: Mapping[str, Any] = {}, preset: str = "
 
 
 def shapes_models(form: Form) -> bool:
-    return bool(SHAPING & set(find(form.name).cls.hooks)) and form.name not in READING
+    return bool(SHAPING & set(form.cls.hooks)) and form.name not in READING
 
 
 def speedrun(layers: int = 6, **values: Any) -> Plan:

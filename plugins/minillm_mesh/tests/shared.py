@@ -20,7 +20,6 @@ from stepped import TINY, train
 import minillm_core as minillm
 from minillm_core.backends.ranks import ALONE, join
 from minillm_core.inspection import Detected
-from minillm_core.plugins.manager import find
 from tools import every_plugin
 
 MODEL = {"build_attention", "build_model", "compute_loss", "on_batch"}
@@ -46,7 +45,7 @@ def models() -> Iterator[tuple[str, minillm.Plan]]:
     """Yield plans that together have every plugin with a part in the model."""
     together = dict[str, every_plugin.Form]()
     for form in every_plugin.forms():
-        hooks = set(find(form.name).cls.hooks)
+        hooks = set(form.cls.hooks)
         if form.left_out or form.name in OTHER_SIZES or not hooks & MODEL:
             continue
         options = {f"{form.name}.{key}": value for key, value in form.options.items()}
