@@ -29,7 +29,6 @@ def parity(subject: Subject) -> str:
     """Check that both frameworks start from the same bits and compute the same gradients."""
     backends = _both(subject)
     plan = subject.plan()
-    (batch,) = subject.batches(plan, 1)
     starts = [subject.trainer(plan, backend).arrays() for backend in backends]
     for name in plan.parameters:
         first, second = (start[f"model.{name}"] for start in starts)
@@ -38,7 +37,7 @@ def parity(subject: Subject) -> str:
                 f"{name} starts {np.abs(first - second).max():.1e} apart",
                 cause="initial values drawn from a framework's generator",
             )
-    first, second = (subject.gradients(plan, backend, batch)[1] for backend in backends)
+    first, second = (subject.first_gradients(backend)[1] for backend in backends)
     cause = "a branch on the framework's name, or an op that is not of self.ops"
     return compare(first, second, f"{backends[0]} and {backends[1]}", cause=cause)
 
@@ -70,15 +69,13 @@ def alike(subject: Subject) -> str:
 
 def checkpointing(subject: Subject) -> str:
     """Check that a step leaves nothing on nodes, and that checkpointing changes neither gradients nor state."""
-    found = []
-    plans = [subject.plan(train_checkpointing=on) for on in (False, True)]
-    (batch,) = subject.batches(plans[0], 1)
+    found, plan = [], subject.plan()
+    (batch,) = subject.batches(plan, 1)
     cause = "a node keeps something on self, or reads what is neither an argument nor a parameter"
     for backend in subject.backends:
-        _step_keeps_nothing(subject, plans[0], backend, batch)
-        (_, grads, states), (_, again, states_again) = (
-            subject.gradients(plan, backend, batch) for plan in plans
-        )
+        _step_keeps_nothing(subject, plan, backend, batch)
+        _, grads, states = subject.first_gradients(backend)
+        _, again, states_again = subject.first_gradients(backend, train_checkpointing=True)
         whose = f"{backend}, with and without"
         found.append(compare(grads, again, whose, cause=cause))
         for name, value in states.items():

@@ -13,7 +13,7 @@ from minillm_core import Plan, PlanError
 from minillm_core.commands import counted
 from minillm_kit.check import Failed, NotApplicable, raised
 from minillm_kit.oracle import Oracle
-from minillm_kit.subject import ODD, Batch, Subject, first_row
+from minillm_kit.subject import ODD, Subject, first_row
 
 LOSS = {"float32": 1e-5, "bfloat16": 1e-2}
 """dtype -> relative tolerance of a loss."""
@@ -100,7 +100,7 @@ def slopes(subject: Subject) -> str:
     with as_declared as forward, oracle.weights_held(batch):
         measured = _slopes(oracle, forward, step)
     for backend in subject.backends:
-        _, grads, _ = subject.gradients(plan, backend, batch)
+        _, grads, _ = subject.first_gradients(backend)
         total, worst = norm(grads.values()), 0.0
         for name, (direction, slope) in measured.items():
             grad = grads[name]
@@ -115,7 +115,7 @@ def slopes(subject: Subject) -> str:
                     f"gradient: {error:.1e} of its norm (bound {bound:.0e})",
                     cause="stop_gradient where a gradient should pass, or a cast that cuts it off",
                 )
-        found.append(f"{backend} {worst:.0e}, bfloat16 {_coarse(subject, backend, batch, grads)}")
+        found.append(f"{backend} {worst:.0e}, bfloat16 {_coarse(subject, backend, grads)}")
     return f"{counted(len(measured), 'parameter')}: " + ", ".join(found)
 
 
@@ -135,13 +135,13 @@ def _slopes(
     return measured
 
 
-def _coarse(subject: Subject, backend: str, batch: Batch, fine: Mapping[str, np.ndarray]) -> str:
+def _coarse(subject: Subject, backend: str, fine: Mapping[str, np.ndarray]) -> str:
     """Compare gradients in bfloat16 with those in float32; return the difference.
 
     Raises:
         Failed: the difference exceeds the tolerance.
     """
-    _, grads, _ = subject.gradients(subject.plan(train_dtype="bfloat16"), backend, batch)
+    _, grads, _ = subject.first_gradients(backend, train_dtype="bfloat16")
     errors = {name: float(np.linalg.norm(grads[name] - fine[name])) for name in fine}
     together, bound = norm(errors.values()) / norm(fine.values()), GRADIENT["bfloat16"]
     bound = np.inf if subject.found.cls.manifest.discrete else bound

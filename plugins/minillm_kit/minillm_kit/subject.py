@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from minillm_core.inspection import Config, Trainer
 
 Batch = dict[str, np.ndarray]
+
+T = TypeVar("T")
 
 PAIRS = 5
 """Default number of other plugins to pair a plugin with."""
@@ -185,6 +187,8 @@ class Subject:
         self._beside, self._partners = beside, partners
         self.asked = tuple(DEVICES) if backend == "both" else (backend,)
         self.plan = cache(self.planned)
+        self.first_gradients = cache(self._first_gradients)
+        self._measured: dict[Any, Any] = {}
         self.ask = cache(partial(ask, environment=dict(os.environ)))  # as before it was loaded
 
     @cached_property
@@ -254,6 +258,12 @@ class Subject:
         beside = [one.name for one in self.companions] if self._beside is None else self._beside
         return json.dumps({"options": self.options, "beside": list(beside)})
 
+    def once(self, measure: Callable[[Subject, str], T], backend: str) -> T:
+        """Return ``measure(subject, backend)``, which the first check that needs it computes."""
+        if (measure, backend) not in self._measured:
+            self._measured[measure, backend] = measure(self, backend)
+        return self._measured[measure, backend]
+
     def partners(self) -> list[str]:
         """List the plugins that it can be paired with, in the form of ``--plugins``."""
         mine = {self.name, *(one.name for one in self.companions)}
@@ -322,7 +332,7 @@ class Subject:
         Derived from AdamW's first moments after the step, so that they are the gradients that reach an
         optimizer, whatever optimizer the plugin has.
         """
-        rule = build_plan(settings()).groups[0].rule
+        rule = _plain_rule()
         members = (Member(name, p.shape, 1.0, 1.0) for name, p in plan.parameters.items())
         plan = replace(plan, groups=groups_of({one.name: (rule, one) for one in members}))
         run = self.trainer(plan, backend, stirred=True)
@@ -333,6 +343,19 @@ class Subject:
         moments = after("optimizer.precondition.m.", arrays)
         grads = {name: value.astype(np.float64) / share for name, value in moments.items()}
         return loss, grads, states(arrays)
+
+    def _first_gradients(
+        self, backend: str, **changed: Any
+    ) -> tuple[float, dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Return :meth:`gradients` of the first batch under other settings; ``first_gradients`` caches."""
+        (batch,) = self.batches(self.plan(), 1)
+        return self.gradients(self.plan(**changed), backend, batch)
+
+
+@cache
+def _plain_rule() -> Any:
+    """Return the rule of the core's optimizer."""
+    return build_plan(settings()).groups[0].rule
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from minillm_core.inspection import Trainer
 
 Arrays = Mapping[str, np.ndarray]
-
-STEPS = 5
 
 BEFORE, AFTER = 3, 2
 """Steps before and after an interruption."""
@@ -79,12 +77,41 @@ def _twice(what: str, answer: Callable[..., Arrays], given: object) -> None:
             raise Failed(f"{what}, twice from the same weights: {name} is {apart}", cause=KEPT)
 
 
+class _Trained(NamedTuple):
+    """The first steps of a new model."""
+
+    losses: list[float]
+    saved: Arrays  # after the first of them
+    arrays: Arrays  # after all
+    shown: Mapping[str, Any]  # the record of the plugin's evidence
+
+
+def _trained(subject: Subject, backend: str) -> _Trained:
+    """Train a new model for some steps, with a save between them."""
+    plan = subject.plan()
+    batches = subject.batches(plan, BEFORE + AFTER)
+    run = subject.trainer(plan, backend)
+    # counted by the dataloader and training loop, which do not run here
+    seen = Counter({f"batch:{subject.name}": 1, f"event:{subject.name}": 1})
+    expected = {subject.name: _planned(subject).expected}
+    record = Evidence(expected, run, seen=seen, say=lambda line: None)
+    losses = subject.train(run, plan, batches[:BEFORE])
+    saved = run.arrays()
+    losses += subject.train(run, plan, batches[BEFORE:], first=BEFORE)
+    (shown,) = record.records().values()
+    return _Trained(losses, saved, run.arrays(), shown)
+
+
+def _planned(subject: Subject) -> Any:
+    (planned,) = (one for one in subject.plan().plugins if one.name == subject.name)
+    return planned
+
+
 def trains(subject: Subject) -> str:
     """Check that every loss of five steps on each backend is finite."""
-    plan, found = subject.plan(), []
+    found = []
     for backend in subject.backends:
-        run = subject.trainer(plan, backend)
-        losses = subject.train(run, plan, subject.batches(plan, STEPS))
+        losses = subject.once(_trained, backend).losses
         if not np.all(np.isfinite(losses)):
             step = int(np.argmin(np.isfinite(losses))) + 1
             raise Failed(
@@ -97,22 +124,16 @@ def trains(subject: Subject) -> str:
 
 def evidence(subject: Subject) -> str:
     """Check for evidence that the plugin's parts of the plan were active."""
-    plan, counts = subject.plan(), []
-    (planned,) = (one for one in plan.plugins if one.name == subject.name)
-    # counted by the dataloader and training loop, which do not run here
-    seen = Counter({f"batch:{subject.name}": 1, f"event:{subject.name}": 1})
+    expected, counts = _planned(subject).expected, []
     for backend in subject.backends:
-        run = subject.trainer(plan, backend)
-        record = Evidence({planned.name: planned.expected}, run, seen=seen, say=lambda line: None)
-        subject.train(run, plan, subject.batches(plan, STEPS))
-        (shown,) = record.records().values()
+        shown = subject.once(_trained, backend).shown
         missing = [k for k in shown.get("missing", ()) if not k.startswith(("kernel:", "event:"))]
         if not shown["shown"] or missing:
             raise Failed(
-                f"{backend}: nothing was seen of {', '.join(missing[:3] or planned.expected[:3])}",
+                f"{backend}: nothing was seen of {', '.join(missing[:3] or expected[:3])}",
                 cause="a node or parameter that the forward pass does not use",
             )
-        counts.append(f"{backend} {len(planned.expected)}")
+        counts.append(f"{backend} {len(expected)}")
     return "expected and seen: " + ", ".join(counts)
 
 
@@ -134,11 +155,7 @@ def resumes(subject: Subject) -> str:
     plan, found = subject.plan(), []
     batches = subject.batches(plan, BEFORE + AFTER)
     for backend in subject.backends:
-        whole = subject.trainer(plan, backend)
-        subject.train(whole, plan, batches[:BEFORE])
-        saved = whole.arrays()
-        subject.train(whole, plan, batches[BEFORE:], first=BEFORE)
-        expected = whole.arrays()
+        _, saved, expected, _ = subject.once(_trained, backend)
         again = subject.trainer(plan, backend)
         again.resume(saved)
         _same(saved, again.arrays(), f"{backend}: saved and loaded,")
