@@ -170,6 +170,7 @@ def test_it_opens_trains_and_goes_back(
     model = MODELS[name]
     theirs, plugins = published(model), shlex.split(model.plugins)
     ids = np.random.default_rng(1).integers(0, VOCAB, ROW)
+    plugins.append("eval.samples=0")  # their logits are compared
     still = ("--steps", "1", "train.lr=1e-30", "train.weight_decay=0.0")
     assert train(theirs, text, tmp_path / "still", *still, *plugins) == 0
     expected = their_logits(theirs, ids)
@@ -261,6 +262,7 @@ def test_a_directory_is_read_as_it_is(
 
 TINY = ("model.layers=2", "model.dim=64", "model.heads=4", "model.kv_heads=2", "model.hidden=128")
 TINY += ("model.vocab=300", "train.seq_len=32", "train.rows=4", "eval.tokens=2000")
+TINY += ("eval.samples=0",)
 
 
 def held_out(out: Path) -> list[float]:
