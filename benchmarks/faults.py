@@ -1,6 +1,6 @@
 """Plugin faults in every place where plugin code runs, and their effects on the run.
 
-    python -m benchmarks.faults [--hang 60] [--only on_batch-hang] [--backend torch|mlx]
+    python -m benchmarks.faults [--hang 60] [--steps 28] [--only on_batch-hang] [--backend torch|mlx]
 
 A trial is a run of a third of a second on a CPU that resumes from a checkpoint of step 8 with a
 plugin (benchmarks/trials/faulty.py) that has one fault, then once more with the fixed
@@ -57,12 +57,13 @@ RAISED = {"exception", "interrupt", "exit"}
 
 @dataclass(frozen=True)
 class Trial:
-    """One place and kind of fault; ``hang`` in seconds."""
+    """One place and kind of fault; ``hang`` in seconds, ``steps`` of the resumed run."""
 
     run: TinyRun
     place: str
     kind: str
     hang: float
+    steps: int
 
     @property
     def name(self) -> str:
@@ -143,7 +144,7 @@ def try_it(trial: Trial) -> Outcome:
     out, site = trial.run.folder / trial.name, trial.run.folder / f"site-{trial.name}"
     shutil.copytree(trial.run.folder / "base", out)
     install(site, trial)
-    child = start(trial.run, out, site)
+    child = start(trial.run, out, site, trial.steps)
     began = time.perf_counter()
     if trial.kind == "signal":
         began = interrupt(trial, out, child)
@@ -152,7 +153,7 @@ def try_it(trial: Trial) -> Outcome:
     said = trial.run.said(out).replace(f"{trial.run.folder}{os.sep}", "")
     kept = newest_step(out) if state(out) == "whole" else -1
     install(site, None)
-    mended = start(trial.run, out, site).wait()
+    mended = start(trial.run, out, site, trial.steps).wait()
     different = differences(trial.run.folder / "reference", out) if mended == 0 else ["no end"]
     shutil.rmtree(site)
     shutil.rmtree(out)
@@ -204,7 +205,7 @@ def interrupt(trial: Trial, out: Path, child: Child) -> float:
     return began
 
 
-def start(run: TinyRun, out: Path, site: Path, steps: int = AFTER) -> Child:
+def start(run: TinyRun, out: Path, site: Path, steps: int) -> Child:
     """Resume the run in ``out`` with the plugin in ``site``."""
     arguments = ["train", "--resume", "--out", str(out), "--steps", str(steps)]
     if not (out / "run.json").exists():
@@ -231,8 +232,8 @@ def install(site: Path, trial: Trial | None) -> None:
     (site / "fault.json").write_text(json.dumps(fault))
 
 
-def prepare(run: TinyRun) -> None:
-    """Create the run to resume, and the undisturbed reference."""
+def prepare(run: TinyRun, steps: int) -> None:
+    """Create the run to resume, and the undisturbed reference of that many steps."""
     site, base, reference = (run.folder / name for name in ("site", "base", "reference"))
     install(site, None)
     scout = run.folder / "scout"
@@ -244,7 +245,7 @@ def prepare(run: TinyRun) -> None:
     )
     _finished(run, base, start(run, base, site, BEFORE))
     shutil.copytree(base, reference)
-    _finished(run, reference, start(run, reference, site))
+    _finished(run, reference, start(run, reference, site, steps))
 
 
 def _finished(run: TinyRun, out: Path, child: Child) -> None:
@@ -264,7 +265,7 @@ def _scouted(run: TinyRun, out: Path, site: Path, modules: Path) -> int:
 def trials_of(run: TinyRun, given: Namespace) -> list[Trial]:
     """List all cells; those that only sleep are last, so that they sleep concurrently."""
     found = [
-        Trial(run, place, kind, 60.0 if kind == "signal" else given.hang)
+        Trial(run, place, kind, 60.0 if kind == "signal" else given.hang, given.steps)
         for kind in KINDS
         for place in PLACES
         if (place, kind) not in NONE | (UNSEEN if given.backend == "mlx" else set())
@@ -275,13 +276,14 @@ def trials_of(run: TinyRun, given: Namespace) -> list[Trial]:
 def main() -> int:
     options = parser(__doc__)
     options.add_argument("--hang", type=float, default=60.0, help="seconds that a hang lasts")
+    options.add_argument("--steps", type=int, default=AFTER, help="of a resumed run")
     options.add_argument("--only", help="trials whose names, such as on_batch-hang, fit this regex")
     given = options.parse_args()
     found: dict[str, Row] = {}
     cells = []
     with workshop(given) as folder:
         run = replace(TinyRun(folder, given.backend), settings=("checkpoint.keep=100",))
-        prepare(run)
+        prepare(run, given.steps)
         trials = trials_of(run, given)
         asleep = [trial for trial in trials if trial.kind in ("hang", "signal")]
         awake = [trial for trial in trials if trial not in asleep]

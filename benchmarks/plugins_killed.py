@@ -147,7 +147,7 @@ def warm(run: TinyRun) -> None:
     """Import the modules of a run with all plugins, so that child processes need not."""
     modules = run.folder / "modules.json"
     scout = run.folder / f"scout-{run.backend}"
-    code = run.start(scout, last=partial(modules_of, modules)).wait()
+    code = run.start(scout, steps=EVERY, last=partial(modules_of, modules)).wait()
     if code:
         raise RuntimeError(f"a run with all plugins ended with {code}:\n{run.said(scout)}")
     import_all(json.loads(modules.read_text()))

@@ -63,10 +63,10 @@ class TinyRun:
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path
 
-    def arguments(self, out: Path, *, resume: bool = False) -> list[str]:
+    def arguments(self, out: Path, *, resume: bool = False, steps: int = STEPS) -> list[str]:
         """Return the arguments of ``minillm``."""
         return [
-            *("train", "--preset", "tiny", "--data", str(self.text), "--steps", str(STEPS)),
+            *("train", "--preset", "tiny", "--data", str(self.text), "--steps", str(steps)),
             *("--backend", self.backend, "--device", self.device, "--out", str(out)),
             *(("--plugins", self.plugins) if self.plugins else ()),
             *(("--resume",) if resume else ()),
@@ -80,6 +80,7 @@ class TinyRun:
         *,
         resume: bool = False,
         bare: bool = False,
+        steps: int = STEPS,
         first: Callable[[], None] = lambda: None,
         last: Callable[[], None] = lambda: None,
         log: Path | None = None,
@@ -90,11 +91,12 @@ class TinyRun:
             out: the run's folder.
             resume: resume the existing run.
             bare: only ``train --resume --out``; run.json has the other settings.
+            steps: of the run.
             first: called in the child before anything else.
             last: called in the child at its end; not on a GPU, where the child becomes another program.
             log: file for its output; default: :meth:`log`.
         """
-        arguments = self.arguments(out, resume=resume)
+        arguments = self.arguments(out, resume=resume, steps=steps)
         if bare:
             arguments = ["train", "--resume", "--out", str(out)]
 

@@ -101,12 +101,12 @@ def test_a_full_disk_costs_no_checkpoint(tried) -> None:
 
 
 def test_every_fault_of_a_plugin_is_contained(tried) -> None:
-    rows = tried("faults", "--hang", "14")
+    rows = tried("faults", "--hang", "14", "--steps", "20")
     assert total(rows, "tried") == total(rows, "detected") == total(rows, "bit_equal") == 103
 
 
 @pytest.mark.skipif(not find_spec("mlx"), reason="mlx is not installed")
 def test_and_where_arrays_are_mlx_s(tried) -> None:
     running = "(on_batch|forward|stage|kernel)-(?!hang|signal).*"
-    rows = tried("faults", "--backend", "mlx", "--only", running)
+    rows = tried("faults", "--backend", "mlx", "--steps", "20", "--only", running)
     assert total(rows, "tried") == total(rows, "detected") == total(rows, "bit_equal") == 21
