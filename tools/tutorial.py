@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import doctest
 import re
+import shlex
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ _FENCE = re.compile(
 _AT_ALL = re.compile(r"^```", re.MULTILINE)
 _NUMBER = re.compile(r"\d(?:[\d,.:]*\d)?")
 _LIMIT = 600  # seconds per command
+_OF_SHELL = re.compile(r"[|&;<>$`*?#~\\]")
 
 
 class PageError(AssertionError):
@@ -68,13 +70,20 @@ def blocks(page: str) -> list[Block]:
     return found
 
 
-def run_page(page: str, folder: Path, environment: Mapping[str, str]) -> int:
+def run_page(
+    page: str,
+    folder: Path,
+    environment: Mapping[str, str],
+    minillm: Callable[[Sequence[str], Path], tuple[int, str]] | None = None,
+) -> int:
     """Run the page from top to bottom.
 
     Args:
         page: its text.
         folder: an empty folder.
         environment: environment variables of the commands.
+        minillm: runs the program with arguments in a folder, and returns its exit code and its output; it takes
+            the place of a shell where the page runs nothing but ``minillm``, except for the first time.
 
     Returns:
         The number of commands that were run.
@@ -83,7 +92,7 @@ def run_page(page: str, folder: Path, environment: Mapping[str, str]) -> int:
         PageError: a command prints something else, or fails without the page showing it.
     """
     typed: list[tuple[int, str, str]] = []
-    here, code, count = folder, 0, 0
+    here, code, count, started = folder, 0, 0, False
     for block in blocks(page):
         if block.title:
             file = here / block.title
@@ -95,23 +104,33 @@ def run_page(page: str, folder: Path, environment: Mapping[str, str]) -> int:
             if command.startswith("cd "):
                 here = (here / command[3:]).resolve(strict=True)
                 continue
-            done = subprocess.run(
-                ["bash", "-c", f"(exit {code})\n{command}"],  # sets $? to the previous exit code
-                cwd=here,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=_LIMIT,
-                check=False,
-            )
-            code, count = done.returncode, count + 1
+            alone = command.startswith("minillm ") and not _OF_SHELL.search(command)
+            if minillm and started and alone:
+                code, said = minillm(shlex.split(command)[1:], here)
+            else:
+                code, said = _typed(f"(exit {code})\n{command}", here, environment)
+            count, started = count + 1, started or alone
             if code and (after is None or after[1] != "echo $?"):
-                raise PageError(f"line {line}: $ {command}\nended with {code}:\n{done.stdout}")
-            if shown.strip() and not _alike(shown, done.stdout, figures=block.figures):
-                raise PageError(f"line {line}: $ {command}\nshown:\n{shown}\nsaid:\n{done.stdout}")
+                raise PageError(f"line {line}: $ {command}\nended with {code}:\n{said}")
+            if shown.strip() and not _alike(shown, said, figures=block.figures):
+                raise PageError(f"line {line}: $ {command}\nshown:\n{shown}\nsaid:\n{said}")
     return count
+
+
+def _typed(command: str, folder: Path, environment: Mapping[str, str]) -> tuple[int, str]:
+    """Run a shell's command; ``(exit CODE)`` before it sets $? to the code of the one before."""
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=dict(environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_LIMIT,
+        check=False,
+    )
+    return done.returncode, done.stdout
 
 
 def _alike(shown: str, said: str, *, figures: bool) -> bool:

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tools.forking import Forking
 from tools.tutorial import run_page
 
 pytestmark = pytest.mark.full
 
+IMPORTED = (
+    *("minillm_core.cli.train", "minillm_core.cli.plan", "minillm_core.train.session"),
+    *("minillm_core.backends.torch.backend", "minillm_core.backends.mlx.backend"),
+    *("minillm_hf.directory", "minillm_lab.speeds", "minillm_lab.study"),
+)
+"""What training imports in a page's environment, so that each command need not."""
+
 
 @pytest.fixture
-def typed(environment: Any, repository: Path, tmp_path: Path) -> Any:
-    """Return a function that runs a page of docs/, without network access."""
+def typed(environment: Any, repository: Path, tmp_path: Path) -> Callable[[str], int]:
+    """Return a function that runs a page of docs/, without network access; only its first minillm is started."""
     folder = tmp_path / "desk"
     folder.mkdir()
     offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # 0: none, for pip
     quiet = {"COLUMNS": "120", "NO_COLOR": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    return lambda page: run_page(
-        (repository / "docs" / page).read_text("utf-8"),
-        folder,
-        environment.variables | offline | quiet,
-    )
+    variables = environment.variables | offline | quiet
+
+    def run(page: str) -> int:
+        text = (repository / "docs" / page).read_text("utf-8")
+        if sys.platform != "linux":  # where a fork is not safe
+            return run_page(text, folder, variables)
+        with Forking(environment.python, IMPORTED, variables) as forking:
+            return run_page(text, folder, variables, forking.run)
+
+    return run
 
 
 def test_the_tutorial_is_so(typed: Any) -> None:

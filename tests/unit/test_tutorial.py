@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -91,6 +92,35 @@ def test_figures_may_differ_where_the_page_says_so(shown: str, so: bool, tmp_pat
         assert typed(page, tmp_path) == 1
     with pytest.raises(PageError):
         typed(page.replace(" figures=any", ""), tmp_path)
+
+
+def test_minillm_is_started_once_and_where_a_shell_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "minillm").write_text("#!/bin/sh\necho started\n")
+    (tmp_path / "minillm").chmod(0o755)
+    (tmp_path / "deep").mkdir()
+    called = list[tuple[Sequence[str], Path]]()
+
+    def program(words: Sequence[str], folder: Path) -> tuple[int, str]:
+        called.append((words, folder))
+        return 2, "called"
+
+    page = """```console
+$ minillm plan
+started
+$ cd deep
+$ minillm plan 'a.b=[0, 1]' c
+called
+$ echo $?
+2
+$ minillm plan | cat
+started
+```
+"""
+    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    assert run_page(page, tmp_path, environment, program) == 4
+    assert called == [(["plan", "a.b=[0, 1]", "c"], tmp_path / "deep")]
+    with pytest.raises(PageError, match="shown:\ncalled\n\nsaid:\nstarted"):
+        run_page(page, tmp_path, environment)
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
