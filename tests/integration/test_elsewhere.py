@@ -20,7 +20,7 @@ pytest.importorskip("mlx.core")
 SETTINGS = {
     **{"model.vocab": 300, "model.dim": 32, "model.heads": 4, "model.kv_heads": 2},
     **{"model.layers": 2, "model.hidden": 48, "train.rows": 2, "train.seq_len": 16},
-    **{"eval.tokens": 100, "train.warmup": 0},
+    **{"eval.tokens": 100, "eval.samples": 0, "train.warmup": 0},
 }
 SOURCES = {
     "quick": '''

@@ -14,7 +14,16 @@ MODEL = (
     *("model.vocab=300", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=1"),
     *("model.hidden=48", "model.tied=true", "model.rope_base=5000.0"),
 )
-FEW = ("--device", "cpu", "--preset", "tiny", "train.rows=2", "train.seq_len=16", "eval.tokens=100")
+FEW = (
+    "--device",
+    "cpu",
+    "--preset",
+    "tiny",
+    "train.rows=2",
+    "train.seq_len=16",
+    "eval.tokens=100",
+    "eval.samples=0",
+)
 STILL = ("--steps", "1", "train.lr=1e-30", "train.weight_decay=0.0")  # too small for float32
 GATE = """
 from minillm_core import Module, Param, Plugin

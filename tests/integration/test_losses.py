@@ -19,7 +19,7 @@ def test_a_command_from_a_wheel_is_listed_and_draws_a_run(
     page = environment.run("minillm_core", "--help", cwd=tmp_path)
     assert "Draw the training loss of runs" in page
     assert "minillm-losses" in page
-    small = ("--steps", "3", "train.rows=2", "eval.tokens=512", "--out", "run")
+    small = ("--steps", "3", "train.rows=2", "eval.tokens=512", "eval.samples=0", "--out", "run")
     environment.run("minillm_core", "train", *small, cwd=tmp_path)
     (line,) = environment.run("minillm_core", "losses", "run", cwd=tmp_path).splitlines()
     first, drawing, last, folder = line.split()

@@ -94,7 +94,14 @@ MODEL = (
     *("model.vocab=300", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=2"),
     "model.hidden=32",
 )
-FEW = ("train.rows=2", "train.seq_len=16", "eval.tokens=100", "eval.every=2", "checkpoint.every=2")
+FEW = (
+    "train.rows=2",
+    "train.seq_len=16",
+    "eval.tokens=100",
+    "eval.samples=0",
+    "eval.every=2",
+    "checkpoint.every=2",
+)
 
 
 def without_pickle(script: str, argument: str) -> None:

@@ -13,6 +13,7 @@ from minillm_core.config.presets import plugins_of
 SMALL = (
     *("model.vocab=300", "model.dim=32", "model.layers=4", "model.heads=2", "model.kv_heads=2"),
     *("model.hidden=32", "train.rows=2", "train.seq_len=16", "eval.tokens=300", "eval.every=0"),
+    "eval.samples=0",
 )
 
 

@@ -215,7 +215,13 @@ def test_a_run_trains_on_the_shards(
     code, out, err = program("data", "tokenize", str(path), "--to", "my tokens", "--vocab", "300")
     assert code == 0, err
     typed = shlex.split(out.splitlines()[-1].removeprefix("next: minillm "))
-    sizes = ("model.layers=1", "model.dim=16", "train.seq_len=16", "eval.tokens=32")
+    sizes = (
+        "model.layers=1",
+        "model.dim=16",
+        "train.seq_len=16",
+        "eval.tokens=32",
+        "eval.samples=0",
+    )
     assert program(*typed, *sizes, "--preset", "tiny", "--steps", "1", "--device", "cpu")[0] == 0
 
 

@@ -220,7 +220,14 @@ def test_trackers_show_each_step_of_a_killed_run_once(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "minillm_core", *words]
         return subprocess.run(command, env=variables, check=False, cwd=tmp_path).returncode
 
-    sizes = ("model.vocab=300", "model.dim=32", "model.layers=1", "train.rows=2", "eval.tokens=64")
+    sizes = (
+        "model.vocab=300",
+        "model.dim=32",
+        "model.layers=1",
+        "train.rows=2",
+        "eval.tokens=64",
+        "eval.samples=0",
+    )
     often = ("train.seq_len=16", "eval.every=2", "checkpoint.every=2", "--steps", "12")
     started = ("--preset", "tiny", "--data", str(tmp_path / "text.txt"), "--device", "cpu")
     assert minillm(*started, *sizes, *often) == -signal.SIGKILL

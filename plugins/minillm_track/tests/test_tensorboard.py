@@ -78,7 +78,13 @@ def test_a_run_that_is_resumed_by_the_program(tmp_path: Path, shown: Callable[[]
     data.write_text("\n\n".join(f"the {n} little cats sat on mat {n * n}" for n in range(400)))
     out = tmp_path / "runs" / "one"
     small = ("model.vocab=300", "model.dim=32", "model.layers=1", "train.rows=2")
-    sizes = ("train.seq_len=16", "eval.tokens=64", "log.every=2", "tensorboard.flush_seconds=5")
+    sizes = (
+        "train.seq_len=16",
+        "eval.tokens=64",
+        "eval.samples=0",
+        "log.every=2",
+        "tensorboard.flush_seconds=5",
+    )
     where = ("--data", str(data), "--device", "cpu", "--out", str(out))
     asked = ("--preset", "tiny", "--plugins", "tensorboard", "--steps", "4")
     assert main(["train", *asked, *where, *small, *sizes]) == 0

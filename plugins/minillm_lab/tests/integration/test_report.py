@@ -18,7 +18,7 @@ from minillm_core.cli.main import main
 
 SMALL = (
     *("model.vocab=300", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=2"),
-    *("model.hidden=32", "train.rows=2", "train.seq_len=16", "eval.tokens=300"),
+    *("model.hidden=32", "train.rows=2", "train.seq_len=16", "eval.tokens=300", "eval.samples=0"),
 )
 
 BROWSER = next(
