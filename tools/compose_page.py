@@ -119,7 +119,7 @@ def refusals(found: Outcomes) -> str:
         (f"`{a}`, `{b}`", refusal.what, str(refusal.fix or ""))
         for (a, b), refusal in found.refused.items()
     ]
-    return table(("pair", "what planning says", "the way out"), rows)
+    return table(("pair", "why planning refuses it", "fix"), rows)
 
 
 def page(sampled: int | None = None) -> Page:

@@ -307,9 +307,10 @@ def tried_summary() -> str:
     )
     unshipped = sum(one.sayable == AS_IT_IS and not one.where for one in TRIED)
     return (
-        f"{len(TRIED)} techniques of papers and records were tried as a stranger would, from the docs alone, before "
-        f"most of these slots existed; 12 could be said as they were then. Now **{as_it_is} can be said as they are, {in_part} "
-        f"partly and {not_at_all} not**. {unshipped} of the {as_it_is} are not shipped."
+        f"{len(TRIED)} techniques from papers and records were tried as a newcomer would, with the documentation "
+        "alone, before most of these slots existed; 12 could be expressed then. Now "
+        f"**{as_it_is} can be expressed as they are, {in_part} partly and {not_at_all} not**. {unshipped} of the "
+        f"{as_it_is} are not shipped."
     )
 
 

@@ -275,7 +275,7 @@ def test_every_technique_that_was_tried_has_its_row_and_its_reason(repository: P
     rows = re.findall(r"^\| (\d+) \| (.+?) \| (as it is|partly|not) \|", page, re.MULTILINE)
     assert [int(number) for number, _, _ in rows] == [*range(1, 47)]
     as_it_is = sum(sayable == AS_IT_IS for _, _, sayable in rows)
-    assert f"**{as_it_is} can be said as they are, " in page
+    assert f"**{as_it_is} can be expressed as they are, " in page
 
 
 def test_the_plugins_of_techniques_that_were_tried_are_in_the_table_of_slots() -> None:
