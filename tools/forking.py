@@ -1,29 +1,25 @@
 """The program ``minillm`` of any environment, whose commands are forked from a process that has imported it.
 
-A start of Python with a framework takes seconds of a core, a fork milliseconds. ``forking.py MODULE ...`` runs in
-that environment: it imports the modules, then reads lines of standard input, each a command in JSON, and answers
-with exit codes. It imports nothing else but the standard library.
+``forking.py MODULE ...`` runs in that environment, with its own minillm-kit: it serves as ``minillm_kit.fresh`` does,
+where each line of standard input is a command.
 """
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
-import select
-import signal
 import site
 import subprocess
 import sys
 import sysconfig
 import tempfile
-import traceback
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from minillm_kit.fresh import exit_code, serve
 
 __all__ = ["Forking"]
 
@@ -35,10 +31,13 @@ class Forking:
     """A process that forks commands; as a context, it ends with it.
 
     Args:
-        python: the environment's.
+        python: the environment's, which has minillm-kit.
         imported: modules to import before the first command; those that are absent are left out.
         environment: environment variables of the process, and so of the commands.
         seconds: that a command may take.
+
+    Raises:
+        RuntimeError: its start failed, or an import started a thread, which a fork would lose.
     """
 
     def __init__(
@@ -49,12 +48,17 @@ class Forking:
         seconds: float = 600.0,
     ) -> None:
         self._process = subprocess.Popen(
-            [python, "-P", __file__, str(seconds), PROGRAM, *imported],
+            [python, "-P", __file__, PROGRAM, *imported],
             env=dict(environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
+        self._seconds = seconds
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != "ready\n":
+            self._process.kill()
+            raise RuntimeError(f"importing {', '.join(imported)} started a thread, or failed")
 
     def __enter__(self) -> Self:
         return self
@@ -77,7 +81,12 @@ class Forking:
         with tempfile.NamedTemporaryFile("r", encoding="utf-8", errors="replace") as said:
             assert self._process.stdin is not None
             assert self._process.stdout is not None
-            asked = {"words": [*words], "folder": str(folder), "said": said.name}
+            asked = {
+                "words": [*words],
+                "folder": str(folder),
+                "said": said.name,
+                "seconds": self._seconds,
+            }
             self._process.stdin.write(json.dumps(asked) + "\n")
             self._process.stdin.flush()
             if not (answer := self._process.stdout.readline()):
@@ -85,37 +94,6 @@ class Forking:
             if (code := json.loads(answer)) is None:
                 raise TimeoutError(f"minillm {' '.join(words)} was not done in time")
             return code, said.read()
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Import the modules, and answer lines of standard input until it ends."""
-    seconds, *names = arguments
-    with os.fdopen(os.dup(1), "w") as answers:
-        os.dup2(2, 1)  # keeps prints of imports out of answers
-        for name in names:
-            with suppress(ModuleNotFoundError):
-                importlib.import_module(name)
-        threads = len(os.listdir("/proc/self/task"))
-        if threads > 1:  # they are not forked, and a child could wait for one
-            sys.exit(f"importing {', '.join(names)} started {threads - 1} threads")
-        gc.freeze()  # a child need neither walk over what is there, nor copy its pages
-        for line in iter(sys.stdin.readline, ""):
-            asked = json.loads(line)
-            child = os.fork()
-            if not child:
-                os._exit(_answer(asked))
-            print(json.dumps(_waited(child, float(seconds))), file=answers, flush=True)
-
-
-def _waited(child: int, seconds: float) -> int | None:
-    """Wait for a child; return its exit code, or None where it took too long and was killed."""
-    watched = os.pidfd_open(child)
-    late = not select.select([watched], [], [], seconds)[0]
-    os.close(watched)
-    if late:
-        os.kill(child, signal.SIGKILL)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    return None if late else code
 
 
 def _answer(asked: dict[str, Any]) -> int:
@@ -127,21 +105,11 @@ def _answer(asked: dict[str, Any]) -> int:
     os.close(said)
     os.close(nothing)
     os.chdir(asked["folder"])
-    code = 1
-    try:
-        site.addsitedir(sysconfig.get_path("purelib"))  # what was installed since the start
-        importlib.invalidate_caches()
-        sys.argv = ["minillm", *asked["words"]]
-        code = sys.modules[PROGRAM].main(asked["words"])
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    with suppress(BrokenPipeError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    return code
+    site.addsitedir(sysconfig.get_path("purelib"))  # what was installed since the start
+    importlib.invalidate_caches()
+    sys.argv = ["minillm", *asked["words"]]
+    return exit_code(lambda: sys.exit(sys.modules[PROGRAM].main(asked["words"])))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    serve(sys.argv[1:], _answer)

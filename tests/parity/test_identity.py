@@ -9,7 +9,6 @@ import pytest
 
 from minillm_core.plan import Plan
 from minillm_core.plugins.discover import installed_plugins
-from minillm_core.plugins.manager import find
 from minillm_kit import materialise
 from tools.every_plugin import WHOLE, Form, forms
 
@@ -85,7 +84,7 @@ def test_those_that_change_nothing_say_so(lab: Any) -> None:
     """No plugin is missing in the tests above for lack of the declaration."""
     silent = []
     for one in forms():
-        if one.name in declared() or not SHAPING & set(find(one.name).cls.hooks):
+        if one.name in declared() or not SHAPING & set(one.cls.hooks):
             continue
         plain, plan = plans(lab, (one,), train_seq_len=64)
         # also at the end, whose values evaluation uses: only then do layers run twice

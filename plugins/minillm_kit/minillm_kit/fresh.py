@@ -25,13 +25,13 @@ import sys
 import tempfile
 import traceback
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Ended", "run"]
+__all__ = ["Ended", "exit_code", "run", "serve"]
 
 
 class Ended(NamedTuple):
@@ -157,14 +157,26 @@ def _end(process: Any) -> None:
 
 def main(names: Sequence[str]) -> None:
     """Import modules, report it, and answer lines of standard input until it ends."""
+    serve(names, _answer)
+
+
+def serve(imported: Sequence[str], answer: Callable[[dict[str, Any]], int]) -> None:
+    """Import modules, print ``ready``, and fork a child for each line of standard input until it ends.
+
+    ``threads`` is printed instead where an import started a thread: it is not forked, and a child could wait
+    for it. The answer to a line is its child's exit code, or ``null`` where the child timed out.
+
+    Args:
+        imported: modules; those that cannot be imported are left out, since a child will report it.
+        answer: called in a child with the line's JSON object, whose ``seconds`` are the timeout; returns
+            the exit code.
+    """
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # keeps prints of imports out of answers
-        for name in names:
-            with suppress(ImportError):  # a child will report it
+        for name in imported:
+            with suppress(ImportError):
                 importlib.import_module(name)
         gc.freeze()  # a child need neither walk over what is there, nor copy its pages
-        began = dict(os.environ)
-        # threads are not forked, and a child could wait for one
         forks = len(os.listdir("/proc/self/task")) == 1
         print("ready" if forks else "threads", file=answers, flush=True)
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the caller and a child
@@ -172,7 +184,8 @@ def main(names: Sequence[str]) -> None:
             asked = json.loads(line)
             child = os.fork()
             if not child:
-                os._exit(_answer(asked, began))
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+                os._exit(answer(asked))
             print(json.dumps(_waited(child, asked["seconds"])), file=answers, flush=True)
 
 
@@ -187,10 +200,9 @@ def _waited(child: int, seconds: float) -> int | None:
     return None if late else code
 
 
-def _answer(asked: dict[str, Any], began: Mapping[str, str]) -> int:
+def _answer(asked: dict[str, Any]) -> int:
     """Call a module's main in this child as a new Python would; return the exit code."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    wanted = asked["environment"]
+    began, wanted = dict(os.environ), asked["environment"]
     for name in {*began, *wanted}:
         if name not in wanted:
             os.environ.pop(name, None)
@@ -206,9 +218,14 @@ def _answer(asked: dict[str, Any], began: Mapping[str, str]) -> int:
     os.chdir(asked["folder"])
     sys.path[:] = asked["path"]
     module, *arguments = sys.argv = asked["argv"]
+    return exit_code(lambda: importlib.import_module(module).main(arguments))
+
+
+def exit_code(call: Callable[[], object]) -> int:
+    """Call a function as Python runs a script, whose errors end in a traceback; return the exit code."""
     code = 0
     try:
-        importlib.import_module(module).main(arguments)
+        call()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
