@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -163,14 +163,12 @@ class Ranks:
         """Broadcast rank 0's value, of JSON types, to every rank. The others wait for it."""
         return value
 
-    def shard_updates(self, what: str, groups: Mapping[str, Any], weights: Any, model: Any) -> Any:
+    def shard_updates(self, what: str, trainer: Any) -> Any:
         """Shard the updates of a trainer's parameters over the ranks.
 
         Args:
             what: ``updates``, or ``weights`` to shard the parameters as well.
-            groups: key -> parameter group, of all updated parameters.
-            weights: the framework's Weights: masters, and parameters in the compute dtype.
-            model: the framework's model with these parameters.
+            trainer: the framework's trainer, with a whole optimizer.
 
         Returns:
             This rank's share, of the framework's own type: on torch a

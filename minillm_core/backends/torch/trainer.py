@@ -349,8 +349,8 @@ class TorchTrainer(TorchModel, Trainer):
     def shard(self, what: str) -> None:
         """Shard the updates over the ranks."""
         self.optimizer.restore_parameters()
-        old, groups = self._all_tensors(), self.optimizer.groups
-        self.share = share = self.ranks.shard_updates(what, groups, self.weights, self.model)
+        old = self._all_tensors()
+        self.share = share = self.ranks.shard_updates(what, self)
         self.compiler, self.graphs = share.compiler(self.compiler), {}
         self.weights.share, self.weights.masters = share, share.masters(self.weights.masters)
         self.optimizer = self._optimizer()

@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from minillm_core import BackendError, Plan
-from minillm_core.inspection import Detected, Group, Ranks
+from minillm_core.inspection import Detected, Ranks
 from minillm_mesh import context as rows
 from minillm_mesh import context_checks, stages, step_checks, tensor_spec, weight_checks
 from minillm_mesh.automatic import resolved
@@ -212,15 +212,16 @@ class TorchRanks(Ranks):
             dist.broadcast(sent, 0)
         return json.loads(sent.numpy().tobytes())
 
-    def shard_updates(
-        self, what: str, groups: Mapping[str, Group], weights: Any, model: Any
-    ) -> ShardedArrays:
+    def shard_updates(self, what: str, trainer: Any) -> ShardedArrays:
         """Shard the updates, or weights too: see :mod:`minillm_mesh.layout`."""
+        groups, weights = trainer.optimizer.groups, trainer.weights
         if what == "weights":
             from minillm_mesh.torch_weights import TorchWeights
 
-            return TorchWeights(groups, weights, model, self, self._saves)
-        return TorchShare(groups, weights.trained, self.rank, self.size, self._saves)
+            return TorchWeights(groups, weights, trainer.model, self, self._saves)
+        return TorchShare(
+            groups, weights.trained, self.rank, self.size, self._saves, trainer.compiled
+        )
 
     @contextmanager
     def collective_errors(self) -> Iterator[None]:

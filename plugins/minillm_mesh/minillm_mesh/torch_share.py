@@ -182,6 +182,7 @@ class TorchShare(ShardedArrays):
         rank: of this process.
         size: number of ranks.
         saves: writes checkpoints, together with other ranks.
+        compiled: compiles a function of arrays, if the run compiles.
     """
 
     def __init__(
@@ -191,6 +192,7 @@ class TorchShare(ShardedArrays):
         rank: int,
         size: int,
         saves: PartWriter,
+        compiled: Callable[..., Any],
     ) -> None:
         parts: Layout = layout(groups.values(), size)
         self.parameters, first = parameters, next(iter(parameters.values()))
@@ -222,6 +224,8 @@ class TorchShare(ShardedArrays):
         self.sending = {part.name: _view(self.sent, begin, part) for begin, part in own}
         self.arrived = [_view(self.received, begin, part) for begin, part in every]
         self.copies = [part.of(parameters[part.name].data) for _, part in every]
+        # torch.sum reads the few rows of 16-bit numbers at half the speed of a compiled sum
+        self.sum_ranks = compiled(_sum) if device.type == "cuda" else _sum
 
     def masters(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Keep this rank's parts of the master weights, and those that no rank updates."""
@@ -266,7 +270,7 @@ class TorchShare(ShardedArrays):
         with met():
             if self.single:
                 dist.all_to_all_single(self.of_ranks, self.received.view_as(self.of_ranks))
-                torch.sum(self.of_ranks, 0, dtype=torch.float32, out=self.reduced)
+                self.sum_ranks(self.of_ranks, self.reduced)
             else:
                 reduce_scatter(self.reduced, self.flat)
         return dict(self.gradients)
@@ -279,6 +283,11 @@ class TorchShare(ShardedArrays):
         with met():
             all_gather(self.received, self.sent)
         foreach_copy_(self.copies, self.arrived)
+
+
+def _sum(of_ranks: Tensor, out: Tensor) -> None:
+    """Sum the gradients of each rank, (ranks, n), in float32 into ``out`` (n,)."""
+    torch.sum(of_ranks, 0, dtype=torch.float32, out=out)
 
 
 def _local(groups: Mapping[str, Group], parts: Sequence[Part]) -> dict[str, Group]:
