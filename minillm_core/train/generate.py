@@ -348,7 +348,7 @@ def questions_of(
 
 
 def prompts(documents: Documents, tokenizer: Tokenizer, count: int) -> list[str]:
-    """Return at most ``count`` prompts: up to eight words of the first line of documents."""
+    """Return at most ``count`` prompts: up to eight words of the first line of documents, or half of a short one."""
     found: list[str] = []
     for text in _texts(documents, tokenizer, count):
         if len(found) == count:
@@ -372,8 +372,10 @@ def _texts(documents: Documents, tokenizer: Tokenizer, count: int) -> Iterator[s
 
 def _beginning(text: str) -> str | None:
     """Return the first words of a text, where they are long enough to continue."""
-    line = next((line for line in text.splitlines() if line.strip()), "").strip()
-    words = re.findall(r"\S+", line)
+    line = next((line for line in text.splitlines() if line.strip()), "")
+    words = line.split()
     short = " ".join(words[:_WORDS])[:_LONGEST].rstrip("\ufffd ")
+    if short == " ".join(text.split()):  # nothing is left to continue
+        short = " ".join(words[: len(words) // 2]) or short[: len(short) // 2]
     letters = sum(character.isalpha() for character in short)
     return short if letters >= 6 and not short.startswith("#!") else None

@@ -107,9 +107,11 @@ class Letters:
     [
         (
             ["\n\n  one two three four five six seven eight nine ten\n", "#!/bin/sh -e", "...", "second one"],
-            ["one two three four five six seven eight", "second one"],
+            ["one two three four five six seven eight", "second"],
         ),
-        (["the same line\n", "the same line\n", "another line"], ["the same line", "another line"]),
+        (["the same line\nx", "the same line\ny", "another line\nz"], ["the same line", "another line"]),
+        # half of a document that is no longer than a prompt, in words or characters
+        (["Order 12: apples x4 for Ann.\n", "charlotteanne"], ["Order 12: apples", "charlo"]),
         # one long document: its beginning, and a line within it
         (["first line\n" + "x\n" * 20 + "half of a line\nwhole line inside\n" + "y\n" * 10],
          ["first line", "whole line inside"]),
