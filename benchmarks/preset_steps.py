@@ -7,7 +7,7 @@
 
 The first variant is the preset alone. Schedules have their mid-run values; ids are drawn by
 Zipf's law, as in benchmarks.sparse_rows. ``ratio`` is tokens/s over the preset's, from the medians of all steps,
-and turn by turn. --profile adds a step of each by kernel, and ``host_ms``, the host's time to enqueue one: a
+and turn by turn; ``mfu`` is the model's FLOP/s (minillm plan) over the device's, None where these are unknown. --profile adds a step of each by kernel, and ``host_ms``, the host's time to enqueue one: a
 GPU waits where that is longer than its own.
 """
 
@@ -36,15 +36,23 @@ def figures_of(turns: Turns) -> dict[str, Any]:
     """Return step times, memory, kernels, and ratios to the preset alone, by variant."""
     base, found = turns.measured.get(ALONE), {}
     for name, one in turns.measured.items():
+        speed = one.tokens / statistics.median(one.steps)
         found[name] = {
             "step_ms": round(1000 * statistics.median(one.steps), 3),
-            "tokens_per_second": round(one.tokens / statistics.median(one.steps)),
+            "tokens_per_second": round(speed),
+            "mfu": mfu_of(one.variant, speed),
             "peak_bytes": one.peak,
             "first_step_seconds": round(one.first_step_seconds, 1),
             **one.variant.facts(),
             **({"ratio": ratio(one, base)} if base else {}),
         }
     return {"sets": found, "failed": turns.failed}
+
+
+def mfu_of(variant: Any, speed: float) -> float | None:
+    """Return the model's FLOP/s at a speed in tokens/s over the device's dense FLOP/s; None where unknown."""
+    peak = variant.binding.peak_flops
+    return round(speed * variant.plan.estimate().flops_per_token / peak, 4) if peak else None
 
 
 def profile_of(variant: Stepped, memory: Memory) -> dict[str, Any]:
@@ -104,8 +112,9 @@ def main() -> None:
     print(path)
     for name, one in found["sets"].items():
         by = one["ratio"]["tokens_per_second"] if "ratio" in one else float("nan")
+        mfu = "" if one["mfu"] is None else f", MFU {one['mfu']:.3f}"
         print(
-            f"{name}: {one['step_ms']} ms, {one['tokens_per_second']:,} tokens/s, {by:.3f} x, "
+            f"{name}: {one['step_ms']} ms, {one['tokens_per_second']:,} tokens/s, {by:.3f} x{mfu}, "
             f"{one['peak_bytes'] / 2**30:.2f} GiB"
         )
 
