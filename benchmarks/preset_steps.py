@@ -7,8 +7,9 @@
 
 The first variant is the preset alone. Schedules have their mid-run values; ids are drawn by
 Zipf's law, as in benchmarks.sparse_rows. ``ratio`` is tokens/s over the preset's, from the medians of all steps,
-and turn by turn; ``mfu`` is the model's FLOP/s (minillm plan) over the device's, None where these are unknown. --profile adds a step of each by kernel, and ``host_ms``, the host's time to enqueue one: a
-GPU waits where that is longer than its own.
+and turn by turn; ``mfu`` is the model's FLOP/s (minillm plan) over the device's, None where these are unknown.
+--profile adds a step of each by kernel, and ``host_ms``, the host's time to enqueue one: a GPU waits where that
+is longer than its own.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ def figures_of(turns: Turns) -> dict[str, Any]:
     """Return step times, memory, kernels, and ratios to the preset alone, by variant."""
     base, found = turns.measured.get(ALONE), {}
     for name, one in turns.measured.items():
-        speed = one.tokens / statistics.median(one.steps)
+        seconds = statistics.median(one.steps)
+        speed = one.tokens / seconds
         found[name] = {
-            "step_ms": round(1000 * statistics.median(one.steps), 3),
+            "step_ms": round(1000 * seconds, 3),
             "tokens_per_second": round(speed),
             "mfu": mfu_of(one.variant, speed),
             "peak_bytes": one.peak,

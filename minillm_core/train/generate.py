@@ -371,7 +371,7 @@ def _texts(documents: Documents, tokenizer: Tokenizer, count: int) -> Iterator[s
 
 
 def _beginning(text: str) -> str | None:
-    """Return the first words of a text, where they are long enough to continue."""
+    """Return the first words of a text, or the first half of a short one, if long enough to continue."""
     line = next((line for line in text.splitlines() if line.strip()), "")
     words = line.split()
     short = " ".join(words[:_WORDS])[:_LONGEST].rstrip("\ufffd ")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -379,10 +379,11 @@ def lab() -> Any:
 
 
 @pytest.fixture
-def aot() -> Iterator[Callable[..., Any]]:
-    """Return torch.compile without code generation; it is not called where nothing is compiled."""
+def aot_trainer() -> Iterator[Callable[..., Any]]:
+    """Return :func:`trainer`, whose compiled torch graphs run operation by operation: no code is generated."""
     import torch
 
+    options = {"torch": {"compiler": partial(torch.compile, backend="aot_eager")}, "mlx": {}}
     torch.compiler.reset()
-    yield lambda function, **more: torch.compile(function, backend="aot_eager", **more)
+    yield lambda plan, backend="torch", **more: trainer(plan, backend, **options[backend], **more)
     torch.compiler.reset()

@@ -79,7 +79,7 @@ def doubled(arrays: Any) -> dict[str, np.ndarray]:
 )
 def test_they_are_a_tied_matrix_and_then_two(
     lab: Any,
-    aot: Any,
+    aot_trainer: Any,
     backend: str,
     names: tuple[str, ...],
     factors: bool,
@@ -93,8 +93,7 @@ def test_they_are_a_tied_matrix_and_then_two(
     apart = lab.plan(*names, plugins={"small": parted}, **settings)
     count = settings.get("train_accumulate", 1)
     batches = [[lab.batch(plan, seed * 7 + i) for i in range(count)] for seed in range(STEPS)]
-    more = {"compiler": aot} if backend == "torch" else {}
-    run, one, two = (lab.trainer(p, backend, **more) for p in (plan, tied, apart))
+    run, one, two = (aot_trainer(p, backend) for p in (plan, tied, apart))
     dtype, compiled = settings.get("train_dtype", "float32"), "train_compile" in settings
     # after the separation, graphs are equal; compiled, they round differently
     same = {"rtol": 0, "atol": 0} if not compiled else {"rtol": 2e-4, "atol": 2e-5}

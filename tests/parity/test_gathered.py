@@ -121,12 +121,11 @@ def test_loss_and_gradients_are_those_of_every_position(
 
 @pytest.mark.slow
 @BACKENDS
-def test_a_compiled_step_has_those_gradients(lab: Any, backend: str, aot: Any) -> None:
-    plugins, more = {"demanding": Demanding(weighs=True, staged=True)}, {}
+def test_a_compiled_step_has_those_gradients(lab: Any, backend: str, aot_trainer: Any) -> None:
+    plugins = {"demanding": Demanding(weighs=True, staged=True)}
     settings = {"train_clip": 0.0, "train_compile": "on", "model_layers": 1}
     dense, sparse = both(lab, plugins=plugins, **settings)
-    more = {"compiler": aot} if backend == "torch" else {}
-    check_gradients(lab, dense, sparse, 0.25, lambda plan: lab.trainer(plan, backend, **more))
+    check_gradients(lab, dense, sparse, 0.25, lambda plan: aot_trainer(plan, backend))
 
 
 def check_gradients(lab: Any, dense: Any, sparse: Any, share: float, make: Any) -> None:
@@ -148,13 +147,12 @@ def check_gradients(lab: Any, dense: Any, sparse: Any, share: float, make: Any) 
 @pytest.mark.parametrize("clip", [0.0, 1.0])
 @pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=pytest.mark.slow)])
 def test_updates_are_those_of_every_position(
-    lab: Any, backend: str, clip: float, compiled: str, aot: Any
+    lab: Any, backend: str, clip: float, compiled: str, aot_trainer: Any
 ) -> None:
     """Also with clip 0, gathered positions and compilation together."""
     plans = both(lab, train_clip=clip, train_compile=compiled, model_layers=1)
     micro = [[batch_of(lab, plans[0], share, seed)] for seed, share in enumerate((0.2, 0.5, 0.2))]
-    more = {"compiler": aot} if backend == "torch" else {}
-    made = [lab.trainer(plan, backend, **more) for plan in plans]
+    made = [aot_trainer(plan, backend) for plan in plans]
     losses = [lab.losses(run, plan, micro) for run, plan in zip(made, plans, strict=True)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     dense, sparse = (run.arrays() for run in made)
@@ -212,29 +210,28 @@ def test_inductor_computes_the_same_without_clipping(lab: Any, dtype: str) -> No
     """With generated code: clip 0, gathered positions and compilation together."""
     torch.compiler.reset()
     settings = {"train_clip": 0.0, "train_dtype": dtype, "model_layers": 1}
-    dense, eager = both(lab, **settings)
-    _, sparse = both(lab, train_compile="on", **settings)
+    dense, sparse = both(lab, **settings)
+    _, compiled = both(lab, train_compile="on", **settings)
     micro = [batch_of(lab, dense, 0.5, 1), batch_of(lab, dense, 0.2)]
-    found = [lab.gradients(lab.trainer(one), one, micro) for one in (sparse, dense, eager)]
+    found = [lab.gradients(lab.trainer(one), one, micro) for one in (compiled, dense, sparse)]
     close = 1e-6 if dtype == "float32" else 2e-2
     for loss, gradients in found[1:]:
         assert found[0][0] == pytest.approx(loss, rel=close)
         for name, expected in gradients.items():
             error = np.linalg.norm(found[0][1][name] - expected)
             assert error <= 10 * close * np.linalg.norm(expected), name
-    again = lab.gradients(lab.trainer(sparse), sparse, micro)
+    again = lab.gradients(lab.trainer(compiled), compiled, micro)
     assert all(np.array_equal(again[1][name], one) for name, one in found[0][1].items())
 
 
 @BACKENDS
 @pytest.mark.parametrize("compiled", ["off", pytest.param("on", marks=pytest.mark.slow)])
 def test_a_resumed_trainer_computes_the_same_bits(
-    lab: Any, backend: str, compiled: str, aot: Any
+    lab: Any, backend: str, compiled: str, aot_trainer: Any
 ) -> None:
     _, plan = both(lab, train_compile=compiled, train_dtype="bfloat16", model_layers=1)
-    more = {"compiler": aot} if backend == "torch" else {}
     steps = [[batch_of(lab, plan, 0.1 + 0.2 * seed, seed)] for seed in range(4)]
-    whole, first, second = (lab.trainer(plan, backend, **more) for _ in range(3))
+    whole, first, second = (aot_trainer(plan, backend) for _ in range(3))
     lab.losses(whole, plan, steps)
     lab.losses(first, plan, steps[:2])
     second.resume(first.arrays())
@@ -245,9 +242,9 @@ def test_a_resumed_trainer_computes_the_same_bits(
 
 
 @pytest.mark.slow
-def test_each_size_is_compiled_once_and_shown(lab: Any, aot: Any) -> None:
+def test_each_size_is_compiled_once_and_shown(lab: Any, aot_trainer: Any) -> None:
     _, plan = both(lab, train_compile="on", model_layers=1)
-    run, shown, met = lab.trainer(plan, compiler=aot), [], []
+    run, shown, met = aot_trainer(plan), [], []
 
     def phase(what: str) -> Any:
         shown.append(what)

@@ -120,22 +120,19 @@ CASES = {
 }
 
 
-def aot_eager(function: Any, **options: Any) -> Any:
-    return torch.compile(function, backend="aot_eager", **options)
-
-
 @pytest.mark.broad(3)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(c, marks=[pytest.mark.slow] if "compiled" in c else []) for c in CASES],
 )
-def test_a_run_goes_on_as_if_it_had_not_seen_the_batch(lab: Any, case: str, backend: str) -> None:
+def test_a_run_goes_on_as_if_it_had_not_seen_the_batch(
+    lab: Any, aot_trainer: Any, case: str, backend: str
+) -> None:
     names, settings, parts = CASES[case]
     plan = lab.plan(*names, plugins={"poisoned": Poisoned()}, **settings)
     half = settings.get("train_dtype") == "float16"
-    options = {"compiler": aot_eager} if backend == "torch" else {}
-    run, spared = (lab.trainer(plan, backend, **options) for _ in range(2))
+    run, spared = (aot_trainer(plan, backend) for _ in range(2))
     for index, bad in enumerate((None, *BAD, None)):
         if bad is not None:
             before, scale = kept(run), run.arrays().get("scaler.scale")

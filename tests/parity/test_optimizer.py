@@ -253,10 +253,12 @@ def test_state_of_another_dtype_is_refused_at_the_first_step(lab: Any, backend: 
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, pytest.param("compiled", marks=pytest.mark.slow)])
-def test_state_that_is_an_argument_keeps_its_value(lab: Any, backend: str, aot: Any) -> None:
+def test_state_that_is_an_argument_keeps_its_value(
+    lab: Any, backend: str, aot_trainer: Any
+) -> None:
     compiled = backend == "compiled"
     plan = lab.plan(plugins={"remembers": Remembers()}, train_compile="on" if compiled else "off")
-    run = lab.trainer(plan, compiler=aot) if compiled else lab.trainer(plan, backend)
+    run = aot_trainer(plan) if compiled else lab.trainer(plan, backend)
     before = []
     for seed in range(3):
         before.append({name: value.copy() for name, value in weights_of(run).items()})

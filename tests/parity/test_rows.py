@@ -46,15 +46,14 @@ def steps_of(lab: Any, plan: Any, count: int, micro: int = 1) -> list[list[Any]]
     ],
 )
 def test_losses_and_tables_are_those_of_whole_tables(
-    lab: Any, backend: str, micro: int, compiled: str, aot: Any
+    lab: Any, backend: str, micro: int, compiled: str, aot_trainer: Any
 ) -> None:
     more: dict[str, Any] = {"value_embeds.wd_mul": 1}
     if (backend, compiled) == ("torch", "on"):  # a graph per number of rows: two of them
         more |= {"model_layers": 1, "sparse_rows.buckets": 2}
     plans = both(lab, train_compile=compiled, train_weight_decay=0.1, **more)
     batches = steps_of(lab, plans[0], 10, micro)
-    more = {"compiler": aot} if backend == "torch" else {}
-    made = [lab.trainer(plan, backend, **more) for plan in plans]
+    made = [aot_trainer(plan, backend) for plan in plans]
     losses = [lab.losses(run, plan, batches) for run, plan in zip(made, plans, strict=True)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-6)
     dense, sparse = (run.arrays() for run in made)
@@ -195,11 +194,11 @@ def test_restarted_is_as_made(lab: Any, backend: str) -> None:
 
 
 @pytest.mark.slow
-def test_each_size_is_compiled_once_and_shown(lab: Any, aot: Any) -> None:
+def test_each_size_is_compiled_once_and_shown(lab: Any, aot_trainer: Any) -> None:
     from contextlib import nullcontext
 
     plan = lab.plan("bigram_hash", "sparse_rows", train_compile="on", model_layers=1)
-    run, shown = lab.trainer(plan, compiler=aot), []
+    run, shown = aot_trainer(plan), []
     run.phase = lambda what: (shown.append(what), nullcontext())[1]
     batches = steps_of(lab, plan, 3)
     lab.losses(run, plan, [*batches, *batches])

@@ -55,9 +55,11 @@ def counts(run: Any) -> tuple[set[float], set[float]]:
 
 
 @pytest.mark.slow
-def test_a_compiled_step_has_a_graph_for_a_turn_and_one_for_none(lab: Any, aot: Any) -> None:
+def test_a_compiled_step_has_a_graph_for_a_turn_and_one_for_none(
+    lab: Any, aot_trainer: Any
+) -> None:
     plan = lab.plan(plugins={"turns": Turns(second=False)}, train_compile="on", model_layers=1)
-    run = lab.trainer(plan, "torch", compiler=aot)
+    run = aot_trainer(plan)
     lab.losses(run, plan, [[lab.batch(plan, seed)] for seed in range(4)])
     assert counts(run)[0] == {2.0}
     assert sorted(run.optimizer.compiled, key=len) == [frozenset(), {3}]

@@ -92,13 +92,12 @@ def seen(arrays: Any) -> dict[str, np.ndarray]:
     ],
 )
 def test_the_view_is_evaluated_and_training_goes_on_from_the_parameters(
-    lab: Any, aot: Any, backend: str, names: tuple[str, ...], settings: dict[str, Any]
+    lab: Any, aot_trainer: Any, backend: str, names: tuple[str, ...], settings: dict[str, Any]
 ) -> None:
     plain = lab.plan(*names, **settings)
     plan = lab.plan(*names, plugins={"traced": Traced(of="")}, **settings)
     batches = steps_of(lab, plain, 6)
-    more = {"compiler": aot} if backend == "torch" else {}
-    alone, run = (lab.trainer(one, backend, **more) for one in (plain, plan))
+    alone, run = (aot_trainer(one, backend) for one in (plain, plan))
     probe = batches[0]
     row = {name: part[:1] for name, part in probe[0].items()}
     expected = lab.losses(alone, plain, batches)
@@ -121,7 +120,7 @@ def test_the_view_is_evaluated_and_training_goes_on_from_the_parameters(
         exact = arrays[f"model.{name}"] + 0.5 * (total - arrays[f"model.{name}"])
         np.testing.assert_allclose(view, exact, rtol=1e-6, atol=1e-7)
         assert not np.array_equal(view, arrays[f"model.{name}"])
-    other = lab.trainer(plain, backend, seed=1, **more)
+    other = aot_trainer(plain, backend, seed=1)
     other.load(arrays | {f"model.{name}": view for name, view in views.items()})
     assert run.evaluate(probe) == other.evaluate(probe)
     np.testing.assert_array_equal(run.next_logits(row), other.next_logits(row))
