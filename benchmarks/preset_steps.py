@@ -1,7 +1,7 @@
 """Steps of a preset with additional plugin sets, in turns in one process: speed and memory relative to the preset.
 
     python -m benchmarks.preset_steps --preset speedrun --set triton --set triton,sparse_rows [--steps 20]
-        [--repeats 5] [--profile] [--setting key=value ...]
+        [--repeats 5] [--warm 17] [--profile] [--setting key=value ...]
     python -m benchmarks.preset_steps --preset speedrun --set=-relu2,fp8_mlp   # in place of relu2
     python -m benchmarks.preset_steps --set="-relu2,fp8_mlp fp8_mlp.backward=fp8"   # with a setting of its own
 
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--steps", type=int, default=20, help="of a turn")
     parser.add_argument("--repeats", type=int, default=5, help="turns of each")
+    parser.add_argument("--warm", type=int, default=BATCHES + 1, help="steps before the first turn")
     parser.add_argument("--profile", action="store_true", help="also a step of each by kernel")
     given = parser.parse_args()
 
@@ -104,7 +105,7 @@ def main() -> None:
     counts = {"steps": given.steps, "repeats": given.repeats}
     memory, said = memory_of(given.backend), {"preset": given.preset, "settings": given.setting}
     found: dict[str, Any] = {}
-    for turns in take_turns(makers, memory, say=print, warm=BATCHES + 1, together=5, **counts):
+    for turns in take_turns(makers, memory, say=print, warm=given.warm, together=5, **counts):
         found = figures_of(turns)
         path = written(given, {**said, **found})
     if given.profile:
