@@ -41,13 +41,10 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         raise ValueError("the same key twice")
     for key, value in pairs:
-        if any(type(n) is int and n.bit_length() > BITS for n in _listed(value)):
+        numbers = value if isinstance(value, list) else [value]
+        if any(type(n) is int and n.bit_length() > BITS for n in numbers):
             raise ValueError(f"{key}: a number that is too large")
     return found
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _constant(text: str) -> NoReturn:

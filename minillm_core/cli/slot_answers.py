@@ -55,7 +55,8 @@ def answer(slot: str, asked: RunRequest, *, everything: bool, as_json: bool) -> 
             say(f"note: {hidden} defaults that no plugin claims are hidden; --all shows them")
     if clashes:
         (first, clash), *_ = clashes
-        raise PlanError(clash.what, where=_place(first), fix=clash.fix)
+        where = ", ".join(filter(None, (_short(first), first.where)))
+        raise PlanError(clash.what, where=where, fix=clash.fix)
 
 
 def _chosen(
@@ -104,10 +105,6 @@ def show_table(table: Table, console: Console) -> None:
         if str(slot):
             console.print(Text("  ").join(filter(None, (slot, where))), style="bold")
         console.print(Padding(Text("  ").join(filter(None, told)), (0, 0, 0, 4)))
-
-
-def _place(one: why.SlotGroup) -> str:
-    return ", ".join(filter(None, (_short(one), one.where)))
 
 
 def _short(one: why.SlotGroup) -> str:

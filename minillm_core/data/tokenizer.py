@@ -121,9 +121,9 @@ class Tokenizer:
             vocab: rows of the embedding; the tokenizer may have fewer entries, not more.
             end_of_text: the special token that begins documents; None: <|endoftext|>.
 
-        DataError: it cannot be read, is too large, has no such special token, drops merges at
-            random (BPE dropout), or can lengthen a text too much.
-                part of its merges at random, or can make a text many times as long.
+        Raises:
+            DataError: it cannot be read, is too large, has no such special token, drops merges at
+                random (BPE dropout), or can make a text many times as long.
         """
         token = end_of_text or END_OF_TEXT
         try:

@@ -48,12 +48,8 @@ def _wsd(x: float, cooldown: float) -> float:
     return min(1.0, (1.0 - x) / cooldown)
 
 
-def _constant(x: float, cooldown: float) -> float:
-    return 1.0
-
-
 SHAPES: Mapping[str, Callable[[float, float], float]] = {
-    "constant": _constant,
+    "constant": lambda x, cooldown: 1.0,
     "cosine": _cosine,
     "wsd": _wsd,
 }

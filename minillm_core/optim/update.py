@@ -103,8 +103,8 @@ def update(
     Args:
         ops: the backend's array functions.
         groups: key -> group.
-        params: name -> float32 master weights.
-        grads: name -> gradient of the mean loss, times any scale that ``factor`` removes.
+        params: name -> float32 master weights; or, of all parameters of a stacked group, key -> (N, *shape).
+        grads: gradients of the mean loss, times any scale that ``factor`` removes, by name or key too.
         factor: 0-d float32, multiplies every gradient (clipping, inverse loss scale).
         state: the optimizer state, as :func:`initial_state` makes it.
         updates: 0-d float32: the number of updates, this one included.
@@ -114,6 +114,9 @@ def update(
         due: the result of :func:`due_at`; None: every stage is due.
         norms: layer -> 0-d norm of its gradients; needed if ``grads`` is only a part of them.
         copied: returns a copy of an array, if the framework writes results into the arrays given here.
+
+    Returns:
+        New parameters, by name or key as in ``params``, and the new state.
 
     Raises:
         PluginCodeError: a stage returned a wrong result, or wrote in place.
@@ -128,9 +131,8 @@ def update(
         norms = layer_grad_norms(ops, grads, factor) if by_layer else {}
     for key, group in groups.items():
         names = [member.name for member in group.members]
-        gradients = [ops.astype(grads[name], "float32") for name in names]
-        u = split_into_blocks(ops, group, joined(ops, group, gradients)) * factor
-        p = split_into_blocks(ops, group, joined(ops, group, [params[name] for name in names]))
+        u = ops.astype(_held(ops, key, group, grads), "float32") * factor
+        p = _held(ops, key, group, params)
         given = {**values, "updates": updates, **multipliers(ops, group, values)}
         if by_layer:
             given["layer_grad_norm"] = stack_each(ops, group, [norms[layer_of(n)] for n in names])
@@ -167,7 +169,10 @@ def update(
                 witness(f"stage:{where}")
         if new:
             new_state[key] = new
-        new_params.update(zip(names, apart(ops, group, u), strict=True))
+        if key in params:
+            new_params[key] = ops.reshape(u, params[key].shape)
+        else:
+            new_params.update(zip(names, apart(ops, group, u), strict=True))
     return new_params, new_state
 
 
@@ -184,9 +189,11 @@ def apart(ops: Any, group: Group, stack: Any) -> list[Any]:
     return [ops.reshape(row, group.members[0].shape) for row in rows]
 
 
-def split_into_blocks(ops: Any, group: Group, stack: Any) -> Any:
-    """Split each member (R, C) of a stack into its blocks: (N * blocks, R / blocks, C)."""
-    return ops.reshape(stack, (-1, *group.shape)) if group.blocks > 1 else stack
+def _held(ops: Any, key: str, group: Group, arrays: Mapping[str, Any]) -> Any:
+    """Return a group's arrays as its stages see them, each member (R, C) as blocks (R / blocks, C), if it has any."""
+    whole = key in arrays
+    held = arrays[key] if whole else joined(ops, group, [arrays[m.name] for m in group.members])
+    return ops.reshape(held, (-1, *group.shape)) if group.blocks > 1 else held
 
 
 def flatten(ops: Any, group: Group, kept: Any) -> Any:

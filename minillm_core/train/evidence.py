@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from minillm_core.backends.base import Trainer
 from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.errors import NoEvidence
+from minillm_core.text import few
 from minillm_core.train.events import Event, Stepped
 from minillm_core.train.hooks import ObserverErrors
 
@@ -97,7 +98,7 @@ class Evidence:
             # a plugin may offer kernels for many devices; one in use here is enough
             missing = [key for key in record.get("missing", ()) if not key.startswith("kernel:")]
             if missing:
-                self.say(f"warning: plugin '{name}' did not show everywhere: {_few(missing)}")
+                self.say(f"warning: plugin '{name}' did not show everywhere: {few(missing)}")
 
     def gather(self) -> None:
         """Gather the traces of the other ranks; once, and at the same step on all of them."""
@@ -219,7 +220,3 @@ def _owner(key: str, names: Set[str]) -> str | None:
 def _listed(keys: Sequence[str]) -> list[str]:
     more = len(keys) - SHOWN
     return [*keys[:SHOWN], f"and {more} more"] if more > 0 else list(keys)
-
-
-def _few(keys: Sequence[str]) -> str:
-    return ", ".join(keys[:3]) + (" ..." if len(keys) > 3 else "")

@@ -6,7 +6,7 @@ dtype, refreshed once per step after the update, outside the micro-batch graph.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -155,6 +155,14 @@ class Weights:
         self.trained = {n: p for n, p in self.parameters.items() if n not in frozen}
         self.by_rows: Set[str] = frozenset()  # tables of which a step holds only some rows
         self.share: Share | None = None  # None: no sharding
+
+    def stack(self, names: Sequence[str]) -> Tensor:
+        """Make masters parts of one array (N, *shape), and return it."""
+        stack = torch.stack([self.masters[name] for name in names])
+        self.masters.update(zip(names, stack, strict=True))
+        for name in () if self.narrow or self.share else names:  # parameters are masters
+            self.parameters[name].data = self.masters[name]
+        return stack
 
     @torch.no_grad()
     def refresh(self, *, every: bool = False) -> None:

@@ -98,6 +98,10 @@ class Optimizer:
         self.alike = _alike(self.fused)
         self.staged = {k: g for k, g in groups.items() if k not in self.fused}
         self.behind = {key: last for key, (_, last) in split.items() if last.rule.stages}
+        stacked = {} if apart else {k: g for k, g in self.staged.items() if g.rule.stacked}
+        self.stacked = {key: [m.name for m in group.members] for key, group in stacked.items()}
+        # one array that the graph reads and writes, in place of all its parts
+        self.stacks = {key: weights.stack(names) for key, names in self.stacked.items()}
         self.placed: dict[str, Tensor] | None = None  # the trained tensors while views replace them
         self.notes = _notes(every.values()) if fused else ()
         self.cycles = cycles_of(every.values())
@@ -110,6 +114,13 @@ class Optimizer:
         for group in (*self.staged.values(), *self.behind.values()):
             for _, _, stage in group.rule.stages:
                 _ = stage.function  # import it here: a trace cannot
+
+    def widened(self, grads: Iterable[Tensor]) -> list[Tensor]:
+        """Copy all gradients to float32; those of a stacked group are parts of one array, as its masters are."""
+        wide = {name: grad.float() for name, grad in zip(self.weights.trained, grads, strict=True)}
+        for names in self.stacked.values():
+            wide.update(zip(names, torch.stack([wide[name] for name in names]), strict=True))
+        return [*wide.values()]
 
     @torch.no_grad()
     def norm(self, grads: Tensors) -> Tensor:
@@ -173,17 +184,23 @@ class Optimizer:
         norms = None if self.share is None else dict.fromkeys(self.layers, one)
         self._run(self.due, grads, one, values, one, norms)
 
-    def _run(self, due: Set[int], *arguments: Any) -> None:
+    def _run(self, due: Set[int], grads: Tensors, *arguments: Any) -> None:
         """Run the stages; each set of due cycles has a compiled graph of its own."""
+        grads = dict(grads)
+        for key, names in self.stacked.items():
+            whole = grads[names[0]]._base  # see ``widened``
+            if whole is None or whole.shape != self.stacks[key].shape:
+                whole = torch.stack([grads[name] for name in names])
+            grads[key] = whole
         if self.compiler is None:
-            return self._stages(due, *arguments)
+            return self._stages(due, grads, *arguments)
         if due not in self.compiled:
 
             def stages(*arguments: Any) -> None:
                 self._stages(due, *arguments)
 
             self.compiled[due] = self.compiler(own_code(stages), fullgraph=True, dynamic=False)
-        return self.compiled[due](*arguments)
+        return self.compiled[due](grads, *arguments)
 
     def _stages(
         self,
@@ -194,7 +211,7 @@ class Optimizer:
         found: Tensor,
         norms: Tensors | None,
     ) -> None:
-        masters, of = self.weights.masters, self.framework
+        masters, of = self.weights.masters | self.stacks, self.framework
         more = (self.state, self.updates, values, of.witness, of.versions, due, norms, torch.clone)
         params, state = update(of.ops, self.staged, masters, grads, factor, *more)
         if self.behind:  # their update is the parameter that the kernel has written

@@ -271,7 +271,7 @@ class TorchTrainer(TorchModel, Trainer):
             if only and fresh[0].dtype == torch.float32:
                 self.gradients = list(fresh)
             elif self.gradients is None:
-                self.gradients = [grad.float() for grad in fresh]
+                self.gradients = self.optimizer.widened(fresh)
             elif first:
                 held = zip(self.gradients, fresh, strict=True)  # of tables, the row count changes
                 self.gradients = [a if a.shape == b.shape else b.float() for a, b in held]

@@ -18,10 +18,10 @@ from typing import Any, Literal
 
 from minillm_core import PlanError, Plugin, option, piecewise, scheduled, stage
 
-__all__ = ["Muon", "match_rms", "nesterov", "newton_schulz", "spectral"]
+__all__ = ["Muon", "match_rms", "nesterov", "newton_schulz", "normalised", "quintic", "spectral"]
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of x <- a x + (b A + c A^2) x with A = x x^T: steepest at 0, so that small values grow fast."""
+"""Coefficients of :func:`quintic`: steepest at 0, so that small singular values grow fast."""
 
 
 class Muon(Plugin, api=1):
@@ -112,18 +112,34 @@ def nesterov(ops: Any, update: Any, param: Any, state: dict[str, Any], *, moment
 def newton_schulz(ops: Any, update: Any, param: Any, state: dict[str, Any], *, steps: int) -> Any:
     """Approximate U V^T of the singular value decomposition of update (N, R, C), batched over N.
 
-    Differs from the published code only in its dtype: the backend's ``matmul_dtype``, bfloat16 on
-    NVIDIA GPUs as published, float32 on a CPU and on MLX.
+    Computed in the backend's ``matmul_dtype``: bfloat16 on NVIDIA GPUs as published, float32 on a CPU and
+    on MLX.
     """
-    a, b, c = COEFFICIENTS
-    tall = update.shape[-2] > update.shape[-1]
-    x = ops.matrix_transpose(update) if tall else update  # (N, r, c), r <= c
-    norm = ops.sqrt(ops.sum(ops.square(x), (-2, -1), keepdims=True))
-    x = ops.astype(x / (norm + 1e-7), ops.matmul_dtype)
+    x = normalised(ops, update, 1e-7)
     for _ in range(steps):
-        x = a * x + ops.gram(ops.gram(x), c, b) @ x  # (N, r, r) @ (N, r, c)
-    x = ops.astype(x, "float32")
-    return (ops.matrix_transpose(x) if tall else x), state
+        x = quintic(ops, x, *COEFFICIENTS)
+    return ops.astype(x, "float32"), state
+
+
+def normalised(ops: Any, update: Any, floor: float, size: float = 1.0) -> Any:
+    """Divide each matrix of update (N, R, C) by ``size`` times its norm, plus ``floor``; in ``matmul_dtype``."""
+    norm = ops.sqrt(ops.sum(ops.square(update), (-2, -1), keepdims=True))
+    return ops.astype(update / (norm * size + floor), ops.matmul_dtype)
+
+
+def quintic(ops: Any, x: Any, a: float, b: float, c: float) -> Any:
+    """Compute a s + b s^3 + c s^5 for every singular value s of x (N, R, C); singular vectors stay the same.
+
+    That is p x with p = a I + b A + c A^2 and A = x x^T; for a tall x (R > C), x p with A = x^T x. The
+    published form, a x + (b A + c A^2) x, reads and writes x once more, and in bfloat16 its error is larger:
+    it rounds before the sum.
+    """
+    tall = x.shape[-2] > x.shape[-1]
+    gram = ops.gram(ops.matrix_transpose(x) if tall else x)  # (N, r, r), r = min(R, C)
+    index = ops.arange(gram.shape[-1])
+    identity = ops.expand_dims(index, 0) == ops.expand_dims(index, 1)  # (r, r)
+    p = ops.gram(gram, c, b) + a * ops.astype_like(identity, gram)  # (N, r, r)
+    return x @ p if tall else p @ x
 
 
 def spectral(ops: Any, update: Any, param: Any, state: dict[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from minillm_core import INHERITED, Plugin, stage
+from minillm_muon.muon import normalised, quintic
 
 __all__ = ["COEFFICIENTS", "PolarExpress", "polar_express"]
 
@@ -20,7 +21,7 @@ COEFFICIENTS = (
     (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
     (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
 )
-"""Coefficients (a, b, c) of x <- a x + (b A + c A^2) x with A = x x^T, for singular values from 10^-3 to 1.
+"""Coefficients (a, b, c) of :func:`minillm_muon.muon.quintic`, for singular values from 10^-3 to 1.
 
 The paper's algorithm with cushion 0.02, each polynomial but the last stretched by SAFETY, so that
 rounding in bfloat16 cannot leave the interval on which the next converges: the constants of
@@ -44,12 +45,7 @@ def polar_express(ops: Any, update: Any, param: Any, state: dict[str, Any], *, s
     backend's ``matmul_dtype``: bfloat16 on NVIDIA GPUs, float32 on a CPU and on MLX, where
     bfloat16 would overflow.
     """
-    tall = update.shape[-2] > update.shape[-1]
-    x = ops.matrix_transpose(update) if tall else update  # (N, r, c), r <= c
-    norm = ops.sqrt(ops.sum(ops.square(x), (-2, -1), keepdims=True))
-    x = ops.astype(x / (norm * (1 + SAFETY) + 1e-6), ops.matmul_dtype)
+    x = normalised(ops, update, 1e-6, 1 + SAFETY)
     for index in range(steps):
-        a, b, c = COEFFICIENTS[min(index, len(COEFFICIENTS) - 1)]
-        x = a * x + ops.gram(ops.gram(x), c, b) @ x  # (N, r, r) @ (N, r, c)
-    x = ops.astype(x, "float32")
-    return (ops.matrix_transpose(x) if tall else x), state
+        x = quintic(ops, x, *COEFFICIENTS[min(index, len(COEFFICIENTS) - 1)])
+    return ops.astype(x, "float32"), state

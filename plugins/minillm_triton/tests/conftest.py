@@ -143,8 +143,9 @@ def modules(order: random.Random) -> dict[str, ModuleType]:
                 def passed(value: Any) -> Any:
                     if not isinstance(value, Tensor):
                         return value
-                    assert value.is_contiguous()
-                    memory = memories.setdefault(value.data_ptr(), Memory(value.detach().view(-1)))
+                    value = value.detach()
+                    whole = value if value.is_contiguous() else value.mT  # a transposed matrix
+                    memory = memories.setdefault(value.data_ptr(), Memory(whole.view(-1)))
                     return Pointer(memory, torch.zeros((), dtype=torch.int64))
 
                 given = [passed(value) for value in arguments]

@@ -20,12 +20,14 @@ pytestmark = [
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("shape", [(3, 200, 333), (2, 384, 1536)])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_gram(dtype: str, shape: tuple[int, ...], compiled: bool) -> None:
+@pytest.mark.parametrize("turned", [False, True])
+def test_gram(dtype: str, shape: tuple[int, ...], compiled: bool, turned: bool) -> None:
     from minillm_triton.kernels.gram import gram
 
     torch.manual_seed(0)
     kernel = torch.compile(gram, fullgraph=True) if compiled else gram
     x = torch.randn(shape, device="cuda").to(getattr(torch, dtype))
+    x = x.mT.contiguous().mT if turned else x
     for alpha, beta in ((1.0, 0.0), (2.0315, -4.775)):
         made = kernel(x, alpha, beta)
         exact = alpha * x.double() @ x.double().mT + (beta * x.double() if beta else 0.0)

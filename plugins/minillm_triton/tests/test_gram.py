@@ -14,7 +14,7 @@ from minillm_kit.reference import gram as reference
 
 torch = pytest.importorskip("torch")
 
-Case = tuple[int, int, int, int, float, bool]  # N, R, C, seed, alpha, added
+Case = tuple[int, int, int, int, float, bool, bool]  # N, R, C, seed, alpha, added, turned
 SMALL = {"TILES": {4: (4, 1)}, "DEPTH": 8}
 
 
@@ -29,13 +29,15 @@ def module(kernels: Any) -> Any:
 
 
 def check(module: Any, case: Case) -> None:
-    N, R, C, seed, alpha, added = case
+    N, R, C, seed, alpha, added, turned = case
     x = np.random.default_rng(seed).standard_normal((N, R, C)).astype(np.float32)
     if added:
         x = x @ np.swapaxes(x, 1, 2)
     beta = -4.775 if added else 0.0
     exact = reference(x, alpha, beta)
-    got = module.gram(torch.from_numpy(x), alpha, beta).double().numpy()
+    given = torch.from_numpy(x)
+    given = given.mT.contiguous().mT if turned else given
+    got = module.gram(given, alpha, beta).double().numpy()
     limit = max(np.linalg.norm(exact), exact.size**0.5)
     assert np.linalg.norm(got - exact) <= CONTRACTS["gram"].tolerance["float32"] * limit
     np.testing.assert_array_equal(got, np.swapaxes(got, 1, 2))  # bitwise
@@ -48,13 +50,14 @@ CASES = st.tuples(
     st.integers(0, 2**32 - 1),
     st.sampled_from([1.0, 2.0315]),
     st.booleans(),
+    st.booleans(),
 )
 
 
 @settings(max_examples=40, deadline=None)
 @given(CASES)
-@example((2, 8, 16, 0, 1.0, False))  # whole tiles
-@example((2, 9, 7, 1, 2.0315, True))
+@example((2, 8, 16, 0, 1.0, False, False))  # whole tiles
+@example((2, 9, 7, 1, 2.0315, True, True))
 def test_it_keeps_its_contract(module: Any, case: Case) -> None:
     check(module, case)
 
@@ -74,7 +77,11 @@ FAULTS = {
         "& (inner < C)[None, :]",
         "& (inner < C + depth)[None, :]",
     ),
-    "all matrices are the first": ("        x += matrix * R * C", "        x += matrix * 0"),
+    "all matrices are the first": ("x += matrix * by_matrix", "x += matrix * 0"),
+    "a transposed matrix is read by rows": (
+        "rows[:, None] * by_row + inner[None, :] * by_column",
+        "rows[:, None] * C + inner[None, :]",
+    ),
     "what is added is not turned in": ("        if add:", "        if False:"),
 }
 
@@ -85,9 +92,9 @@ def test_a_wrong_kernel_is_caught(kernels: Any, fault: str) -> None:
     for name, small in SMALL.items():
         setattr(wrong, name, small)
     caught = 0
-    for added in (False, True):
+    for added, turned in ((False, False), (True, False), (False, True)):
         try:
-            check(wrong, (3, 9, 11, 0, 1.0, added))
+            check(wrong, (3, 9, 11, 0, 1.0, added, turned))
         except AssertionError:
             caught += 1
     assert caught

@@ -32,13 +32,12 @@ def gram(x: Tensor, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
     schema="(Tensor x, float alpha, float beta) -> Tensor",
 )
 def _gram(x: Tensor, alpha: float, beta: float) -> Tensor:
-    x = x.contiguous()
     N, R, C = x.shape
     made = torch.empty((N, R, R), dtype=x.dtype, device=x.device)
     tile, warps = TILES[x.element_size()]
     count = -(-R // tile)
     _tiles[(N * count * count,)](
-        *(x, made, R, C, count, alpha, beta),
+        *(x, made, R, C, *x.stride(), count, alpha, beta),
         add=beta != 0.0,
         tile=tile,
         depth=DEPTH,
@@ -59,6 +58,9 @@ def _tiles(
     made,  # (N, R, R)
     R,
     C,
+    by_matrix,  # the strides of x: Muon gives a tall matrix transposed, without copying it
+    by_row,
+    by_column,
     count,  # tiles along R
     alpha,
     beta,
@@ -71,19 +73,19 @@ def _tiles(
     i, j = program // count % count, program % count
     if j <= i:
         matrix = tl.cast(program // (count * count), tl.int64)
-        x += matrix * R * C
+        x += matrix * by_matrix
         made += matrix * R * R
         rows, others = i * tile + tl.arange(0, tile), j * tile + tl.arange(0, tile)
         total = tl.zeros((tile, tile), dtype=tl.float32)
         for first in range(0, C, depth):
             inner = first + tl.arange(0, depth)
             left = tl.load(  # (tile, depth)
-                x + rows[:, None] * C + inner[None, :],
+                x + rows[:, None] * by_row + inner[None, :] * by_column,
                 mask=(rows < R)[:, None] & (inner < C)[None, :],
                 other=0.0,
             )
             right = tl.load(  # (tile, depth)
-                x + others[:, None] * C + inner[None, :],
+                x + others[:, None] * by_row + inner[None, :] * by_column,
                 mask=(others < R)[:, None] & (inner < C)[None, :],
                 other=0.0,
             )
@@ -92,7 +94,8 @@ def _tiles(
         here = rows[:, None] * R + others[None, :]
         inside = (rows < R)[:, None] & (others < R)[None, :]
         if add:
-            total += beta * tl.load(x + here, mask=inside, other=0.0).to(tl.float32)
+            there = rows[:, None] * by_row + others[None, :] * by_column
+            total += beta * tl.load(x + there, mask=inside, other=0.0).to(tl.float32)
         tile_made = total.to(made.dtype.element_ty)
         tl.store(made + here, tile_made, mask=inside)
         if j < i:
