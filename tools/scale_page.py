@@ -152,7 +152,7 @@ RESULTS = (
     "scale_checkpointed",
     "scale_context",
     "scale_context_long",
-    "scale_recipe_h200_sum",
+    "scale_recipe_h200_stacks",
 )
 """Result files of benchmarks/scale.py."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
 
 
@@ -47,3 +47,24 @@ def test_a_micro_batch_without_labels(lab: Any, backend: str) -> None:
     _, exact = lab.exact_gradients(plan, [whole])
     _, found = lab.gradients(lab.trainer(plan, backend), plan, lab.split(whole, 2))
     lab.assert_gradients(found, exact, overall=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_masters_and_gradients_of_a_stacked_group_are_parts_of_one_array(
+    lab: Any, dtype: str
+) -> None:
+    plan = lab.plan("muon", train_rows=4, train_dtype=dtype)
+    run, other = lab.trainer(plan, "torch"), lab.trainer(plan, "torch", seed=1)
+    micro = lab.split(lab.batch(plan, unsupervised=5), 2)
+    lab.losses(run, plan, [micro, micro])
+    optimizer, weights = run.optimizer, run.weights
+    grads = dict(zip(weights.trained, run.gradients, strict=True))
+    assert optimizer.stacks
+    run.resume(other.arrays())  # as a checkpoint, by parameter
+    for key, names in optimizer.stacked.items():
+        for name, master in zip(names, optimizer.stacks[key], strict=True):
+            assert weights.masters[name].data_ptr() == master.data_ptr()
+            assert torch.equal(master, other.weights.masters[name])
+            assert grads[name]._base is grads[names[0]]._base is not None
+            if dtype == "float32":  # parameters are masters
+                assert weights.parameters[name].data_ptr() == master.data_ptr()

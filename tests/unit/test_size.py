@@ -139,6 +139,10 @@ the entry points by which the core finds them came (30). Tables that are updated
 (240), questions of chats and the length of a tuning to minillm-chat (85). Options of commands, facts of cached
 entries, saved models and hooks are declared once (430). Divided weights that are never whole at the start came (60).
 
+23,900 to 23,920: the masters of a stacked group, and their gradients, as one array each (25 lines). Its
+graph has three inputs where it had three for every matrix: on an H200 a first step of gpt2-124m with muon takes
+36 s where it took 83, and an update 4.4 ms where it took 6.5.
+
 23,800 to 23,900: errors that users and authors of plugins had met as defects, or not at all. Mistakes of plugins
 (dtypes, loss terms, statistics, initialisers, metrics, ranges, rates: 25); texts given twice, broken links, weights
 in names, tokenizers beside ids, windows longer than a text (30); arguments of Python's API (30); resumes to fewer

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core import PlanError
+from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.config.load import load
 from minillm_core.optim.groups import Group
 from minillm_core.optim.update import initial_state, update
@@ -150,6 +151,27 @@ def test_the_direction_does_not_depend_on_size_orientation_or_company(
     np.testing.assert_allclose(five(stack * scale), alone, rtol=1e-4, atol=1e-5)
     turned = np.swapaxes(five(np.swapaxes(stack, 1, 2)), 1, 2)
     np.testing.assert_allclose(turned, alone, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", [(2, 48, 48), (2, 32, 96), (2, 96, 32)])
+def test_bfloat16_is_no_further_from_the_definition_than_as_published(
+    shape: tuple[int, int, int],
+) -> None:
+    a, b, c = COEFFICIENTS
+    stack = np.random.default_rng(7).standard_normal(shape)
+    exact = torch.from_numpy(np.stack([orthogonalised(matrix) for matrix in stack]))
+    turned = shape[1] > shape[2]
+    x = torch.from_numpy(np.swapaxes(stack, 1, 2) if turned else stack).float()
+    x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).bfloat16()
+    for _ in range(5):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    published = x.mT if turned else x
+    ops = TorchOps()
+    ops.matmul_dtype = "bfloat16"
+    made = newton_schulz(ops, torch.from_numpy(stack).float(), None, {}, steps=5)[0]
+    errors = [((one.double() - exact).norm() / exact.norm()).item() for one in (made, published)]
+    assert errors[0] <= errors[1] < 0.05
 
 
 def test_no_gradient_is_no_update() -> None:

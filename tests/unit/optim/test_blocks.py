@@ -59,11 +59,20 @@ RULE = Rule(
 VIEW = Function("test", reference_of(viewed), (("share", 0.5),))
 
 
-def run(group: Group, params: Any, grads: Any, values: dict[str, float]) -> Any:
+def run(
+    group: Group, params: Any, grads: Any, values: dict[str, float], whole: bool = False
+) -> Any:
     groups = {"0": group}
     state = initial_state(groups, np.zeros)
+
+    def given(arrays: Any) -> Any:
+        return {**arrays, "0": np.stack([arrays[m.name] for m in group.members])}
+
     for step, grad in enumerate(grads, 1):
+        params, grad = (given(params), given(grad)) if whole else (params, grad)
         params, state = update(OPS, groups, params, grad, 0.5, state, float(step), values)
+        if whole:
+            params = {m.name: one for m, one in zip(group.members, params["0"], strict=True)}
     views = dict(views_of(NumPyFramework(), groups, params, state))
     return params, by_parameter(groups, state), views
 
@@ -111,6 +120,13 @@ def test_a_parameter_in_blocks_is_several(
         assert array.shape[0] == blocks
         for index, part in enumerate(array):
             np.testing.assert_array_equal(part, each[f"{name}.{index}"])
+    stacked, same, _ = run(
+        whole, drawn[0], drawn[1:], values, whole=True
+    )  # one array for the group
+    for one, other in ((got, stacked), (kept, same)):
+        assert one.keys() == other.keys()
+        for name, array in one.items():
+            np.testing.assert_array_equal(array, other[name])
 
 
 class Splits(Plugin, api=1):

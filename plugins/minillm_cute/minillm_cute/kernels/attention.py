@@ -7,17 +7,16 @@ through all of it in each program.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import torch
-from flash_attn.cute.interface import (  # pyright: ignore[reportMissingImports]
-    _flash_attn_bwd,
-    _flash_attn_fwd,
-)
 from torch import Tensor, library
 
 from minillm_core import BackendError
@@ -129,7 +128,7 @@ def _attention(
         )
     seen = _seen(changing, window, queries, keys, count, longest_q, longest_k)
     with _without_warnings():
-        y, logs, *_ = _flash_attn_fwd(
+        y, logs, *_ = _library()._flash_attn_fwd(
             *map(_loadable, (q, k, v)),
             softmax_scale=scale,
             causal=True,
@@ -183,7 +182,7 @@ def _backward(
     """Compute the gradients of q, k and v."""
     seen = _seen(changing, window, queries, keys, count, longest_q, longest_k)
     with _without_warnings():
-        return _flash_attn_bwd(
+        return _library()._flash_attn_bwd(
             *map(_loadable, (q, k, v, y, up)),
             logs,
             scale,
@@ -196,6 +195,16 @@ def _backward(
 @_backward.register_fake
 def _(up: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+@cache
+def _library() -> Any:
+    """Import FlashAttention-4 so that it keeps compiled kernels on disk, as QuACK does, unless its variable is set.
+
+    Else each process would compile them for about ten seconds. It reads the variable when it is imported.
+    """
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    return import_module("flash_attn.cute.interface")
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
