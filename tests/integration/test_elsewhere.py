@@ -170,6 +170,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     made.forget()
 
 
+@pytest.mark.slow
 def test_a_run_is_read_without_what_does_not_serve(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -240,6 +241,7 @@ def test_layers_with_kernels_of_one_device_are_read_in_their_plain_form(
     assert losses[0] == pytest.approx(losses[1], rel=2e-3)
 
 
+@pytest.mark.slow
 def test_a_run_is_read_without_what_is_not_installed_and_shaped_nothing(
     machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,7 @@ def out(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return folder / "out"
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_a_prompt(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     again = ["--plugins", f"{out.parent}/seen.py:Seen"]

@@ -67,6 +67,7 @@ def start(folder: Path, out: Path, *arguments: str, init: str = "model") -> int:
         return main(["train", *place, "--init", str(folder / init), *FEW, *arguments])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 def test_it_starts_with_the_shape_weights_and_tokenizer(
     folder: Path, tmp_path: Path, backend: str, capsys: pytest.CaptureFixture[str]

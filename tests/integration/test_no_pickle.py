@@ -137,5 +137,6 @@ def commands_of(backend: str, folder: Path, text: str) -> list[list[str]]:
     ]
 
 
+@pytest.mark.slow
 def test_each_way_is_taken_away(tmp_path: Path) -> None:
     without_pickle(PLANT, str(tmp_path))

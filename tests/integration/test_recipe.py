@@ -44,6 +44,7 @@ def test_a_run_goes_on_by_the_command_that_started_it(
     assert steps == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.slow
 def test_a_bench_calls_the_sets_by_what_differs(
     given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:

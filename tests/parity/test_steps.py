@@ -72,6 +72,7 @@ def test_steps_with_a_plugin_stay_together(lab: Any, form: Form) -> None:
     assert_together(lab, lab.plan(*form.names, **SETTINGS, **form.settings))
 
 
+@pytest.mark.slow
 def test_steps_with_all_plugins_stay_together(lab: Any) -> None:
     names, settings = all_at_once()
     assert len(names) >= 20

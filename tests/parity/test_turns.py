@@ -65,6 +65,7 @@ def test_a_compiled_step_has_a_graph_for_a_turn_and_one_for_none(
     assert sorted(run.optimizer.compiled, key=len) == [frozenset(), {3}]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "compiled"), [("torch", "off"), ("mlx", "off"), ("mlx", "on")])
 def test_stages_run_in_their_turns(lab: Any, backend: str, compiled: str) -> None:
     plan = lab.plan(plugins={"turns": Turns()}, train_compile=compiled)

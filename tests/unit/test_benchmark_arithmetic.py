@@ -66,6 +66,7 @@ def test_the_plain_model_is_the_closed_formula(settings: tuple[str, ...]) -> Non
     assert counted.tokens == tokens
 
 
+@pytest.mark.slow
 def test_muon_adds_newton_schulz() -> None:
     plan, plain = planned("muon"), planned()
     counted = arithmetic(plan)

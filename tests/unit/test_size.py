@@ -210,6 +210,7 @@ def whole(repository: Path) -> dict[str, list[File]]:
     return packages(repository)
 
 
+@pytest.mark.slow
 def test_a_checkout_a_distribution_and_a_package_are_counted(
     repository: Path, whole: dict[str, list[File]]
 ) -> None:

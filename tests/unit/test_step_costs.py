@@ -99,6 +99,7 @@ def test_another_plan_is_refused(result: dict[str, Any]) -> None:
         planned(other, "baseline")
 
 
+@pytest.mark.slow
 def test_step_times_are_those_of_the_pairs(figures: dict[str, Any]) -> None:
     moe, relu2 = figures["techniques"]  # the most expensive first
     assert (moe["technique"], relu2["technique"]) == ("moe", "relu2")

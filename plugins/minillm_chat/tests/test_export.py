@@ -21,6 +21,7 @@ TURNS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["chatml", "plain"])
 def test_the_exported_tokenizer_writes_chats_as_training_did(
     trained: Any, tmp_path: Path, template: str

@@ -69,6 +69,7 @@ REFUSED = {
 SLOW = ("sorting often", "a search in a text", "a search in a text by a method")
 
 
+@pytest.mark.broad(12)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in REFUSED]
 )

@@ -62,6 +62,7 @@ def test_an_update_is_exponential_in_the_excess_and_smoothed(
     assert after.min() >= SMOOTHING / len(pairs) * (1 - 1e-9)
 
 
+@pytest.mark.slow
 def test_what_can_be_learnt_gets_the_weight_and_the_same_call_gives_the_same(
     sources: list[str], tmp_path: Path
 ) -> None:

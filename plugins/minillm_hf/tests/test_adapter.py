@@ -48,6 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Path, 
     return make
 
 
+@pytest.mark.slow
 @WARNS
 @pytest.mark.parametrize(
     "lora",

@@ -256,6 +256,7 @@ def lines(count: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_ids_are_the_same_elsewhere(
     leave_run: Callable[..., Path], tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

@@ -188,6 +188,7 @@ def test_a_run_is_recorded_with_the_commit_that_it_started_from(
     assert f"{NAME}@{COMMITS[0]}" in (tmp_path / "exported" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_main_is_looked_up_again_and_a_commit_is_not(hub: Hub, model: dict[str, bytes]) -> None:
     first = fetch(NAME, print)
     hub.files[COMMITS[1]], hub.head = {**model, "tokenizer_config.json": b"{}"}, COMMITS[1]

@@ -50,6 +50,7 @@ def interval(effect: dict[str, Any]) -> str:
     return f"{signed(effect['effect'])} [{signed(effect['low'])}, {signed(effect['high'])}]"
 
 
+@pytest.mark.slow
 @given(plugins=st.dictionaries(names, differences, min_size=1), width=st.integers(NARROWEST, 200))
 def test_no_interval_is_ever_broken(plugins: dict[str, list[float]], width: int) -> None:
     found = {name: finding(pairs) for name, pairs in plugins.items()}

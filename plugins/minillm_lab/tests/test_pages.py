@@ -186,6 +186,7 @@ def test_there_is_a_line_a_run_in_the_colour_of_its_set() -> None:
     assert "<title>+muon, seed 2: 3.85 at 60</title>" in wide
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_whatever_a_plugin_is_called_it_stays_text(name: str) -> None:
     harmless(ablation_page(ablation([0.1, 0.2], name=name + HOSTILE)))

@@ -321,6 +321,7 @@ def test_a_failed_member_is_a_finding(race: Any, rigged: Any) -> None:
     assert found.incumbent.plugins == {"rule"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [1, 7, 20])
 def test_a_stopped_search_ends_as_one_that_was_not(race: Any, rigged: Any, after: int) -> None:
     gains, searched = (

@@ -79,6 +79,7 @@ def test_a_run_of_a_study_is_the_run_of_train(
     assert last.val_loss == trained.val_loss
 
 
+@pytest.mark.slow
 def test_plans_of_one_graph_share_a_trainer_and_learn_as_alone(
     study: Any, planned: Callable[..., Plan]
 ) -> None:

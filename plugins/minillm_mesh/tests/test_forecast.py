@@ -150,6 +150,7 @@ def test_auto_divides_weights_where_updates_alone_do_not_fit(memory: float, shar
     )
 
 
+@pytest.mark.slow
 def test_weights_are_divided_where_updates_do_not_fit_at_the_start() -> None:
     """A card needs 1.21 GB in training, 1.39 before updates are sharded; sharded weights have no such peak."""
     sizes = {"train_rows": 1, "train_accumulate": 8, "train_seq_len": 64}
@@ -254,6 +255,7 @@ def test_recomputed_activations_cost_a_forward_pass_and_save_memory(eight: Forec
     assert again["memory"]["activations"] < plain["memory"]["activations"] / 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpus", [2, 8, 64, 1000])
 def test_it_fits_into_80_columns(gpus: int) -> None:
     lines = shown(forecast(planned(), gpus, None, "bfloat16")).splitlines()

@@ -73,6 +73,7 @@ def ended(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_processes_that_stood_still_together_leave_each_other_alone() -> None:
     """A suspended machine, or a store that does not respond, for longer than the patience."""
     done = ended(STOOD)

@@ -38,6 +38,7 @@ def test_two_processes_train_alike(
         assert case["figures"] < 1e-5, f"{name}: {case['figures']} from one process"
 
 
+@pytest.mark.slow
 def test_a_process_that_does_not_find_the_others_is_refused(tmp_path: Path) -> None:
     command = ["-m", "minillm_core", "train", "--backend", "mlx", "--preset", "tiny"]
     here = {**os.environ, "RANK": "0", "WORLD_SIZE": "2"}

@@ -59,6 +59,7 @@ def raw_and_viewed(out: Path, step: int) -> tuple[dict[str, np.ndarray], dict[st
     )
 
 
+@pytest.mark.slow
 @BACKENDS
 @pytest.mark.parametrize("name", ["ema", "schedule_free"])
 def test_every_reader_takes_what_was_evaluated(
@@ -94,6 +95,7 @@ def test_every_reader_takes_what_was_evaluated(
     np.testing.assert_allclose(plain.logits(ids), logits, atol=1e-5)
 
 
+@pytest.mark.slow
 @BACKENDS
 def test_init_takes_what_was_evaluated_and_a_branch_what_was_trained(
     begun: Any, tmp_path: Path, backend: str, capsys: pytest.CaptureFixture[str]

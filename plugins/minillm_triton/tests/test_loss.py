@@ -78,6 +78,7 @@ CASES = st.tuples(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(CASES)
 @example((17, 4, 32, 1, 0, None, LossForm()))  # whole blocks; three chunks, the last of one row

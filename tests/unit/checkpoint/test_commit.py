@@ -70,6 +70,7 @@ def die_at(monkeypatch: pytest.MonkeyPatch):
     return arm
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     state=st.dictionaries(

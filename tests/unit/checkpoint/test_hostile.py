@@ -69,6 +69,7 @@ def assert_equal(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> 
         assert array.tobytes() == theirs[name].tobytes()
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(
     st.dictionaries(
@@ -293,6 +294,7 @@ def test_a_sealed_checkpoint_verifies(sealed: Callable[[str, bytes], Path]) -> N
     assert verify(sealed(STATE, b'{"a": [1, -2.5e3, null, "\\ud83d\\ude00"]}')) == []
 
 
+@pytest.mark.broad(12)
 @pytest.mark.parametrize(
     ("name", "content"),
     [(MODEL, content) for content in BAD.values()]

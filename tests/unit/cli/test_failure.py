@@ -332,6 +332,7 @@ def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
     assert "fix:" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("torn", ["entry_points.txt", "METADATA"])
 def test_a_distribution_that_cannot_be_read_ends_no_command(tmp_path: Path, torn: str) -> None:
     """Plugins of pydantic or torch are only imported if named."""

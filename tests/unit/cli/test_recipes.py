@@ -76,6 +76,7 @@ def test_the_plan_says_which_settings_are_the_presets(program: Program) -> None:
     assert typed.split() == ["muon.lr=0.5"]
 
 
+@pytest.mark.slow
 def test_a_plugin_can_be_taken_away_and_the_difference_be_seen(program: Program) -> None:
     assert GONE not in program(*PLAN, "--plugins", f"-{GONE}", "--json")[1]
     code, out, _ = program(*PLAN, "--diff", "", f"-{GONE}", "--json")

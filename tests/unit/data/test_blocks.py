@@ -79,6 +79,7 @@ def rows(found: Sequence[StepBatch], name: str = "ids") -> np.ndarray:
     return np.concatenate([batch[name] for step in found for batch in step.micro])
 
 
+@pytest.mark.slow
 @given(blocks_of_lengths, st.integers(0, 3))
 @settings(deadline=None)
 def test_each_block_is_shuffled_and_follows_the_one_before(
@@ -171,6 +172,7 @@ def places(cache: Path) -> dict[str, int]:
     return {one.name: one.stat().st_ino for one in (cache / "tokens").iterdir()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [True, False], ids=["a tokenizer", "none"])
 def test_a_start_that_was_killed_is_followed_by_one_that_continues(
     corpus_of: Open,

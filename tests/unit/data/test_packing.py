@@ -183,6 +183,7 @@ def test_a_resumed_loader_goes_on_at_every_step(
     assert resumed[-1].cursor == whole[-1].cursor
 
 
+@pytest.mark.slow
 @given(lengths, seeds, sizes)
 @settings(deadline=None)
 def test_rows_are_the_same_however_they_are_split_into_steps(
@@ -367,6 +368,7 @@ SHAPES = ((1, 2, 6), (3, 1, 2), (2, 1, 5), (1, 1, 11))
 """rows, accumulate, seq_len."""
 
 
+@pytest.mark.slow
 @given(
     lengths,
     seeds,

@@ -64,6 +64,7 @@ def test_rows_are_those_of_documents_end_to_end_in_the_order_of_each_epoch(
         assert sorted(stream[epoch * tokens : (epoch + 1) * tokens].tolist()) == [*range(tokens)]
 
 
+@pytest.mark.slow
 @given(lengths, st.integers(1, 3), st.integers(1, 2), st.integers(0, 10))
 @settings(deadline=None, max_examples=50)
 def test_any_split_and_any_resume_read_the_same(

@@ -88,6 +88,7 @@ def shown(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return json.loads(found.stdout)
 
 
+@pytest.mark.slow
 def test_a_plan_holds_the_new_slot(shown: dict[str, list]) -> None:
     code, out, err = shown["plan"]
     assert (code, err) == (0, "")

@@ -109,6 +109,7 @@ def test_layers_that_differ_are_shown_apart(planned: Planned) -> None:
     assert "residual by gates" in text
 
 
+@pytest.mark.slow
 @settings(max_examples=10)
 @given(label=st.text(max_size=20))
 def test_what_plugins_say_cannot_command_a_terminal(planned: Planned, label: str) -> None:

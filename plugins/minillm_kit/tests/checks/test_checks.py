@@ -464,6 +464,7 @@ class Whole(Module):
 '''
 
 
+@pytest.mark.slow
 def test_the_error_of_the_process_that_raised_is_shown_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "raises.py"
     file.write_text(RAISES)
@@ -472,6 +473,7 @@ def test_the_error_of_the_process_that_raised_is_shown_with_its_line(tmp_path: P
     assert found.found == f"ValueError along data: whole batches only\n{file}:18 in forward"
 
 
+@pytest.mark.slow
 def test_a_plugin_that_several_processes_refuse_says_so_along_each_axis() -> None:
     (found,) = outcomes(Subject("sparse_rows", backend="torch"), "mesh").values()
     assert found.verdict == "not applicable"

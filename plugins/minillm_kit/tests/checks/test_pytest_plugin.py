@@ -85,6 +85,7 @@ def test_a_test_a_check_and_one_failure_for_one_fault(run: Run, below: str) -> N
     assert "collected 1 item" in alone
 
 
+@pytest.mark.slow
 def test_flags_say_on_which_backend_and_beside_how_many(run: Run) -> None:
     flags = ("--minillm-backend", "mlx", "--minillm-pairs", "all")
     out = run("-s", "-k", "backends", *flags, code=0, my_trick=PLUGIN, test_it=TESTS)

@@ -170,6 +170,7 @@ def test_a_kernel_that_is_named_and_cannot_serve_is_listed_with_its_reason(
     assert found["liger"] == ("cannot", "serves cuda, not cpu")
 
 
+@pytest.mark.slow
 def test_no_framework_is_imported() -> None:
     code = (
         "import sys; from minillm_core.cli.main import main; main(['kernels', 'list']);"

@@ -39,6 +39,7 @@ def given(text: Path, tmp_path: Path) -> tuple[str, ...]:
     return (*where, "--out", str(tmp_path / "out"), "--steps", "6", *SMALL)
 
 
+@pytest.mark.slow
 def test_an_ablation_shows_a_table_and_keeps_everything(
     given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,6 +56,7 @@ def test_a_run_becomes_a_page_with_what_it_writes(
     assert "<pre>" not in page
 
 
+@pytest.mark.slow
 def test_an_ablations_page_is_written_anew(
     given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
