@@ -216,6 +216,7 @@ def test_a_run_is_read_without_what_does_not_serve(
     assert "does not run on device cpu" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp8_mlp", "fused_relu2"])
 def test_layers_with_kernels_of_one_device_are_read_in_their_plain_form(
     machine: Machine,

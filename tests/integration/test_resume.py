@@ -209,6 +209,7 @@ def test_a_finished_run_says_so_and_more_steps_extend_it(shell: Shell) -> None:
     assert record["config"]["train"]["rows"] == {"value": 2, "origin": "command line"}
 
 
+@pytest.mark.broad(3)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

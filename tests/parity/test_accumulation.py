@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("mlx.core")
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize(("backend", "compiled"), [("torch", "off"), ("mlx", "off"), ("mlx", "on")])
 @pytest.mark.parametrize("names", [(), ("muon", "paired_heads")], ids=["plain", "both"])
 def test_a_split_changes_nothing(

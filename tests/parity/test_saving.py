@@ -195,6 +195,7 @@ def test_another_thread_may_bring_it_while_training_goes_on(lab: Any, backend: s
             assert_same(one.result(), theirs)
 
 
+@pytest.mark.broad(2)
 @both_backends
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_a_cancelled_step_has_not_happened(lab: Any, dtype: str, backend: str) -> None:

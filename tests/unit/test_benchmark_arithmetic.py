@@ -99,6 +99,7 @@ def test_a_step_that_is_computed_has_as_many_flops(names: tuple[str, ...]) -> No
     assert arithmetic(plan, "float32").all_flops == counter.get_total_flops()
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize("names", [(), ("moe",), ("paired_heads",), ("sparse_gate", "smear")])
 def test_the_model_is_the_plans_estimate(names: tuple[str, ...]) -> None:
     plan = planned(*names)
@@ -152,6 +153,7 @@ def test_a_table_is_read_by_rows_and_its_gradient_is_whole() -> None:
     assert of.flops == beside.flops
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize("names", [(), ("muon",), ("xsa", "embed_skip"), ("moe",)])
 def test_apart_is_more_than_fused(names: tuple[str, ...]) -> None:
     counted = arithmetic(planned(*names))
@@ -202,6 +204,7 @@ def test_stages_with_turns_count_as_often_as_they_have_one() -> None:
     assert often > 2 * seldom
 
 
+@pytest.mark.slow
 def test_batches_of_several_sizes_count_as_often_as_they_are_met() -> None:
     grown = arithmetic(planned("batch_schedule", settings=("train.steps=200",)))
     plain = arithmetic(planned(settings=("train.steps=200",)))

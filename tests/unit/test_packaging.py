@@ -203,6 +203,7 @@ def test_notices_name_every_requirement(repository: Path) -> None:
     assert named == set(third_party(repository))
 
 
+@pytest.mark.slow
 def test_the_name_of_somebody_else_is_never_recommended(repository: Path) -> None:
     # The distribution named just "minillm" on the public index is not ours.
     wrong = re.compile(r"pip3? install(?: +-\S+)* +[\"']?minillm(?![-\w])")

@@ -502,6 +502,7 @@ STRUCTURES = {
 MADE = {name: template(source) for name, (source, _) in STRUCTURES.items()}
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize("name", STRUCTURES)
 @given(messages=conversations())
 @settings(max_examples=60, deadline=None)

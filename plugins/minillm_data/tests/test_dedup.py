@@ -90,6 +90,7 @@ def components(texts: Sequence[str], width: int, threshold: float) -> list[int]:
     return first
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize(
     ("threshold", "width"), [(0.8, 4), (0.5, 4), (0.8, 1), (1.0, 3), (0.65, 2)]
 )

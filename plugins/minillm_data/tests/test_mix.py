@@ -75,6 +75,7 @@ def test_taking_the_source_that_lags_most_would_not_do() -> None:
     assert worst["ours"] <= 100 < worst["lags most"]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     st.lists(sizes, min_size=1, max_size=4),

@@ -438,6 +438,7 @@ def test_a_step_has_one_length_and_always_as_many_tokens() -> None:
     assert counts["cut"] == 0
 
 
+@pytest.mark.slow
 @given(lengths, st.integers(0, 2), st.integers(1, 9), st.sampled_from([1, 20, 1000]))
 @settings(deadline=None, max_examples=12)
 def test_a_resumed_run_has_the_same_rows_however_a_step_is_split(

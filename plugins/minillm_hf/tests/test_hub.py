@@ -221,6 +221,7 @@ def test_offline_the_copy_that_is_here_is_used_and_that_is_said(
         fetch("some/other", print)
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize("lost", ["config.json", "model-00002-of-", "model.safetensors.index.json"])
 @pytest.mark.parametrize("known", [True, False])
 def test_a_part_of_a_model_is_no_copy(

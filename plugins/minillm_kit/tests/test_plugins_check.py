@@ -264,6 +264,7 @@ def test_on_a_terminal_one_line_moves(program: Program, monkeypatch: pytest.Monk
     assert "\x1b[32mok\x1b[0m" in out
 
 
+@pytest.mark.slow
 def test_an_interrupt_is_no_verdict(tmp_path: Path) -> None:
     (tmp_path / "quiet.py").write_text(
         PLUGIN.replace(

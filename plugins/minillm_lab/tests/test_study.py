@@ -93,6 +93,7 @@ def test_plans_of_one_graph_share_a_trainer_and_learn_as_alone(
     assert losses(one.train(plans[1], 0)) == losses(other)  # a newly built trainer
 
 
+@pytest.mark.slow
 def test_a_run_by_pace_has_the_steps_that_fit_and_learns_as_one_of_so_many_steps(
     study: Any, planned: Callable[..., Plan]
 ) -> None:

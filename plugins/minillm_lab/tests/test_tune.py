@@ -232,6 +232,7 @@ def test_installed_plugins_of_kernels_are_found_and_others_are_not() -> None:
     assert not {"liger", "muon", "fp8_mlp"} & {*kernel_plugins({"liger"})}
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_listed_and_not_run(tuned) -> None:
     everything = tuned(Machine(lambda train, kernels: 1.0 / train.rows))
     needs = {one["train.rows"]: one["predicted_bytes"] for one in everything["candidates"]}

@@ -217,7 +217,7 @@ class _Run:
         if trainer.share is not None:
             foreach_zero_(trainer.share.sums)
         elif trainer.gradients is None:
-            trainer.gradients = [torch.zeros_like(one, dtype=torch.float32) for one in trained]
+            trainer.gradients = trainer.optimizer.widened(map(torch.zeros_like, trained))
         else:
             foreach_zero_(trainer.gradients)
         target = {"target": torch.empty(len(batches))} if self.part.last else {}

@@ -42,6 +42,7 @@ def test_auto_looks_at_the_memory_of_the_card(ranks: TorchRanks, memory: float, 
     assert ranks.check(planned(mesh_shard="updates")) == ()
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize(
     ("memory", "settings", "shared", "said"),
     [

@@ -28,6 +28,7 @@ FULL = LossForm(cap=TanhCap(3.0), scale=0.5, smoothing=0.1, z=1e-2)
 ASYMMETRIC = LossForm(cap=SigmoidCap(23.0, 5.0, 7.5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "form", "targets", "vocab"),
     [
@@ -165,6 +166,7 @@ def test_the_window_may_be_an_array_and_documents_of_any_numbers() -> None:
     assert "attention_forward" in done.launch.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "shape"),
     [

@@ -71,6 +71,7 @@ def test_the_first_block_is_always_there(lab: Any) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch", "mlx"])
 def test_a_resumed_run_passes_over_the_same_blocks(tmp_path: Path, backend: str) -> None:
     pytest.importorskip("torch" if backend == "torch" else "mlx.core")

@@ -117,6 +117,7 @@ SEEN = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(betas=BETAS, seen=SEEN, data=st.data())
 def test_rows_are_where_every_step_would_have_moved_them(

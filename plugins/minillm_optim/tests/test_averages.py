@@ -70,6 +70,7 @@ def test_ema_is_its_formula(
             np.testing.assert_allclose(views[name], mean[name], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize(
     ("last", "every", "count"), [(0.25, 1, 3), (1.0, 1, 12), (0.75, 4, 3), (0.5, 5, 1)]
 )
@@ -87,6 +88,7 @@ def test_swa_is_the_mean_of_the_tail(
     assert len(tail) == count
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize("warmup", [0.0, 0.5])
 @pytest.mark.parametrize("beta1", [0.9, 0.5])
 def test_schedule_free_is_the_papers(

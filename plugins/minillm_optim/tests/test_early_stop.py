@@ -89,6 +89,7 @@ def lines(out: str) -> list[dict[str, Any]]:
     return [{key: one.get(key) for key in keys} for one in found if one["event"] == Evaluated.event]
 
 
+@pytest.mark.slow
 def test_a_run_that_it_ends_is_done(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     never = {"early_stop__least": 9.0, "early_stop__patience": 2}  # two evaluations after the first
     for out in ("whole", "parts"):

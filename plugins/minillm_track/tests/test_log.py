@@ -74,6 +74,7 @@ def opened() -> tuple[Log, list[Sink]]:
     return Log(open_run), sinks
 
 
+@pytest.mark.slow
 @given(st.integers(1, 9), st.integers(1, 30), st.data())
 def test_the_steps_are_those_of_metrics_jsonl(
     tmp_path_factory: pytest.TempPathFactory, every: int, steps: int, data: st.DataObject

@@ -140,6 +140,7 @@ class Fades(Plugin, api=1):
         model.norm("layers.1.mlp", Fade)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_names_with_dots_and_taps_reach_a_node(plan_of: Any, backend: str) -> None:
     plan = plan_of({"fades": Fades()})

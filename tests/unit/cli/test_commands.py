@@ -220,6 +220,7 @@ def test_help_names_no_type_of_python_s(program: Program, command: tuple[str, ..
 HELP = [[*command, "--help"] for command in ((), *GROUPS, *sorted(AGREED))]
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize(
     "lines",
     [[["--version"]], [["plugins", "list"]], [["plugins", "list", "--json"]], HELP],

@@ -54,6 +54,7 @@ def absent(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return go
 
 
+@pytest.mark.slow
 def test_the_plan_says_which_settings_are_the_presets(program: Program) -> None:
     code, out, err = program(*PLAN, "train.rows=16", "train.accumulate=4", "--json")
     assert (code, err) == (0, "")

@@ -49,6 +49,7 @@ def test_parts_are_the_text_and_no_word_in_them_is_too_long(text: str) -> None:
     assert max((len(part) for part, _ in found), default=0) <= cutting._PART + 2 * LEARNED
 
 
+@pytest.mark.slow
 @given(pieces)
 @example("a" * (2 * WORD + 1))
 def test_ids_are_those_of_the_whole_text_unless_a_word_was_cut(

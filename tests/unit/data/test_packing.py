@@ -169,6 +169,7 @@ def test_every_token_that_was_taken_is_in_a_row_pending_or_counted_as_cut(
     }
 
 
+@pytest.mark.slow
 @given(lengths, seeds, sizes, st.integers(1, 6), st.integers(1, 4))
 @settings(deadline=None)
 def test_a_resumed_loader_goes_on_at_every_step(

@@ -48,6 +48,7 @@ def test_the_first_predictions_of_the_stream_once_each(
     assert (ids[len(stream) :] == 0).all()
 
 
+@pytest.mark.broad(2)
 @given(id_lists, st.integers(1, 3), st.integers(1, 7), st.none() | st.integers(1, 40))
 @pytest.mark.parametrize("share", [1e-9, 0.125, 0.5, 0.99, 1.0])
 def test_a_share_is_windows_of_the_whole_spread_evenly(

@@ -145,6 +145,7 @@ def test_a_stage_is_typed_as_toml_in_python_and_in_a_file(tmp_path: Any) -> None
 # the plan
 
 
+@pytest.mark.slow
 @given(st.integers(1, 60), st.lists(st.floats(0.01, 0.99), min_size=1, max_size=4, unique=True))
 def test_a_stage_holds_up_to_its_share_of_the_steps(steps: int, shares: list[float]) -> None:
     shares = sorted(shares)

@@ -53,6 +53,7 @@ def test_a_kernel_that_is_right_passes(checked: Callable[..., Outcome]) -> None:
         assert f"swiglu=fast torch {dtype} " in outcome.found
 
 
+@pytest.mark.broad(2)
 @pytest.mark.parametrize(
     ("old", "new", "verdict", "found"),
     [

@@ -102,6 +102,7 @@ def test_kernels_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one["forward"]["speed_to_first"] for one in found["kernels"]] == [1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_the_command(program: Program) -> None:
     words = ("swiglu", "--device", "cpu", "--shape", "N=4", "--shape", "F=3", "--repeats", "1")
     code, out, err = program("kernels", "bench", *words, "--json")

@@ -135,6 +135,7 @@ def test_a_terminal_shows_the_time_that_is_left_whole(
     assert re.search(r"^\+residual_decay, .* run 2 of 2, \d+:\d\d left", bars[-1])
 
 
+@pytest.mark.slow
 def test_an_ablation_is_what_training_gives(
     given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +150,7 @@ def test_an_ablation_is_what_training_gives(
     assert evaluated[-1]["val_loss"] == run["curve"][-1]["val_loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [(), ("--json",)], ids=["table", "json"])
 def test_one_whose_runs_all_failed_ends_with_an_error(
     given: tuple[str, ...],
