@@ -82,12 +82,15 @@ def _ddp(rows: int, gpus: int) -> Case:
     return Case(f"nanogpt-ddp-{rows * 1024}", gpus, rows * 1024 * gpus, given, peer=True)
 
 
-def _weights(gpus: int, *, checkpointing: bool = False) -> Case:
+def _weights(gpus: int, *, checkpointing: bool = False, rows: int = 8) -> Case:
+    """``rows`` other than the preset's are in the name: the more of them, the less of a step is communication."""
     large = ("--preset", "1b", "--plugins", "muon", f"train.accumulate={2 * gpus}")
+    wide = () if rows == 8 else (f"train.rows={rows}",)
     shard = ("mesh.shard=weights",) if gpus > 1 else ()
     again = ("train.checkpointing=true",) if checkpointing else ()
     name = "checkpointed-1b" if checkpointing else "weights-1b"
-    return Case(name, gpus, 8 * 2048 * 2 * gpus, (*large, *shard, *again))
+    name = f"{name}-rows{rows}" if wide else name
+    return Case(name, gpus, rows * 2048 * 2 * gpus, (*large, *wide, *shard, *again))
 
 
 def _fsdp(gpus: int) -> Case:
@@ -119,6 +122,8 @@ ROUNDS: tuple[tuple[Case, ...], ...] = (
     (_fsdp(2),),
     (_weights(1, checkpointing=True),),
     (_weights(2, checkpointing=True),),
+    (_weights(1, checkpointing=True, rows=16),),
+    (_weights(2, checkpointing=True, rows=16),),
     (_context(65_536, 1), _context(131_072, 1)),
     (_context(65_536, 2),),
     (_context(131_072, 2),),

@@ -139,6 +139,7 @@ MEASURED = {
     "nanogpt-ddp-32768": "nanoGPT's model under torch's DDP, 32,768 tokens a card",
     "weights-1b": "1b, muon, weights in parts, 32,768 tokens a card",
     "checkpointed-1b": "1b, muon, weights in parts, activations recomputed, 32,768 tokens a card",
+    "checkpointed-1b-rows16": "1b, muon, weights in parts, activations recomputed, 65,536 tokens a card",
     "nanogpt-fsdp-1.3b": "nanoGPT's model of 1.31 B under FSDP2 with AdamW, 16,384 tokens a card",
     "context-65536": "gpt2-124m, windows, documents, rows of 65,536 tokens shared by both",
     "context-131072": "gpt2-124m, windows, documents, rows of 131,072 tokens shared by both",
