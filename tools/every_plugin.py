@@ -144,7 +144,7 @@ class Form:
 
     @cached_property
     def left_out(self) -> str | None:
-        """The reason why a step on a CPU does not exercise it, on either framework; None where one does."""
+        """The reason why a CPU step does not exercise it; None where one does."""
         manifest = self.cls.manifest
         if self.name in READING:
             return "it reads a model that was trained before"
@@ -154,8 +154,6 @@ class Form:
             return "it chooses the rows of a step, and computes nothing in it"
         if manifest.devices and "cpu" not in manifest.devices:
             return f"it runs on {', '.join(manifest.devices)} alone"
-        if len(manifest.backends) == 1:
-            return f"it runs on {manifest.backends[0]} alone"
         return None
 
 

@@ -46,7 +46,7 @@ _OFFERED = {
     "minillm-track[tensorboard]": "tensorboard",
     "minillm-track[trackio]": "trackio",
     "minillm-track[wandb]": "wandb",
-    "minillm-triton[cuda]": "fp8_head fp8_mlp recompute triton",
+    "minillm-triton[cuda]": "fp8_head fp8_mlp triton",
 }
 
 FIRST_PARTY: Mapping[str, str] = {

@@ -40,7 +40,6 @@ def test_what_is_left_out_says_why() -> None:
             "it runs on cuda alone",
         ),
         "metal": "it runs on gpu alone",
-        "recompute": "it runs on torch alone",
         **dict.fromkeys(("early_stop", "tensorboard", "throttle", "trackio", "wandb"), listens),
         **dict.fromkeys(
             (

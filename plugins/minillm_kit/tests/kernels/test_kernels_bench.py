@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -183,7 +182,7 @@ def test_a_kernel_that_raises_is_named_and_the_others_are_timed(
     words += ("--backend", "torch", "--device", "cpu", "--plugins", "./raises.py:Raises")
     code, out, err = program(*words)
     assert code == 3
-    assert re.search(r"composed +forward", out)
+    assert "composed  forward" in out
     assert "not timed: raises: raised ValueError: a bad day" in out
     assert "1 kernel raised an exception: swiglu=raises torch" in err
     code, out, _ = program(*words, "--kernel", "raises", "--json")
