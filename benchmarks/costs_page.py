@@ -53,7 +53,7 @@ WITHOUT: Mapping[str, tuple[str, ...]] = {
         *("early_stop", "tensorboard", "throttle", "trackio", "wandb"),
     ),
     "a kernel: what is computed is the same, or differs by rounding; docs/experiments.md has speeds": (
-        *("cute", "fp8_head", "fp8_mlp", "fused_relu2", "metal", "triton"),
+        *("cute", "fp8_head", "fp8_mlp", "fused_relu2", "fused_swiglu", "metal", "triton"),
     ),
     "it computes the same with less work, where few positions or rows are read: a speed, and no effect": (
         *("sparse_loss", "sparse_rows"),

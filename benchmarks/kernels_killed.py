@@ -33,12 +33,18 @@ SETS: Mapping[str, tuple[str, ...]] = {
     "liger": ("liger",),
     "cute": ("cute,windows", "windows.window=64", "windows.documents=true"),
     "fused_relu2": ("fused_relu2",),
+    "fused_swiglu": ("fused_swiglu",),
     "together, compiled": ("muon,triton,fp8_mlp,fp8_head", "triton.loss=auto", "train.compile=on"),
 }
 """Name -> plugins, and settings of their own."""
 
 NEEDED = {"triton": "triton", "fp8_head": "triton", "together, compiled": "triton"}
-NEEDED |= {"liger": "liger_kernel", "cute": "quack", "fused_relu2": "quack"}
+NEEDED |= {
+    "liger": "liger_kernel",
+    "cute": "quack",
+    "fused_relu2": "quack",
+    "fused_swiglu": "quack",
+}
 """Set -> the package without which it does not run."""
 
 

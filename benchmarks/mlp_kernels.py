@@ -1,12 +1,12 @@
-"""The ReLU squared MLP on one GPU: time, memory and accuracy of the forms that plugins give it.
+"""The MLP on one GPU: time, memory and accuracy of the forms that plugins give it.
 
-    python -m benchmarks.mlp_kernels [--positions N] [--width C] [--hidden F] [--out FOLDER]
+    python -m benchmarks.mlp_kernels [--mlp relu2|swiglu] [--positions N] [--width C] [--hidden F] [--out FOLDER]
 
-Forward and backward passes of one layer, compiled: ``relu2`` (minillm-modded), ``fused_relu2``
-(minillm-cute), and ``fp8_mlp`` (minillm-triton) with gradients in bfloat16 and in fp8. Three warm-up
-steps, then ten measured one by one, and one by kernel: a busy host launches them more slowly than they run.
-Errors, of the output and the gradients of x, Wup and Wdown, are relative to float64, on the first 4,096
-positions.
+Forward and backward passes of one layer, compiled: of the ReLU squared MLP ``relu2`` (minillm-modded),
+``fused_relu2`` (minillm-cute), and ``fp8_mlp`` (minillm-triton) with gradients in bfloat16 and in fp8; of
+SwiGLU the core's and ``fused_swiglu`` (minillm-cute). Three warm-up steps, then ten measured one by one, and
+one by kernel: a busy host launches them more slowly than they run. Errors, of the output and the gradients of
+x and of each matrix, are relative to float64, on the first 4,096 positions.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from importlib.util import find_spec
 
 import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
 from benchmarks.command import measuring, written
 from benchmarks.loss_kernels import Kernel, measure
@@ -31,7 +32,23 @@ def relu2(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return (x @ up.T).relu().square() @ down.T
 
 
-def kernels() -> Iterator[tuple[str, Kernel]]:
+def swiglu(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """Compute (silu(x gate^T) * x up^T) down^T (N, C), as the core's module does."""
+    return (silu(x @ gate.T) * (x @ up.T)) @ down.T
+
+
+def of_swiglu() -> Iterator[tuple[str, Kernel]]:
+    """Yield each form's name and function (x (N, C), gate and up (F, C), down (C, F)) -> (N, C)."""
+    yield "swiglu", swiglu
+    if find_spec("quack"):
+        from minillm_cute.kernels.mlp import swiglu_mlp
+
+        yield "fused_swiglu", swiglu_mlp
+    else:
+        print("left out: fused_swiglu, since quack-kernels is not installed")
+
+
+def of_relu2() -> Iterator[tuple[str, Kernel]]:
     """Yield each form's name and function (x (N, C), up (F, C), down (C, F)) -> (N, C)."""
     yield "relu2", relu2
     if find_spec("quack"):
@@ -50,6 +67,10 @@ def kernels() -> Iterator[tuple[str, Kernel]]:
     yield "fp8_mlp backward=fp8", partial(fp8, narrow=True)
 
 
+FORMS = {"relu2": (relu2, of_relu2, 1, 3072), "swiglu": (swiglu, of_swiglu, 2, 2048)}
+"""MLP -> its definition, its forms, its matrices in front of the activation, its hidden width for 768."""
+
+
 def results(kernel: Kernel, arrays: list[Tensor], by: Tensor) -> list[Tensor]:
     """Compute output and gradients."""
     y = kernel(*arrays)
@@ -59,21 +80,23 @@ def results(kernel: Kernel, arrays: list[Tensor], by: Tensor) -> list[Tensor]:
 def main() -> None:
     """Measure every form, write the result file, and print a table."""
     parser = measuring(__doc__, "mlp_kernels")
+    parser.add_argument("--mlp", choices=tuple(FORMS), default="relu2")
     parser.add_argument("--positions", type=int, default=65_536)
     parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--hidden", type=int, default=3072)
+    parser.add_argument("--hidden", type=int, help="3,072 for relu2, 2,048 for swiglu")
     given = parser.parse_args()
-    N, C, F = given.positions, given.width, given.hidden
+    plain, forms, before, usual = FORMS[given.mlp]
+    N, C, F = given.positions, given.width, given.hidden or usual
     torch.manual_seed(0)
-    scaled = (((N, C), 1.0), ((F, C), C**-0.5), ((C, F), F**-0.5))
+    scaled = (((N, C), 1.0), *[((F, C), C**-0.5)] * before, ((C, F), F**-0.5))
     arrays = [
         (by * torch.randn(shape, device="cuda")).bfloat16().requires_grad_() for shape, by in scaled
     ]
     by = (1e-6 * torch.randn(N, C, device="cuda")).bfloat16()
     few = [arrays[0][:COMPARED].detach().requires_grad_(), *arrays[1:]]
-    exact = results(relu2, [one.detach().double().requires_grad_() for one in few], by[:COMPARED])
+    exact = results(plain, [one.detach().double().requires_grad_() for one in few], by[:COMPARED])
     figures = []
-    for name, kernel in kernels():
+    for name, kernel in forms():
         torch._dynamo.reset()
         run = torch.compile(kernel, fullgraph=True)
         off = [
@@ -99,7 +122,7 @@ def main() -> None:
             f"off by {', '.join(f'{one:.1e}' for one in off)}",
             flush=True,
         )
-    shape = {"positions": N, "width": C, "hidden": F, "dtype": "bfloat16"}
+    shape = {"mlp": given.mlp, "positions": N, "width": C, "hidden": F, "dtype": "bfloat16"}
     print(written(given, {**shape, "forms": figures}))
 
 

@@ -151,6 +151,7 @@ RESULTS = (
     "scale",
     "scale_weights",
     "scale_checkpointed",
+    "scale_checkpointed_rows16",
     "scale_context",
     "scale_context_long",
     "scale_recipe_h200_stacks",

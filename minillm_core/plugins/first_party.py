@@ -16,7 +16,7 @@ CORE = "minillm-core"
 
 _OFFERED = {
     "minillm-chat": "sft sparse_loss",
-    "minillm-cute[cuda]": "cute fused_relu2",
+    "minillm-cute[cuda]": "cute fused_relu2 fused_swiglu",
     "minillm-data": (
         "best_fit distill domain_tokens eos_align fim jest length_buckets length_curriculum rho1 shuffle_rows "
         "simctg source_weights"

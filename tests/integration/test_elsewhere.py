@@ -217,7 +217,7 @@ def test_a_run_is_read_without_what_does_not_serve(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fp8_mlp", "fused_relu2"])
+@pytest.mark.parametrize("name", ["fp8_mlp", "fused_relu2", "fused_swiglu"])
 def test_layers_with_kernels_of_one_device_are_read_in_their_plain_form(
     machine: Machine,
     capsys: pytest.CaptureFixture[str],

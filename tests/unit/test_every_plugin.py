@@ -36,7 +36,7 @@ def test_what_is_left_out_says_why() -> None:
     chooses = "it chooses the rows of a step, and computes nothing in it"
     assert {form.name: form.left_out for form in forms() if form.left_out} == {
         **dict.fromkeys(
-            ("cute", "fp8_head", "fp8_mlp", "fused_relu2", "liger", "triton"),
+            ("cute", "fp8_head", "fp8_mlp", "fused_relu2", "fused_swiglu", "liger", "triton"),
             "it runs on cuda alone",
         ),
         "metal": "it runs on gpu alone",

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from minillm_core import Layers, Linear, Module, Normal, PlanError, Plugin, option
+from minillm_core import Layers, Linear, Module, Normal, Plugin, option
+from minillm_cute.products import MULTIPLE, check_sizes, check_unclaimed
 
 __all__ = ["MLP", "FusedReLU2"]
 
-MULTIPLE = 8  # of the sides of QuACK's products
+INSTEAD = "relu2 in place of fused_relu2"
 
 
 class FusedReLU2(
@@ -31,13 +32,7 @@ class FusedReLU2(
 
     def build_model(self, model: Any) -> None:
         hidden = self.hidden or -(-3 * model.hidden // (2 * MULTIPLE)) * MULTIPLE
-        for size, key in ((model.dim, "model.dim"), (hidden, "fused_relu2.hidden")):
-            if size % MULTIPLE:
-                raise PlanError(
-                    f"QuACK's products take multiples of {MULTIPLE}, and one side is {size}",
-                    where=f"{key}={size}",
-                    fix=f"{key}={-(-size // MULTIPLE) * MULTIPLE}, or relu2 in place of fused_relu2",
-                )
+        check_sizes({"model.dim": model.dim, "fused_relu2.hidden": hidden}, INSTEAD)
         for layer in self.layers.resolve(model.layers):
             model.mlp(layer, MLP, hidden=hidden, down_lr_mul=self.down_lr_mul)
 
@@ -74,17 +69,11 @@ class MLP(PlainMLP):
         Raises:
             PlanError: a plugin has claimed a product of the MLP, which is not called here.
         """
-        for leaf in (self.up, self.down):
-            if leaf.product is not None:
-                raise PlanError(
-                    f"fused_relu2 multiplies '{leaf.path}' by itself, and '{leaf.product.owner}' claims it",
-                    where=f"model.linear[{leaf.path}]",
-                    fix=f"relu2 in place of fused_relu2, or leave '{leaf.product.owner}' out",
-                )
+        check_unclaimed("fused_relu2", (self.up, self.down), INSTEAD)
         if hasattr(x, "is_cuda"):  # an array of torch, which MLX reads runs without
             from minillm_cute.kernels.mlp import relu2_mlp, served
 
-            if served(x):
+            if served(x, "fused_relu2", INSTEAD):
                 up: Any = self.up.weight
                 down: Any = self.down.weight
                 return relu2_mlp(x, up, down)

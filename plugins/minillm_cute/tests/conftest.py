@@ -124,24 +124,49 @@ def scaled_exp_linear_cross_entropy_fwd(
     )
 
 
+def gated(activation, before):
+    """Return the activation of an array of QuACK's layout, and its slopes."""
+    if activation == "relu_sq":
+        relu = before.relu()
+        return relu.square(), lambda d: 2.0 * relu * d
+    assert activation == "swiglu"
+    gate, up = before.unflatten(-1, (-1, 2)).unbind(-1)  # gates and ups in turn
+    sigmoid = gate.sigmoid()
+    slope = sigmoid * (1 + gate * (1 - sigmoid))
+    return gate * sigmoid * up, lambda d: torch.stack(
+        (d * up * slope, d * gate * sigmoid), -1
+    ).flatten(-2)
+
+
 def gemm_act(A, B, *, activation, tuned):
-    assert activation == "relu_sq"
     assert not tuned  # it would compile dozens of kernels at the first call
     assert A.is_contiguous()
     before = A @ B
-    return before, before.relu().square()
+    return before, gated(activation, before)[0]
 
 
 def gemm_dact(A, B, PreAct, *, activation, tuned):
-    assert activation == "relu_sq"
     assert not tuned
     assert A.is_contiguous()
     assert PreAct.is_contiguous()
-    relu = PreAct.relu()
-    return 2.0 * relu * (A @ B), relu.square()
+    h, sloped = gated(activation, PreAct)
+    return sloped(A @ B), h
+
+
+def gemm_symmetric(
+    A, B, D, C, tile_count_semaphore, *, tile_M, tile_N, cluster_M, cluster_N, pingpong, alpha, beta
+):
+    assert (tile_M, tile_N, cluster_M, cluster_N, pingpong) == (128, 128, 1, 1, True)
+    assert A.is_contiguous() or A.mT.is_contiguous()
+    assert D.is_contiguous()
+    assert A.dtype in (torch.bfloat16, torch.float16)
+    assert all(size % 8 == 0 for size in A.shape[1:])
+    made = alpha * (A.float() @ B.float().mT)
+    D.copy_(made if C is None else made + beta * C.float())
 
 
 FAKE = {
+    "quack.gemm_symmetric": (gemm_symmetric,),
     "flash_attn.cute.interface": (_flash_attn_fwd, _flash_attn_bwd),
     "quack.gemm_interface": (gemm_act, gemm_dact),
     "quack.linear_cross_entropy": (scaled_exp_linear_cross_entropy_fwd,),
@@ -165,7 +190,7 @@ def imported() -> Any:
     """Import the kernels on top of the functions above, which no later test finds as modules."""
     with pytest.MonkeyPatch.context() as patch:
         faked(patch)
-        names = ("attention", "loss", "mlp")
+        names = ("attention", "gram", "loss", "mlp")
         found = {name: importlib.import_module(f"minillm_cute.kernels.{name}") for name in names}
     for module in found.values():
         del sys.modules[module.__name__]

@@ -10,3 +10,4 @@ pytestmark = pytest.mark.slow
 
 test_cute = conformance("cute")
 test_fused_relu2 = conformance("fused_relu2")
+test_fused_swiglu = conformance("fused_swiglu")

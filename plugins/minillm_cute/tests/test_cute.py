@@ -177,8 +177,9 @@ def test_beside_mixers_in_all_layers_the_attention_is_refused_or_noted() -> None
 
 
 def test_what_is_switched_off_is_not_offered() -> None:
-    assert set(offers(loss=False)) == {"attention"}
-    assert set(offers(attention=False)) == {"linear_cross_entropy"}
+    assert set(offers(loss=False)) == {"attention", "gram"}
+    assert set(offers(attention=False)) == {"gram", "linear_cross_entropy"}
+    assert set(offers(gram=False)) == {"attention", "linear_cross_entropy"}
 
 
 @pytest.mark.parametrize(("backend", "device"), [("mlx", "gpu"), ("torch", "cpu")])

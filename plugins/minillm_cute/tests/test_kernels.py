@@ -236,3 +236,25 @@ def test_a_compiled_step_finds_the_documents_once_for_all_layers(
         found.clear()
         compiled(*arrays, ids).sum().backward()
         assert found == [(2, 12)]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("shape", "beta"), [((2, 16, 40), 0.0), ((3, 24, 24), -4.775), ((1, 9, 7), 0.0)]
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_symmetric_products(
+    kernels: Any, dtype: str, shape: tuple[int, int, int], beta: float, turned: bool
+) -> None:
+    (x,) = normal(0, shape)
+    x = x @ x.mT if beta else x
+    x = x.detach().to(getattr(torch, dtype))
+    x = x.mT.contiguous().mT if turned else x
+    for function in (
+        kernels("gram").gram,
+        torch.compile(kernels("gram").gram, backend="aot_eager"),
+    ):
+        made = function(x, 2.0315, beta)
+        exact = 2.0315 * x.double() @ x.double().mT + (beta * x.double() if beta else 0.0)
+        limit = max(exact.norm().item(), exact.numel() ** 0.5)
+        assert (made.double() - exact).norm().item() <= CONTRACTS["gram"].tolerance[dtype] * limit

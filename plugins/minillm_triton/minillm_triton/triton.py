@@ -24,10 +24,10 @@ class Triton(Plugin, api=1, backends=("torch",), devices=("cuda",)):
 
     def kernel_provider(self, kernels: Any) -> None:
         offers = (
-            ("loss", "linear_cross_entropy", accepts_loss),
-            ("gram", "gram", accepts_gram),
+            ("loss", "linear_cross_entropy", accepts_loss, first),
+            ("gram", "gram", accepts_gram, before_quack),
         )
-        for field, op, accepts in offers:
+        for field, op, accepts, rank in offers:
             wanted = getattr(self, field)
             if wanted is False:
                 continue
@@ -39,7 +39,7 @@ class Triton(Plugin, api=1, backends=("torch",), devices=("cuda",)):
                     f"minillm_triton.kernels.{field}:{op}",
                     devices=("cuda",),
                     accepts=accepts,
-                    rank=first,
+                    rank=rank,
                     requires=("triton>=3.4",),
                     disable_option=f"{field}=false" if wanted is True else "",
                     provider="minillm-triton",
@@ -62,6 +62,11 @@ def accepts_gram(request: Request) -> str | None:
     if not request.facts.get("matrices", True):
         return "no rule of the optimizer takes whole matrices, as muon does"
     return None
+
+
+def before_quack(request: Request) -> int:
+    """Rank before QuACK's kernel in minillm-cute: with ``triton.loss=false``, ``triton`` is named for this alone."""
+    return -1
 
 
 def first(request: Request) -> int:

@@ -1,8 +1,8 @@
-"""The ReLU squared MLP by QuACK, for Hopper: the activation and its slope within the products around it.
+"""MLPs by QuACK, for Hopper: the activation and its slope within the products around it.
 
-The product with Wup also writes its squared ReLU, and the product that gives the hidden gradient multiplies it
-by the slope and squares the ReLU again: two passes over (N, F) between the products, which move 5 N F numbers,
-are left out, and only one array of (N, F) is kept for the backward pass.
+The product in front of the activation writes both its argument and its value, and the product that gives the
+hidden gradient multiplies it by the slope and computes the value again. So the passes over (N, F) between the
+products are left out, and of arrays of that size only the activation's argument is kept for the backward pass.
 """
 
 from __future__ import annotations
@@ -16,22 +16,27 @@ from torch.autograd import Function
 
 from minillm_core import BackendError
 
-__all__ = ["relu2_mlp", "served"]
+__all__ = ["relu2_mlp", "served", "swiglu_mlp"]
 
 HOPPER = (9, 0)
 
 
-def served(x: Tensor) -> bool:
+def served(x: Tensor, plugin: str, instead: str) -> bool:
     """Return whether an array is multiplied by QuACK: in bfloat16 on a GPU; in evaluation other dtypes are not.
+
+    Args:
+        x: the array.
+        plugin: the plugin, for the error.
+        instead: what to do instead.
 
     Raises:
         BackendError: training in another dtype than bfloat16.
     """
     if torch.is_grad_enabled() and x.dtype in (torch.float32, torch.float16):
         raise BackendError(
-            f"fused_relu2 multiplies bfloat16, not {str(x.dtype).removeprefix('torch.')}",
-            where="plugin 'fused_relu2', train.dtype",
-            fix="train.dtype=bfloat16, or relu2 in its place",
+            f"{plugin} multiplies bfloat16, not {str(x.dtype).removeprefix('torch.')}",
+            where=f"plugin '{plugin}', train.dtype",
+            fix=f"train.dtype=bfloat16, or {instead}",
         )
     return x.is_cuda and x.dtype == torch.bfloat16
 
@@ -42,35 +47,50 @@ def relu2_mlp(
     down: Tensor,  # (C, F) bfloat16
 ) -> Tensor:
     """Return relu(x up^T)^2 down^T (..., C). 4 N C F FLOPs, 12 N C F with the backward pass."""
-    rows = x.reshape(-1, x.shape[-1])
-    return _MLP.apply(rows, up, down).reshape(x.shape)
+    return _MLP.apply(x.reshape(-1, x.shape[-1]), up, down, "relu_sq").reshape(x.shape)
+
+
+def swiglu_mlp(
+    x: Tensor,  # (..., C) bfloat16, C a multiple of 8
+    gate: Tensor,  # (F, C) bfloat16, F a multiple of 8
+    up: Tensor,  # (F, C) bfloat16
+    down: Tensor,  # (C, F) bfloat16
+) -> Tensor:
+    """Return (silu(x gate^T) * x up^T) down^T (..., C). 6 N C F FLOPs, 18 N C F with the backward pass.
+
+    QuACK computes gates and ups side by side, from one matrix (2 F, C) that has a row of each in turn.
+    """
+    both = torch.stack((gate, up), 1).flatten(0, 1)
+    return _MLP.apply(x.reshape(-1, x.shape[-1]), both, down, "swiglu").reshape(x.shape)
 
 
 class _MLP(Function):
-    """(x (N, C), up (F, C), down (C, F)) -> y (N, C)."""
+    """(x (N, C), up (G, C), down (C, F), activation) -> y (N, C); G is F, and 2 F where a gate is beside each."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, up: Tensor, down: Tensor) -> Tensor:
-        before, h = _up(x, up)  # (N, F) both
+    def forward(ctx: Any, x: Tensor, up: Tensor, down: Tensor, activation: str) -> Tensor:
+        before, h = _up(x, up, activation)  # (N, G), (N, F)
         ctx.save_for_backward(x, up, down, before)
+        ctx.activation = activation
         return h @ down.T
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         x, up, down, before = ctx.saved_tensors
         dy = upstream[0]  # (N, C)
-        of_x, of_up, of_down = ctx.needs_input_grad  # weights may be frozen
-        dbefore, h = _down_gradient(dy, down, before)  # (N, F) both
+        of_x, of_up, of_down, _ = ctx.needs_input_grad  # weights may be frozen
+        dbefore, h = _down_gradient(dy, down, before, ctx.activation)  # (N, G), (N, F)
         return (
             dbefore @ up if of_x else None,
             dbefore.T @ x if of_up else None,
             dy.T @ h if of_down else None,
+            None,
         )
 
 
 @cache
 def _quack(device: torch.device) -> Any:
-    """Import QuACK's products: here, since models with this MLP are also read where QuACK is not installed.
+    """Import QuACK's products: here, since models with these MLPs are also read where QuACK is not installed.
 
     Raises:
         BackendError: the GPU is not a Hopper.
@@ -78,36 +98,38 @@ def _quack(device: torch.device) -> Any:
     if (found := torch.cuda.get_device_capability(device)) != HOPPER:
         raise BackendError(
             f"QuACK's products run on Hopper GPUs, of capability 9.0, not {found[0]}.{found[1]}",
-            where="plugin 'fused_relu2'",
-            fix="relu2 in its place",
+            where="plugins fused_relu2, fused_swiglu",
+            fix="relu2 in place of fused_relu2; no plugin in place of fused_swiglu",
         )
     from quack import gemm_interface  # pyright: ignore[reportMissingImports]
 
     return gemm_interface
 
 
-@library.custom_op("minillm_cute::relu2_up", mutates_args=())
-def _up(x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute x up^T (N, F), and the square of its ReLU."""
+@library.custom_op("minillm_cute::mlp_up", mutates_args=())
+def _up(x: Tensor, up: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """Compute x up^T (N, G), and its activation (N, F)."""
     rows, columns = x.contiguous(), up.contiguous().T
-    before, h = _quack(x.device).gemm_act(rows, columns, activation="relu_sq", tuned=False)
+    before, h = _quack(x.device).gemm_act(rows, columns, activation=activation, tuned=False)
     return before, h
 
 
 @_up.register_fake
-def _(x: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    before = x.new_empty((x.shape[0], up.shape[0]))
-    return before, torch.empty_like(before)
+def _(x: Tensor, up: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    rows, wide = x.shape[0], up.shape[0]
+    return x.new_empty((rows, wide)), x.new_empty((rows, wide // (1 + (activation == "swiglu"))))
 
 
-@library.custom_op("minillm_cute::relu2_down_gradient", mutates_args=())
-def _down_gradient(dy: Tensor, down: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute dy down times the slope 2 relu(before), and relu(before)^2, (N, F) both."""
+@library.custom_op("minillm_cute::mlp_down_gradient", mutates_args=())
+def _down_gradient(
+    dy: Tensor, down: Tensor, before: Tensor, activation: str
+) -> tuple[Tensor, Tensor]:
+    """Compute dy down times the activation's slope (N, G), and the activation of ``before`` (N, F)."""
     operands = dy.contiguous(), down.contiguous(), before
-    dbefore, h = _quack(dy.device).gemm_dact(*operands, activation="relu_sq", tuned=False)
+    dbefore, h = _quack(dy.device).gemm_dact(*operands, activation=activation, tuned=False)
     return dbefore, h
 
 
 @_down_gradient.register_fake
-def _(dy: Tensor, down: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(before), torch.empty_like(before)
+def _(dy: Tensor, down: Tensor, before: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(before), before.new_empty((dy.shape[0], down.shape[1]))
