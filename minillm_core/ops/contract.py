@@ -75,8 +75,8 @@ class Operations(ArrayFunctions, Protocol):
     def swiglu(self, gate: Array, up: Array) -> Array:
         """silu(gate) * up: both (..., F)."""
 
-    def gram(self, x: Array, alpha: float = 1.0, beta: float = 0.0) -> Array:
-        """alpha x x^T + beta x, which is symmetric: x (N, R, C) -> (N, R, R), accumulated in float32.
+    def gram(self, x: Array, alpha: float = 1.0, beta: float = 0.0, gamma: float = 0.0) -> Array:
+        """alpha x x^T + beta x + gamma I, which is symmetric: x (N, R, C) -> (N, R, R), summed in float32.
 
         With a non-zero beta each x must itself be symmetric, R = C. Optimizer stages use it: no
         gradient flows through it. 2 N R^2 C FLOPs; a kernel may compute one triangle only.

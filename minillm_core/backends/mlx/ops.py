@@ -54,12 +54,11 @@ def swiglu(gate: mx.array, up: mx.array) -> mx.array:
     return MLXArrays.silu(gate) * up
 
 
-def gram(x: mx.array, alpha: float = 1.0, beta: float = 0.0) -> mx.array:
-    """Compute alpha x x^T + beta x: (N, R, C) -> (N, R, R)."""
+def gram(x: mx.array, alpha: float = 1.0, beta: float = 0.0, gamma: float = 0.0) -> mx.array:
+    """Compute alpha x x^T + beta x + gamma I: (N, R, C) -> (N, R, R)."""
     x = mx.stop_gradient(x)
-    product = x @ x.swapaxes(-1, -2)
-    product = product if alpha == 1.0 else alpha * product
-    return beta * x + product if beta else product
+    made = alpha * (x @ x.swapaxes(-1, -2)) + (beta * x if beta else 0.0)
+    return made + gamma * mx.eye(x.shape[-2], dtype=x.dtype) if gamma else made
 
 
 def rms_norm_fused(x: mx.array, weight: mx.array | None, eps: float) -> mx.array:

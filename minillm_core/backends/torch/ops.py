@@ -59,12 +59,13 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def gram(x: Tensor, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
-    """Compute alpha x x^T + beta x: (N, R, C) -> (N, R, R)."""
+def gram(x: Tensor, alpha: float = 1.0, beta: float = 0.0, gamma: float = 0.0) -> Tensor:
+    """Compute alpha x x^T + beta x + gamma I: (N, R, C) -> (N, R, R)."""
     x = x.detach()
-    product = x @ x.mT
-    product = product if alpha == 1.0 else alpha * product
-    return beta * x + product if beta else product
+    made = alpha * (x @ x.mT) + (beta * x if beta else 0.0)
+    wide = torch.promote_types(x.dtype, torch.float32)  # gamma by itself is not rounded
+    identity = torch.eye(x.shape[-2], dtype=wide, device=x.device)
+    return (made + gamma * identity).to(x.dtype) if gamma else made
 
 
 def rms_norm_fused(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:

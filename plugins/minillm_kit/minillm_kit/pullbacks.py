@@ -136,7 +136,9 @@ def linear_cross_entropy(
     return _product(form.pull_back(found, d), hidden, weight)
 
 
-def gram(dy: Array, *, x: Array, alpha: float = 1.0, beta: float = 0.0) -> Gradients:
+def gram(
+    dy: Array, *, x: Array, alpha: float = 1.0, beta: float = 0.0, gamma: float = 0.0
+) -> Gradients:
     """Return no gradients: none flows through the products of an update."""
     return {}
 

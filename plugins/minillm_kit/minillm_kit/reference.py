@@ -100,10 +100,10 @@ def swiglu(gate: Array, up: Array) -> Array:
     return NumPyArrays.silu(_float64(gate)) * _float64(up)
 
 
-def gram(x: Array, alpha: float = 1.0, beta: float = 0.0) -> Array:
-    """Compute alpha x x^T + beta x."""
-    product = alpha * (_float64(x) @ np.swapaxes(_float64(x), -1, -2))
-    return product + beta * _float64(x) if beta else product
+def gram(x: Array, alpha: float = 1.0, beta: float = 0.0, gamma: float = 0.0) -> Array:
+    """Compute alpha x x^T + beta x + gamma I."""
+    made = alpha * (_float64(x) @ np.swapaxes(_float64(x), -1, -2)) + gamma * np.eye(x.shape[-2])
+    return made + beta * _float64(x) if beta else made
 
 
 def linear_cross_entropy(

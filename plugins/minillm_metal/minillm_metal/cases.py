@@ -127,9 +127,9 @@ def _rotate(
 def _gram(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Case:
     x, wide = exact.rounded(rng, mx.float32, *shape)
     square = wide @ wide.swapaxes(1, 2)
-    both = (2.0 * square, 0.25 * square @ square + 0.5 * square)
+    both = (2.0 * square, 0.25 * square @ square + 0.5 * square + 3.0 * np.eye(shape[1]))
 
     def compute() -> list[mx.array]:
-        return [gram(x, 2.0), gram(mx.array(square.astype(np.float32)), 0.25, 0.5)]
+        return [gram(x, 2.0), gram(mx.array(square.astype(np.float32)), 0.25, 0.5, 3.0)]
 
     return Case(name, "gram", "float32", compute, both)

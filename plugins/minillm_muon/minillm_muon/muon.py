@@ -136,10 +136,7 @@ def quintic(ops: Any, x: Any, a: float, b: float, c: float) -> Any:
     """
     tall = x.shape[-2] > x.shape[-1]
     gram = ops.gram(ops.matrix_transpose(x) if tall else x)  # (N, r, r), r = min(R, C)
-    index = ops.arange(gram.shape[-1])
-    identity = ops.expand_dims(index, 0) == ops.expand_dims(index, 1)  # (r, r)
-    p = ops.astype(ops.gram(gram, c, b), "float32") + a * ops.astype(identity, "float32")
-    p = ops.astype_like(p, x)  # (N, r, r); a by itself is not rounded
+    p = ops.gram(gram, c, b, a)  # (N, r, r)
     return x @ p if tall else p @ x
 
 

@@ -28,9 +28,10 @@ def test_gram(dtype: str, shape: tuple[int, ...], compiled: bool, turned: bool) 
     kernel = torch.compile(gram, fullgraph=True) if compiled else gram
     x = torch.randn(shape, device="cuda").to(getattr(torch, dtype))
     x = x.mT.contiguous().mT if turned else x
-    for alpha, beta in ((1.0, 0.0), (2.0315, -4.775)):
-        made = kernel(x, alpha, beta)
+    for alpha, beta, gamma in ((1.0, 0.0, 0.0), (2.0315, -4.775, 3.4445)):
+        made = kernel(x, alpha, beta, gamma)
         exact = alpha * x.double() @ x.double().mT + (beta * x.double() if beta else 0.0)
+        exact += gamma * torch.eye(shape[1], device="cuda")
         limit = max(exact.norm().item(), exact.numel() ** 0.5)
         assert (made.double() - exact).norm().item() <= CONTRACTS["gram"].tolerance[dtype] * limit
         assert torch.equal(made, made.mT)

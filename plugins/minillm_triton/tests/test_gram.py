@@ -14,7 +14,7 @@ from minillm_kit.reference import gram as reference
 
 torch = pytest.importorskip("torch")
 
-Case = tuple[int, int, int, int, float, bool, bool]  # N, R, C, seed, alpha, added, turned
+Case = tuple[int, int, int, int, float, bool, bool]  # N, R, C, seed, alpha, x and I added, turned
 SMALL = {"TILES": {4: (4, 1)}, "DEPTH": 8}
 
 
@@ -33,11 +33,11 @@ def check(module: Any, case: Case) -> None:
     x = np.random.default_rng(seed).standard_normal((N, R, C)).astype(np.float32)
     if added:
         x = x @ np.swapaxes(x, 1, 2)
-    beta = -4.775 if added else 0.0
-    exact = reference(x, alpha, beta)
+    beta, gamma = (-4.775, 3.4445) if added else (0.0, 0.0)
+    exact = reference(x, alpha, beta, gamma)
     given = torch.from_numpy(x)
     given = given.mT.contiguous().mT if turned else given
-    got = module.gram(given, alpha, beta).double().numpy()
+    got = module.gram(given, alpha, beta, gamma).double().numpy()
     limit = max(np.linalg.norm(exact), exact.size**0.5)
     assert np.linalg.norm(got - exact) <= CONTRACTS["gram"].tolerance["float32"] * limit
     np.testing.assert_array_equal(got, np.swapaxes(got, 1, 2))  # bitwise

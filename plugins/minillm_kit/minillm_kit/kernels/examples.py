@@ -159,12 +159,19 @@ def _swiglu(rng: np.random.Generator, *, shape: tuple[int, ...]) -> Example:
 
 
 def _gram(
-    rng: np.random.Generator, *, N: int, R: int, C: int, alpha: float = 1.0, beta: float = 0.0
+    rng: np.random.Generator,
+    *,
+    N: int,
+    R: int,
+    C: int,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    gamma: float = 0.0,
 ) -> Example:
     x = _normal(rng, N, R, C)
     if beta:  # then exactly symmetric
         x = np.tril(x[..., :R]) + np.swapaxes(np.tril(x[..., :R], -1), 1, 2)
-    return Example({"x": x}, {"alpha": alpha, "beta": beta}, {"matrices": True})
+    return Example({"x": x}, {"alpha": alpha, "beta": beta, "gamma": gamma}, {"matrices": True})
 
 
 def _linear_cross_entropy(
@@ -357,8 +364,8 @@ _ALL_CASES = (
         _gram,
         dict(N=1, R=1, C=1),
         dict(N=3, R=7, C=5, alpha=2.0315),
-        dict(N=2, R=33, C=33, alpha=2.0315, beta=-4.775),
-        dict(N=1, R=129, C=67),
+        dict(N=2, R=33, C=33, alpha=2.0315, beta=-4.775, gamma=3.4445),
+        dict(N=1, R=129, C=67, gamma=-0.5),
         dict(N=2, R=257, C=257, alpha=-0.5, beta=0.25),
         dict(N=4099, R=3, C=2),
     ),

@@ -16,12 +16,12 @@ TILE = 32
 GRAM = Kernel("gram", ("x", "sizes", "numbers"), ("y",), ("fragment",))
 
 
-def gram(x: mx.array, alpha: float = 1.0, beta: float = 0.0) -> mx.array:
-    """Compute alpha x x^T + beta x: (N, R, C) -> (N, R, R); see minillm's contract of the op."""
+def gram(x: mx.array, alpha: float = 1.0, beta: float = 0.0, gamma: float = 0.0) -> mx.array:
+    """Compute alpha x x^T + beta x + gamma I: (N, R, C) -> (N, R, R); see minillm's contract of the op."""
     N, R, C = x.shape
     count = -(-R // TILE)
     (y,) = GRAM.launch(
-        [x, mx.array([R, C], mx.int32), mx.array([alpha, beta], mx.float32)],
+        [x, mx.array([R, C], mx.int32), mx.array([alpha, beta, gamma], mx.float32)],
         [((N, R, R), x.dtype)],
         template=[("T", x.dtype), ("ADD", beta != 0.0)],
         threadgroups=(count * (count + 1) // 2, N, 1),

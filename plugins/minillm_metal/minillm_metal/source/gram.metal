@@ -1,8 +1,8 @@
-  // alpha X X^T + beta X of a batch of matrices: the 32 x 32 tiles on and below the diagonal, each
+  // alpha X X^T + beta X + gamma I of a batch of matrices: the 32 x 32 tiles on and below the diagonal, each
   // written twice. 8 rows a simdgroup, 32 columns of X at a time.
   //
   // T: dtype. ADD: whether beta X is added; X is square and symmetric then.
-  // x (N, R, C); sizes: R, C; numbers: alpha, beta -> y (N, R, R)
+  // x (N, R, C); sizes: R, C; numbers: alpha, beta, gamma -> y (N, R, R)
   threadgroup T left[32 * 36];   // 4 more than 32: rows start in other banks
   threadgroup T right[32 * 36];
   const int rows = sizes[0];
@@ -49,6 +49,7 @@
       if (row >= rows || column >= rows || column > row) continue;
       float value = numbers[0] * sums[n][e];
       if (ADD) value += numbers[1] * float(x[matrix + size_t(row) * columns + column]);
+      if (column == row) value += numbers[2];
       y[result + size_t(row) * rows + column] = T(value);
       if (column < row) y[result + size_t(column) * rows + row] = T(value);
     }

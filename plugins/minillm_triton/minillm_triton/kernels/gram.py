@@ -18,26 +18,26 @@ DEPTH, STAGES = 64, 3  # of a product's inner axis, and the number of pipeline s
 TILES = {2: (128, 8), 4: (64, 4)}  # bytes per number -> rows of a program's tile, and its warps
 
 
-def gram(x: Tensor, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
-    """Compute alpha x x^T + beta x: (N, R, C) -> (N, R, R); see minillm's contract of the op.
+def gram(x: Tensor, alpha: float = 1.0, beta: float = 0.0, gamma: float = 0.0) -> Tensor:
+    """Compute alpha x x^T + beta x + gamma I: (N, R, C) -> (N, R, R); see minillm's contract of the op.
 
     About N R^2 C FLOPs, and N R^2 numbers written.
     """
-    return _gram(x, alpha, beta)
+    return _gram(x, alpha, beta, gamma)
 
 
 @library.custom_op(
     "minillm_triton::gram",
     mutates_args=(),
-    schema="(Tensor x, float alpha, float beta) -> Tensor",
+    schema="(Tensor x, float alpha, float beta, float gamma) -> Tensor",
 )
-def _gram(x: Tensor, alpha: float, beta: float) -> Tensor:
+def _gram(x: Tensor, alpha: float, beta: float, gamma: float) -> Tensor:
     N, R, C = x.shape
     made = torch.empty((N, R, R), dtype=x.dtype, device=x.device)
     tile, warps = TILES[x.element_size()]
     count = -(-R // tile)
     _tiles[(N * count * count,)](
-        *(x, made, R, C, *x.stride(), count, alpha, beta),
+        *(x, made, R, C, *x.stride(), count, alpha, beta, gamma),
         add=beta != 0.0,
         tile=tile,
         depth=DEPTH,
@@ -48,7 +48,7 @@ def _gram(x: Tensor, alpha: float, beta: float) -> Tensor:
 
 
 @_gram.register_fake
-def _(x: Tensor, alpha: float, beta: float) -> Tensor:
+def _(x: Tensor, alpha: float, beta: float, gamma: float) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[1], x.shape[1]))
 
 
@@ -64,6 +64,7 @@ def _tiles(
     count,  # tiles along R
     alpha,
     beta,
+    gamma,
     add: tl.constexpr,
     tile: tl.constexpr,
     depth: tl.constexpr,
@@ -96,6 +97,7 @@ def _tiles(
         if add:
             there = rows[:, None] * by_row + others[None, :] * by_column
             total += beta * tl.load(x + there, mask=inside, other=0.0).to(tl.float32)
+        total += tl.where(rows[:, None] == others[None, :], gamma, 0.0)
         tile_made = total.to(made.dtype.element_ty)
         tl.store(made + here, tile_made, mask=inside)
         if j < i:
