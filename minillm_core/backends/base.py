@@ -37,7 +37,7 @@ class Binding:
     reason: str  # why this backend and device
     dtype: str  # compute dtype: "float32", "bfloat16", "float16"
     compile: bool
-    checkpointing: bool
+    checkpointing: bool | str  # "selective"
     deterministic: bool
     kernels: tuple[Choice, ...] = ()
     inputs: tuple[str, ...] = ()  # staged values that are inputs of the compiled step, not baked in

@@ -23,7 +23,7 @@ from minillm_core.backends.detect import Detected
 from minillm_core.backends.memory import memory_or_error
 from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.backends.steps import Statistics, supervised_positions
-from minillm_core.errors import DataError, PluginCodeError
+from minillm_core.errors import BackendError, DataError, PluginCodeError
 from minillm_core.nn.block import GATHERED
 from minillm_core.nn.decoder import decoder, lookup
 from minillm_core.nn.decoding import KVCache
@@ -77,6 +77,13 @@ class NativeBackend(Backend):
         self, plan: Plan, seed: int, *, max_positions: int | None = None, ranks: Ranks = ALONE
     ) -> Trainer:
         """Create the plan's model with its initial values, and its optimizer; this process's part if sharded."""
+        selects = self.name == "torch" and self.binding.compile
+        if self.binding.checkpointing == "selective" and not selects:
+            raise BackendError(
+                "only torch's compiled step selects what is recomputed",
+                where="train.checkpointing=selective",
+                fix="train.compile=on with --backend torch, or train.checkpointing=true",
+            )
         self._seed(seed)
         param_device = "meta" if ranks.shard == "weights" else None
         with memory_or_error():
@@ -111,7 +118,7 @@ class NativeBackend(Backend):
         framework = self._framework(load(self.binding.kernels, self.candidates, self.name))
         framework.param_device = param_device
         _watch_kernels(framework, plan, self.binding.kernels)
-        checkpointing = self.binding.checkpointing
+        checkpointing = self.binding.checkpointing is True
         return materialise(plan, framework, seed, positions, checkpointing=checkpointing), framework
 
 

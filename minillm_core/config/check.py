@@ -149,7 +149,7 @@ _WORDS = Words(
         Stage: "a stage",
         type(None): "",
     },
-    choices=lambda values: f"one of {', '.join(map(str, values))}",
+    choices=lambda values: f"{'one of ' * (len(values) > 1)}{', '.join(map(str, values))}",
     items=_items,
     bounded=_bounded,
 )

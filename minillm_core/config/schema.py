@@ -86,7 +86,11 @@ class TrainConfig(Section):
     compile: Literal["auto", "on", "off"] = Field(
         "auto", description="compilation of the step; auto: off for torch on a CPU, on elsewhere"
     )
-    checkpointing: bool = Field(False, description="activation checkpointing: recompute each block")
+    checkpointing: bool | Literal["selective"] = Field(
+        False,
+        description="activation checkpointing: recompute each block; selective: only the results of "
+        "norms and activations, in torch's compiled step",
+    )
     lr: float = Field(ge=0, description="peak learning rate of AdamW")
     schedule: Literal["cosine", "wsd", "constant"] = Field(
         "cosine", description="lr after warm-up: cosine to 0.1 lr; wsd: constant, then linear to 0"

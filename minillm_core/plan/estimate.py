@@ -187,7 +187,7 @@ def _gathered(plan: Plan) -> dict[str, float]:
     if plan.spec.loss.gather is None:
         return {}
     plain = sum(block.mlp is None for block in plan.spec.blocks)
-    narrow = plan.spec.gathers_early and not plan.config.train.checkpointing
+    narrow = plan.spec.gathers_early and plan.config.train.checkpointing is not True
     return {"head": 1.0} | ({"mlp": 1 / plain} if narrow else {})
 
 
@@ -321,23 +321,25 @@ def _activations(plan: Plan, model: Any) -> int:
     """Return the number of activations per token kept for the backward pass."""
     dim = plan.spec.geometry.dim
     blocks = [
-        _kept(block, dim)
+        _kept(block, dim, selective=plan.config.train.checkpointing == "selective")
         for index, block in enumerate(model.layers)
         for _ in range(plan.turns.get(index, (1, 1))[1])
     ]
-    if plan.config.train.checkpointing:
+    if plan.config.train.checkpointing is True:
         blocks = [dim] * len(blocks) + [max(blocks)]  # all inputs, and one recomputed block
     # the streams, and the inputs of the first block and of the last norm
     return sum(blocks) + dim * (2 + len(plan.spec.streams))
 
 
-def _kept(block: Any, dim: int) -> int:
+def _kept(block: Any, dim: int, *, selective: bool) -> int:
     """Return a block's activations per token: results of products and norms, inputs of the last products."""
     leaves = [m for _, m in named_modules(block) if isinstance(m, Linear)]
     kept = sum(round(leaf.out_features * leaf.share) for leaf in leaves)
-    kept += sum(dim for norm in (block.attention_norm, block.mlp_norm) if norm is not None)
     if block.plain_attention:
         kept += block.attention.o.in_features
+    if selective:
+        return kept
+    kept += sum(dim for norm in (block.attention_norm, block.mlp_norm) if norm is not None)
     if block.plain_mlp and block.mlp is not None:
         kept += block.mlp.down.in_features
     return kept

@@ -44,7 +44,7 @@ def _details(job: Job) -> Iterator[str]:
     bound, plan = job.trainer.binding, job.plan
     how = [bound.dtype, "compiled" if bound.compile else "eager"]
     if bound.checkpointing:
-        how.append("activation checkpointing")
+        how.append(f"{'selective ' * (bound.checkpointing == 'selective')}activation checkpointing")
     if bound.deterministic:
         how.append("deterministic")
     yield f"device: {bound.device_name}; {', '.join(how)}"

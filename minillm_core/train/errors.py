@@ -177,7 +177,7 @@ def _fix(train: TrainConfig) -> str:
             f"train.rows={rows} train.accumulate={accumulate}: "
             "the same tokens a step, and the same result"
         )
-    if not train.checkpointing:
+    if train.checkpointing is not True:
         return "train.checkpointing=true, then a smaller train.seq_len or model"
     return "a smaller train.seq_len or model"
 

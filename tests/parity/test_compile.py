@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core import Plugin, stages
+from minillm_core import BackendError, Plugin, stages
 from minillm_core.backends.base import Trainer
 from minillm_core.backends.torch.compiling import constant_result
 
@@ -101,6 +101,38 @@ def test_torch_compiles_each_graph_once(lab: Any, compiler: Compiler, case: str)
     assert compiler.graphs == stepped
     close = 1e-5 if "float16" not in case else 2e-3
     assert [r.loss for r in found] == pytest.approx([r.loss for r in expected], rel=close)
+
+
+def test_selective_checkpointing_keeps_neither_norms_nor_activations(
+    lab: Any, compiler: Compiler
+) -> None:
+    kept, losses = [], []
+    for checkpointing in (False, "selective"):
+        plan = lab.plan(train_checkpointing=checkpointing, train_compile="on", model_layers=2)
+        run = lab.trainer(plan, compiler=compiler)
+        saved: dict[int, int] = {}
+
+        def keep(array: Any, saved: dict[int, int] = saved) -> Any:
+            saved[array.data_ptr()] = array.untyped_storage().nbytes()
+            return array
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda array: array):
+            losses.append(run.read(step(run, lab, plan, 0)).loss)
+        kept.append(sum(saved.values()))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    train, model = plan.config.train, plan.config.model
+    numbers = train.rows * train.seq_len * model.layers * (2 * model.dim + model.hidden)
+    assert kept[0] - kept[1] >= 4 * numbers
+
+
+@pytest.mark.parametrize(("backend", "compiled"), [("torch", "off"), ("mlx", "on")])
+def test_only_torchs_compiled_step_selects_what_is_recomputed(
+    lab: Any, backend: str, compiled: str
+) -> None:
+    plan = lab.plan(train_checkpointing="selective", train_compile=compiled)
+    with pytest.raises(BackendError, match="only torch's compiled step") as refused:
+        lab.trainer(plan, backend)
+    assert "train.checkpointing=true" in str(refused.value.fix)
 
 
 @pytest.mark.slow

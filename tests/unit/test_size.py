@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 23_920
+CEILING = 23_940
 """Maximum lines of code of the core.
 
 It is the core's current size, rounded up; each step lowers the number. The target is
@@ -138,6 +138,9 @@ trainer and batches for steps by hand, came (40). Technique cards and measured s
 the entry points by which the core finds them came (30). Tables that are updated by rows went to minillm-modded
 (240), questions of chats and the length of a tuning to minillm-chat (85). Options of commands, facts of cached
 entries, saved models and hooks are declared once (430). Divided weights that are never whole at the start came (60).
+
+23,920 to 23,940: train.checkpointing=selective (20 lines): a fifth less memory for at most 1 % of the time. It
+changes how the step is compiled, for which there is no slot.
 
 23,900 to 23,920: the masters of a stacked group, and their gradients, as one array each (25 lines). Its
 graph has three inputs where it had three for every matrix: on an H200 a first step of gpt2-124m with muon takes

@@ -13,7 +13,7 @@ import torch
 from minillm_core.backends.base import Binding
 from minillm_core.backends.candidates import TORCH
 from minillm_core.backends.native import NativeBackend
-from minillm_core.backends.torch.compiling import keep_traced_functions
+from minillm_core.backends.torch.compiling import keep_traced_functions, selective
 from minillm_core.backends.torch.model import TorchFramework, TorchModel
 from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.backends.torch.trainer import TorchTrainer, seed_generators
@@ -73,8 +73,10 @@ class TorchBackend(NativeBackend):
         super().__init__(
             replace(binding, device_name=name, peak_flops=peak, notes=notes), candidates, compiler
         )
-        self._model = partial(TorchModel, compiler=compiler or torch.compile)
-        self._trainer = partial(TorchTrainer, fused=fused, compiler=compiler or torch.compile)
+        compiler = compiler or torch.compile
+        compiler = selective(compiler) if binding.checkpointing == "selective" else compiler
+        self._model = partial(TorchModel, compiler=compiler)
+        self._trainer = partial(TorchTrainer, fused=fused, compiler=compiler)
 
     def _framework(self, kernels: Mapping[str, Callable[..., Any]]) -> TorchFramework:
         if self.binding.deterministic:

@@ -31,6 +31,22 @@ def keep_traced_functions() -> None:
         config.autograd_cache_allow_custom_autograd_functions = True
 
 
+def selective(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a compiler whose graphs keep fewer arrays for the backward pass (arXiv:2205.05198).
+
+    torch's partitioner keeps what the backward pass multiplies, such as the results of norms and of SwiGLU,
+    although it also keeps their arguments, of which they are cheap to compute again. Here it does so. No
+    product or attention is computed twice.
+    """
+    from torch._functorch import config
+
+    def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        again = config.patch(ban_recompute_materialized_backward=False)  # while a call compiles
+        return again(compiler(function, **options))
+
+    return compiled
+
+
 def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """Copy a function or bound method, with a code object of its own.
 

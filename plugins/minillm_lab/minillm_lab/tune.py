@@ -5,7 +5,8 @@ The tokens per step are unchanged, so every candidate trains the same model. Tri
 1. rows of a micro-batch: the splits of ``train.rows x train.accumulate`` rows that fit into memory by
    the plan's estimate. Starting at the largest, each candidate has at most half the rows of the previous
    one, until one is clearly slower than the fastest
-2. ``train.checkpointing``: it computes a third more, so it is only tried where it allows more rows
+2. ``train.checkpointing``: with ``true`` a step computes a third more, and with ``selective`` (torch's compiled
+   step) writes a little more. So each is only tried where it allows more rows
 3. plugins that offer kernels and do nothing else, where they are installed and not named: for the fastest
    candidate, one after the other; those that are faster stay. Kernels outside their dtype's tolerance are
    for those who name them
@@ -41,6 +42,9 @@ KERNELS = "kernel_provider"
 
 CROWDED = 0.92
 """Maximum fraction of memory for an estimate, which excludes the framework's own memory."""
+
+RECOMPUTED = {False: "", "selective": ", recomputed selectively", True: ", recomputed"}
+"""Value of ``train.checkpointing`` -> its words, the cheapest in time first."""
 
 Say = Callable[[str], None]
 
@@ -83,7 +87,7 @@ class Candidate:
         train = self.plan.config.train
         return (
             f"{train.rows} x {train.accumulate} rows"
-            + ", recomputed" * train.checkpointing
+            + RECOMPUTED[train.checkpointing]
             + "".join(f", with {name}" for name in self.added)
             + f", {self.kernel}" * bool(self.kernel)
         )
@@ -268,16 +272,21 @@ class Tuning:
         total = train.rows * train.accumulate
         splits = [rows for rows in range(total, 0, -1) if total % rows == 0]
         plain = [self._division(rows, total, checkpointing=False) for rows in splits]
-        recomputing = [self._division(rows, total, checkpointing=True) for rows in splits]
+        compiled = verdicts(self.plan, self.detected).requests[0].compiled
+        selects = self.detected.backend == "torch" and compiled
         if self.memory is None:
             self.memory = self._measured(plain[-1])
         tried = 2 * total
-        for rows, one, again in zip(splits, plain, recomputing, strict=True):
+        for rows, one in zip(splits, plain, strict=True):
             if not self._fits(one):
                 one.reason = f"needs about {sized(one.predicted)}"
                 self.candidates.append(one)
-                if self._fits(again) and not any(each.speeds for each in self.candidates):
-                    self._run(again)  # with fewer rows recomputation would gain nothing
+                for how in ("selective", True) if selects else (True,):
+                    ran = {x.plan.config.train.checkpointing for x in self.candidates if x.speeds}
+                    again = self._division(rows, total, checkpointing=how)
+                    # with fewer rows recomputing as much, or more, would gain nothing
+                    if self._fits(again) and not ran - ({True} if how == "selective" else set()):
+                        self._run(again)
             elif 2 * rows <= tried:
                 tried = rows
                 self._run(one)
@@ -343,7 +352,7 @@ class Tuning:
         gain = again.speed / given.speed
         return (best, gain) if given.clearly_slower(again) else (given, 1.0)
 
-    def _division(self, rows: int, total: int, *, checkpointing: bool) -> Candidate:
+    def _division(self, rows: int, total: int, *, checkpointing: bool | str) -> Candidate:
         plan = self.plan.with_train(
             rows=rows, accumulate=total // rows, checkpointing=checkpointing
         )

@@ -258,6 +258,29 @@ def test_recomputation_is_tried_where_it_allows_more_rows(tuned) -> None:
     assert {one["train.rows"] for one in recomputed} == {8}
 
 
+@pytest.mark.parametrize("slower", ["selective", True])
+def test_a_compiled_step_is_also_recomputed_selectively(tuned, slower: str | bool) -> None:
+    """Eight rows fit if whole blocks are recomputed, and four selectively: the faster of both is chosen."""
+    setting = {"seq_len": 256, "compile": "on"}
+
+    def seconds(train: Any, kernels: str) -> float:
+        return (
+            2.0 if train.checkpointing is False else 1.5 if train.checkpointing == slower else 1.0
+        )
+
+    needs = tuned(Machine(seconds), **setting)["candidates"]
+    half = {one["train.rows"]: one["predicted_bytes"] for one in needs}[4]
+    result = tuned(Machine(seconds), memory=half / 0.95, **setting)
+    ran = {
+        (one["train.rows"], one["train.checkpointing"])
+        for one in result["candidates"]
+        if one["tokens_per_second"]
+    }
+    assert {(8, True), (4, "selective"), (2, False)} <= ran
+    assert not ran & {(4, True), (2, "selective"), (2, True)}
+    assert result["best"]["train.checkpointing"] == (True if slower == "selective" else "selective")
+
+
 def test_a_device_that_is_full_after_all_goes_to_fewer_rows(tuned) -> None:
     machine = Machine(lambda train, kernels: 1.0 / train.rows)
     machine.full = {8}

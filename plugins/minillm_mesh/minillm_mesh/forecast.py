@@ -242,7 +242,7 @@ class Forecast:
 
         All of a block is computed again except its last product, whose result nothing reads.
         """
-        if not self.plan.config.train.checkpointing:
+        if self.plan.config.train.checkpointing is not True:
             return 0.0
         estimate = self.plan.estimate(self.dtype)
         again = sum(part.flops for part in estimate.parts if not part.name.startswith(ONCE)) / 3
@@ -512,7 +512,7 @@ class Forecast:
         whole = decoder(spec)
         shares = {path: getattr(one, "share", 1.0) for path, one in named_modules(whole)}
         leaves = summed(whole, decoder(divided(spec, self.tensor)))
-        passes = 3 if train.checkpointing else 2
+        passes = 3 if train.checkpointing is True else 2
         calls = passes * sum(self._turns(leaf) for leaf in leaves)
         tokens = passes * sum(self._turns(leaf) * shares[leaf] for leaf in leaves) * self.part[2]
         size, turns = tokens * spec.geometry.dim * COMPUTE[self.dtype], round(calls * self.part[1])
@@ -594,7 +594,7 @@ class Forecast:
         if chosen(self.plan, self.mesh.context).way == HEADS:
             return 0  # as many as the rank's own, which they replace
         g, train = divided(self.plan.spec, self.tensor).geometry, self.plan.config.train
-        layers = 1 if train.checkpointing else len(self.plan.spec.attentions)
+        layers = 1 if train.checkpointing is True else len(self.plan.spec.attentions)
         each = 2 * g.kv_heads * g.head_dim * COMPUTE[self.dtype]
         return round(layers * rows * train.seq_len * each)
 

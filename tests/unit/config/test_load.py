@@ -300,7 +300,11 @@ def test_a_file_that_is_no_text_gives_nothing(
         ("train.dtype=f32", "train.dtype must be one of auto, float32, bfloat16, float16", ""),
         ("train.betas=[0.9]", "train.betas must be a list of 2 numbers, not [0.9]", ""),
         ("train.betas=[0.9,1]", "AdamW's decay rates are at least 0 and below 1", "[0.9,0.95]"),
-        ("train.checkpointing=1", "train.checkpointing must be true or false, not 1", ""),
+        (
+            "train.checkpointing=1",
+            "train.checkpointing must be true or false or selective, not 1",
+            "",
+        ),
         ("data.paths=[1]", "data.paths must be a text or a list of texts, not [1]", ""),
         ("data.tokenizer=1", "data.tokenizer must be a text, not 1", "tokenizer.json"),
         ("data.val=true", "data.val must be a number or a text, not true", ""),

@@ -233,6 +233,8 @@ def test_checkpointing_keeps_one_block_at_a_time(planned: Planned) -> None:
     plain = planned("model.layers=8").estimate().memory["activations"]
     kept = planned("model.layers=8", "train.checkpointing=true").estimate().memory["activations"]
     assert kept < plain / 3
+    some = planned("model.layers=8", "train.checkpointing=selective").estimate()
+    assert kept < some.memory["activations"] < plain
 
 
 def test_the_dtype_is_the_settings_and_must_be_known(planned: Planned) -> None:

@@ -144,6 +144,7 @@ def show_tune(asked: RunRequest, request: Request, to: Path, *, json: bool) -> N
 def render(result: Mapping[str, Any]) -> Table:
     """Build the table of candidates, with a mark at the chosen one."""
     from minillm_core.studies import sized
+    from minillm_lab.tune import RECOMPUTED
 
     table = Table(
         box=box.SIMPLE_HEAD,
@@ -175,7 +176,7 @@ def render(result: Mapping[str, Any]) -> Table:
         chosen = all(one[key] == value for key, value in {"plugins": [], **best}.items())
         rows = f"{one['train.rows']} x {one['train.accumulate']}"
         cells = (
-            rows + ", recomputed" * one["train.checkpointing"],
+            rows + RECOMPUTED[one["train.checkpointing"]],
             ", ".join(
                 [*(f"with {name}" for name in one["plugins"]), *filter(None, [one["kernel"]])]
             ),
