@@ -178,7 +178,7 @@ def _fix(train: TrainConfig) -> str:
             "the same tokens a step, and the same result"
         )
     if train.checkpointing is not True:
-        return "train.checkpointing=true, then a smaller train.seq_len or model"
+        return "train.checkpointing=true, or selective, then a smaller train.seq_len or model"
     return "a smaller train.seq_len or model"
 
 
