@@ -39,12 +39,9 @@ SETS: Mapping[str, tuple[str, ...]] = {
 """Name -> plugins, and settings of their own."""
 
 NEEDED = {"triton": "triton", "fp8_head": "triton", "together, compiled": "triton"}
-NEEDED |= {
-    "liger": "liger_kernel",
-    "cute": "quack",
-    "fused_relu2": "quack",
-    "fused_swiglu": "quack",
-}
+NEEDED |= {"liger": "liger_kernel"} | dict.fromkeys(
+    ("cute", "fused_relu2", "fused_swiglu"), "quack"
+)
 """Set -> the package without which it does not run."""
 
 

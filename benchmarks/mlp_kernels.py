@@ -37,26 +37,26 @@ def swiglu(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return (silu(x @ gate.T) * (x @ up.T)) @ down.T
 
 
+def by_quack(mlp: str) -> Iterator[tuple[str, Kernel]]:
+    """Yield minillm-cute's form of an MLP, where QuACK is installed."""
+    if find_spec("quack"):
+        from minillm_cute.kernels import mlp as kernels
+
+        yield f"fused_{mlp}", getattr(kernels, f"{mlp}_mlp")
+    else:
+        print(f"left out: fused_{mlp}, since quack-kernels is not installed")
+
+
 def of_swiglu() -> Iterator[tuple[str, Kernel]]:
     """Yield each form's name and function (x (N, C), gate and up (F, C), down (C, F)) -> (N, C)."""
     yield "swiglu", swiglu
-    if find_spec("quack"):
-        from minillm_cute.kernels.mlp import swiglu_mlp
-
-        yield "fused_swiglu", swiglu_mlp
-    else:
-        print("left out: fused_swiglu, since quack-kernels is not installed")
+    yield from by_quack("swiglu")
 
 
 def of_relu2() -> Iterator[tuple[str, Kernel]]:
     """Yield each form's name and function (x (N, C), up (F, C), down (C, F)) -> (N, C)."""
     yield "relu2", relu2
-    if find_spec("quack"):
-        from minillm_cute.kernels.mlp import relu2_mlp
-
-        yield "fused_relu2", relu2_mlp
-    else:
-        print("left out: fused_relu2, since quack-kernels is not installed")
+    yield from by_quack("relu2")
     from minillm_triton.kernels import mlp
 
     def fp8(x: Tensor, up: Tensor, down: Tensor, *, narrow: bool) -> Tensor:

@@ -83,18 +83,18 @@ def test_logits_and_the_first_loss_are_the_plain_models_to_the_bit(
 def test_those_that_change_nothing_say_so(lab: Any) -> None:
     """No plugin is missing in the tests above for lack of the declaration.
 
-    Those that run on CUDA alone compute by other kernels there, and in their plain form here.
+    ``fused_swiglu`` is the plain MLP by kernels of CUDA, and computes in its plain form here.
     """
     silent = []
     for one in forms():
-        if one.name in declared() or one.left_out or not SHAPING & set(one.cls.hooks):
+        if one.name in declared() or not SHAPING & set(one.cls.hooks):
             continue
         plain, plan = plans(lab, (one,), train_seq_len=64)
         # also at the end, whose values evaluation uses: only then do layers run twice
         same = (np.array_equal(features(lab, plan, at), features(lab, plain)) for at in (0.0, 1.0))
         if all(same):
             silent.append(str(one))
-    assert silent == []
+    assert silent == ["fused_swiglu"]
 
 
 def features(lab: Any, plan: Plan, at: float = 1.0) -> np.ndarray:

@@ -106,7 +106,7 @@ def accepts_gram(request: Request) -> str | None:
 def gram_rank(request: Request) -> int:
     """Rank behind minillm's Triton kernel, which may be named for this alone, and before the core's.
 
-    An update's symmetric products take 1.2 ms, where that takes 1.4 and cuBLAS 1.6 (gpt2-124m).
+    Muon's update of gpt2-124m takes 3.85 ms with it and 4.38 with cuBLAS, and with that 4.09 on another day.
     """
     return 0
 

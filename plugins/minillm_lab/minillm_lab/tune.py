@@ -44,7 +44,7 @@ CROWDED = 0.92
 """Maximum fraction of memory for an estimate, which excludes the framework's own memory."""
 
 RECOMPUTED = {False: "", "selective": ", recomputed selectively", True: ", recomputed"}
-"""Value of ``train.checkpointing`` -> its words, the cheapest in time first."""
+"""Value of ``train.checkpointing`` -> its words, those that recompute less first."""
 
 Say = Callable[[str], None]
 
@@ -273,7 +273,9 @@ class Tuning:
         splits = [rows for rows in range(total, 0, -1) if total % rows == 0]
         plain = [self._division(rows, total, checkpointing=False) for rows in splits]
         compiled = verdicts(self.plan, self.detected).requests[0].compiled
-        selects = self.detected.backend == "torch" and compiled
+        ways: list[bool | str] = [*RECOMPUTED]
+        if self.detected.backend != "torch" or not compiled:
+            ways.remove("selective")
         if self.memory is None:
             self.memory = self._measured(plain[-1])
         tried = 2 * total
@@ -281,11 +283,12 @@ class Tuning:
             if not self._fits(one):
                 one.reason = f"needs about {sized(one.predicted)}"
                 self.candidates.append(one)
-                for how in ("selective", True) if selects else (True,):
+                for place, how in enumerate(ways[1:], 1):
                     ran = {x.plan.config.train.checkpointing for x in self.candidates if x.speeds}
+                    if ran & {*ways[: place + 1]}:
+                        break  # recomputing as much, or more, gains nothing with fewer rows
                     again = self._division(rows, total, checkpointing=how)
-                    # with fewer rows recomputing as much, or more, would gain nothing
-                    if self._fits(again) and not ran - ({True} if how == "selective" else set()):
+                    if self._fits(again):
                         self._run(again)
             elif 2 * rows <= tried:
                 tried = rows

@@ -1,1 +1,1 @@
-"""The ops by CuTe kernels: one module per op, imported where the kernel is selected."""
+"""The ops by CuTe kernels: one module per op, imported where the kernel is selected; and their check of the GPU."""

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, library
 
 from minillm_core import BackendError
+from minillm_cute.kernels.hopper import HOPPER
 
 __all__ = ["attention"]
 
-HOPPER = (9, 0)
 ALIGNED = 8  # elements: the kernel loads 16 bytes at a time
 
 

@@ -10,11 +10,10 @@ import torch
 from quack.gemm_symmetric import gemm_symmetric  # pyright: ignore[reportMissingImports]
 from torch import Tensor, library
 
-from minillm_core import BackendError
+from minillm_cute.kernels.hopper import check_hopper
 
 __all__ = ["gram"]
 
-HOPPER = (9, 0)
 ALIGNED = 8  # elements: the kernel loads 16 bytes at a time
 # Of 12 x 768 x 3,072 on an H200: 50 us; QuACK's own choice, 128 x 256 in clusters of two, 72; cuBLAS 68.
 TILE = {"tile_M": 128, "tile_N": 128, "cluster_M": 1, "cluster_N": 1, "pingpong": True}
@@ -37,13 +36,8 @@ def gram(x: Tensor, alpha: float = 1.0, beta: float = 0.0, gamma: float = 0.0) -
     schema="(Tensor x, float alpha, float beta, float gamma) -> Tensor",
 )
 def _gram(x: Tensor, alpha: float, beta: float, gamma: float) -> Tensor:
-    found = torch.cuda.get_device_capability(x.device)
-    if found != HOPPER:
-        raise BackendError(
-            f"QuACK's products run on Hopper GPUs, of capability 9.0, not {found[0]}.{found[1]}",
-            where="--kernels gram=quack",
-            fix="cute.gram=false",
-        )
+    where, fix = "--kernels gram=quack", "cute.gram=false"
+    check_hopper(x.device, "QuACK's products run", where=where, fix=fix)
     N, R, C = x.shape
     if x.dtype not in (torch.bfloat16, torch.float16) or R % ALIGNED or C % ALIGNED:
         made = torch.baddbmm(x, x, x.mT, beta=beta, alpha=alpha) if beta else alpha * (x @ x.mT)

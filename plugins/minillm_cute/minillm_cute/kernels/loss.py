@@ -16,14 +16,14 @@ from quack.linear_cross_entropy import (  # pyright: ignore[reportMissingImports
 from torch import Tensor, library
 from torch.autograd import Function
 
-from minillm_core import BackendError, LossForm
+from minillm_core import LossForm
+from minillm_cute.kernels.hopper import check_hopper
 
 __all__ = ["linear_cross_entropy"]
 
 PLAIN = LossForm()
 UNSUPERVISED = -1
 CHUNK = 4096  # rows: 0.4 GiB of exponentials for a vocabulary of 50,304
-HOPPER = (9, 0)
 
 
 def linear_cross_entropy(
@@ -94,13 +94,8 @@ def _fused(
 
     The gradient of ``weight`` is float32. QuACK pads the rows to a multiple of 128.
     """
-    found = torch.cuda.get_device_capability(hidden.device)
-    if found != HOPPER:
-        raise BackendError(
-            f"QuACK's loss runs on Hopper GPUs, of capability 9.0, not {found[0]}.{found[1]}",
-            where="--kernels linear_cross_entropy=quack",
-            fix="cute.loss=false",
-        )
+    where, fix = "--kernels linear_cross_entropy=quack", "cute.loss=false"
+    check_hopper(hidden.device, "QuACK's loss runs", where=where, fix=fix)
     rows = len(hidden)
     losses, grad_hidden, grad_weight = scaled_exp_linear_cross_entropy_fwd(
         hidden.contiguous(),

@@ -15,10 +15,12 @@ from torch import Tensor, library
 from torch.autograd import Function
 
 from minillm_core import BackendError
+from minillm_cute.kernels.hopper import check_hopper
 
 __all__ = ["relu2_mlp", "served", "swiglu_mlp"]
 
-HOPPER = (9, 0)
+ROWS = {"relu_sq": 1, "swiglu": 2}
+"""Activation -> rows of the matrix in front of it for each hidden feature."""
 
 
 def served(x: Tensor, plugin: str, instead: str) -> bool:
@@ -95,12 +97,12 @@ def _quack(device: torch.device) -> Any:
     Raises:
         BackendError: the GPU is not a Hopper.
     """
-    if (found := torch.cuda.get_device_capability(device)) != HOPPER:
-        raise BackendError(
-            f"QuACK's products run on Hopper GPUs, of capability 9.0, not {found[0]}.{found[1]}",
-            where="plugins fused_relu2, fused_swiglu",
-            fix="relu2 in place of fused_relu2; no plugin in place of fused_swiglu",
-        )
+    check_hopper(
+        device,
+        "QuACK's products run",
+        where="plugins fused_relu2, fused_swiglu",
+        fix="relu2 in place of fused_relu2; no plugin in place of fused_swiglu",
+    )
     from quack import gemm_interface  # pyright: ignore[reportMissingImports]
 
     return gemm_interface
@@ -117,7 +119,7 @@ def _up(x: Tensor, up: Tensor, activation: str) -> tuple[Tensor, Tensor]:
 @_up.register_fake
 def _(x: Tensor, up: Tensor, activation: str) -> tuple[Tensor, Tensor]:
     rows, wide = x.shape[0], up.shape[0]
-    return x.new_empty((rows, wide)), x.new_empty((rows, wide // (1 + (activation == "swiglu"))))
+    return x.new_empty((rows, wide)), x.new_empty((rows, wide // ROWS[activation]))
 
 
 @library.custom_op("minillm_cute::mlp_down_gradient", mutates_args=())

@@ -1,0 +1,32 @@
+"""The check that QuACK's kernels have in common: they are compiled for Hopper GPUs alone."""
+
+from __future__ import annotations
+
+import torch
+
+from minillm_core import BackendError
+
+__all__ = ["HOPPER", "check_hopper"]
+
+HOPPER = (9, 0)  # compute capability
+
+
+def check_hopper(device: torch.device, what: str, *, where: str, fix: str) -> None:
+    """Check that a GPU is a Hopper.
+
+    Args:
+        device: the GPU.
+        what: what runs there, for the error.
+        where: where it was asked for.
+        fix: what to do instead.
+
+    Raises:
+        BackendError: it is another GPU.
+    """
+    found = torch.cuda.get_device_capability(device)
+    if found != HOPPER:
+        raise BackendError(
+            f"{what} on Hopper GPUs, of capability 9.0, not {found[0]}.{found[1]}",
+            where=where,
+            fix=fix,
+        )
