@@ -307,7 +307,7 @@ def rerun(subject: Subject, check: str) -> str:
 def as_typed(value: Any) -> str:
     """Format a value for ``key=value``, such that parsing returns the same value."""
     if isinstance(value, str) and value == value.strip() and read_value(value) == value:
-        return value
+        return _toml(value) if value.startswith("@") else value  # key=@FILE is a file's text
     return _toml(value)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minillm_core.config.origins import from_assignments
@@ -22,6 +22,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES)
+@example("@file")
 def test_a_value_is_read_as_it_was(value: Any) -> None:
     (setting,) = from_assignments([f"my_trick.x={as_typed(value)}"]).settings.values()
     assert setting.value == value
