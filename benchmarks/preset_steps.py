@@ -1,7 +1,7 @@
 """Steps of a preset with additional plugin sets, in turns in one process: speed and memory relative to the preset.
 
     python -m benchmarks.preset_steps --preset speedrun --set triton --set triton,sparse_rows [--steps 20]
-        [--repeats 5] [--warm 17] [--profile] [--setting key=value ...]
+        [--repeats 5] [--warm 17] [--profile] [--update] [--setting key=value ...]
     python -m benchmarks.preset_steps --preset speedrun --set=-relu2,fp8_mlp   # in place of relu2
     python -m benchmarks.preset_steps --set="-relu2,fp8_mlp fp8_mlp.backward=fp8"   # with a setting of its own
 
@@ -9,7 +9,7 @@ The first variant is the preset alone. Schedules have their mid-run values; ids 
 Zipf's law, as in benchmarks.sparse_rows. ``ratio`` is tokens/s over the preset's, from the medians of all steps,
 and turn by turn; ``mfu`` is the model's FLOP/s (minillm plan) over the device's, None where these are unknown.
 --profile adds a step of each by kernel, and ``host_ms``, the host's time to enqueue one: a GPU waits where that
-is longer than its own.
+is longer than its own. --update adds the time of the optimizer's update alone, on a GPU, and its kernels.
 """
 
 from __future__ import annotations
@@ -70,6 +70,35 @@ def profile_of(variant: Stepped, memory: Memory) -> dict[str, Any]:
     return {"host_ms": round(1000 * statistics.median(host), 3), "profile": found}
 
 
+def update_of(variant: Stepped) -> dict[str, Any]:
+    """Time the optimizer's update alone on a GPU, the median of fifteen in ms, and list its kernels.
+
+    It repeats the last step's update, with the same gradients, so that the parameters are of no use afterwards.
+    """
+    import torch
+
+    from benchmarks.profiling import profiled
+
+    optimizer, recorded = variant.trainer.optimizer, []
+    update = optimizer.step
+    optimizer.step = lambda *arguments: (recorded.append(arguments), update(*arguments))[1]
+    variant.step()
+    variant.read()
+    optimizer.step = update
+    spans = []
+    for _ in range(15):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(20_000_000)  # 10 ms: the host enqueues the whole update meanwhile
+        begin.record()
+        update(*recorded[0])
+        end.record()
+        spans.append((begin, end))
+    torch.cuda.synchronize()
+    milliseconds = statistics.median(begin.elapsed_time(end) for begin, end in spans)
+    kernels = profiled(lambda: update(*recorded[0]), gpu=True)
+    return {"update_ms": round(milliseconds, 3), "update": kernels}
+
+
 def main() -> None:
     """Measure every set, write the result file after each round, and print a table."""
     parser = measuring(__doc__, "preset_steps")
@@ -83,6 +112,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5, help="turns of each")
     parser.add_argument("--warm", type=int, default=BATCHES + 1, help="steps before the first turn")
     parser.add_argument("--profile", action="store_true", help="also a step of each by kernel")
+    parser.add_argument(
+        "--update", action="store_true", help="also the optimizer's update of each alone"
+    )
     given = parser.parse_args()
 
     def maker(plugins: str, own: Sequence[str]) -> Callable[[], tuple[Stepped, int]]:
@@ -112,6 +144,10 @@ def main() -> None:
         for name, one in turns.measured.items():
             found["sets"][name] |= profile_of(one.variant, memory)
         path = written(given, {**said, **found})
+    if given.update:
+        for name, one in turns.measured.items():
+            found["sets"][name] |= update_of(one.variant)
+        path = written(given, {**said, **found})
     print(path)
     for name, one in found["sets"].items():
         by = one["ratio"]["tokens_per_second"] if "ratio" in one else float("nan")
@@ -119,6 +155,7 @@ def main() -> None:
         print(
             f"{name}: {one['step_ms']} ms, {one['tokens_per_second']:,} tokens/s, {by:.3f} x{mfu}, "
             f"{one['peak_bytes'] / 2**30:.2f} GiB"
+            + (f", update {one['update_ms']} ms" if "update_ms" in one else "")
         )
 
 
