@@ -38,6 +38,9 @@ from minillm_lab.worth import effect_of, noise_of
 NEAR, NEAREST = 3.0, 3
 """How far away, in a set's own difference, other sets may be whose noise counts, and how many always do."""
 
+MOST_WITH_IT = 2
+"""How many plugins may build on one that is left out."""
+
 Losses = dict[str, dict[int, Mapping[str, Any]]]
 """Plugin set -> seed -> its run."""
 
@@ -46,7 +49,7 @@ def parts_of(prepared: Prepared) -> tuple[list[Judged], dict[str, list[str]]]:
     """Return each plugin beside all others that do not build on it, and by plugin those that do.
 
     Raises:
-        MinillmError: a plugin cannot be left out even with one other.
+        MinillmError: a plugin cannot be left out, not with MOST_WITH_IT others either.
     """
     names = [one.name for one in prepared.plugins]
 
@@ -60,16 +63,17 @@ def parts_of(prepared: Prepared) -> tuple[list[Judged], dict[str, list[str]]]:
 
     found, with_it = [], {}
     for name in names:
-        first = next(
-            (
-                left_out
-                for left_out in ({name}, *({name, other} for other in names if other != name))
-                if planned(left_out)
-            ),
-            None,
+        others = [other for other in names if other != name]
+        sets = (
+            {name, *more}
+            for size in range(MOST_WITH_IT + 1)
+            for more in itertools.combinations(others, size)
         )
+        first = next((left_out for left_out in sets if planned(left_out)), None)
         if first is None:
-            raise MinillmError(f"'{name}' cannot be left out")
+            raise MinillmError(
+                f"'{name}' cannot be left out, not with {MOST_WITH_IT} others either"
+            )
         with_it[name] = sorted(first - {name})
         found.append(Judged(name, beside=tuple(one for one in names if one not in first)))
     return found, {name: others for name, others in with_it.items() if others}
@@ -87,7 +91,8 @@ def shares_of(
     )
     judged, with_it = parts_of(prepare(request, to_run=False))
     names = tuple(sorted(one.plugin for one in judged))
-    parts = divided(judged, with_it, given.gpus)
+    wanted = set(given.only.split(",")) if given.only else set(names)
+    parts = divided([one for one in judged if one.plugin in wanted], with_it, given.gpus)
     shares = [
         Share(
             folder=str(given.work / f"gpu{number}"),
@@ -191,6 +196,7 @@ def main() -> int:
     parser.add_argument("--preset", default="speedrun")
     parser.add_argument("--plugins", default="", help="added to it, or -NAME removed from it")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--only", help="the plugins to leave out, in place of all: muon,relu2")
     parser.add_argument("--work", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--device", default="cuda")
