@@ -229,7 +229,7 @@ def main() -> int:
         paths = [Path(share.folder) / RESULT for share in shares]
         results = [json.loads(path.read_bytes()) for path in paths if path.exists()]
     figures = worth_of(results, with_it)
-    said = {"preset": given.preset, "plugins": given.plugins, "settings": given.set}
+    said = {"preset": given.preset, "added": given.plugins, "settings": given.set}
     said |= {"steps": given.steps, "seeds": given.seeds}
     print(written(given, {**said, **figures, "failed": turns.failed, "skipped": turns.skipped}))
     for plugin, one in figures["plugins"].items():
