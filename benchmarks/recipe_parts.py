@@ -104,6 +104,7 @@ def shares_of(
             device=given.device,
             cache=str(cache_folder()),
             commit=given.commit,
+            validations=1,
             reference=names,
             equal_seconds=False,
         )
@@ -144,7 +145,7 @@ def worth_of(
     found = {}
     for plugin, (seeds, whole, without) in compared.items():
         differences = [loss_of(whole[seed]) - loss_of(without[seed]) for seed in seeds]
-        noise = noise_of(near([runs for _, runs in sets], seeds, whole, without))
+        noise = noise_of(near([runs for _, runs in sets], sorted(whole), whole, without))
         found[plugin] = {
             **effect_of(differences, noise).data(),
             "differences": [round(one, 5) for one in differences],
@@ -181,10 +182,18 @@ def near(
     whole: Mapping[int, Any],
     without: Mapping[int, Any],
 ) -> list[list[float]]:
-    """Return the losses, [set][seed], of the sets whose noise is like that of the two that are compared."""
+    """Return the losses, [set][seed], of the sets whose noise is like that of the two that are compared.
+
+    Args:
+        sets: all sets, seed -> run; those without a run of each of ``seeds`` do not count.
+        seeds: the preset's.
+        whole: the preset's runs.
+        without: those without the plugin; of fewer seeds where others are missing.
+    """
     rows = [[loss_of(one[seed]) for seed in seeds] for one in sets if all(s in one for s in seeds)]
     centre = fmean(loss_of(whole[seed]) for seed in seeds)
-    far = NEAR * abs(fmean(loss_of(without[seed]) for seed in seeds) - centre)
+    pairs = [loss_of(run) - loss_of(whole[seed]) for seed, run in without.items() if seed in whole]
+    far = NEAR * abs(fmean(pairs))
     rows.sort(key=lambda row: abs(fmean(row) - centre))
     return max([row for row in rows if abs(fmean(row) - centre) <= far], rows[:NEAREST], key=len)
 

@@ -173,7 +173,13 @@ def test_decoding_is_on_the_page_with_where_it_was_measured() -> None:
 
 def test_a_recipe_is_compared_with_itself_without_each_part() -> None:
     """Noise is pooled over the sets near the preset, and a part that others build on takes them along."""
-    losses = {"baseline": (3.0, 2.9), "-a": (3.11, 3.01), "-b": (3.0, 2.902), "-c-d": (5.0, 4.0)}
+    losses = {
+        "baseline": (3.0, 2.9),
+        "-a": (3.11, 3.01),
+        "-b": (3.0, 2.902),
+        "-c-d": (5.0, 4.0),
+        "-e": (3.2,),
+    }
     runs = [
         {
             "variant": name,
@@ -189,16 +195,19 @@ def test_a_recipe_is_compared_with_itself_without_each_part() -> None:
         "a": {"with": "baseline", "without": "-a"},
         "b": {"with": "baseline", "without": "-b"},
         "c": {"with": "-d", "without": "-c-d"},
+        "e": {"with": "baseline", "without": "-e"},
     }
-    result = {"runs": [*runs, {"variant": "-e", "seed": 0, "error": "x"}], "plugins": compared}
+    result = {"runs": [*runs, {"variant": "-e", "seed": 1, "error": "x"}], "plugins": compared}
     found = worth_of([result, result], {"c": ["d"]})
-    assert [*found["plugins"]] == ["c", "a", "b"]  # the most useful first
+    assert [*found["plugins"]] == ["c", "e", "a", "b"]  # the most useful first
     a, b, c = (found["plugins"][name] for name in "abc")
     assert a["effect"] == pytest.approx(-0.11)
     assert a["distinguishable"]
     assert a["high"] - a["low"] < 0.01  # the noise of -c-d, far away, does not count
     assert not b["distinguishable"]
     assert (c["effect"], c["with_it"], c["time"]) == (pytest.approx(-1.55), ["d"], 1.1)
+    alone = found["plugins"]["e"]  # one pair, and the noise of the others
+    assert (alone["pairs"], alone["distinguishable"]) == (1, True)
     assert found["losses"] == {0: [3.0, 3.0], 1: [2.9, 2.9]}
     assert found["repeated"] == [0.0, 0.0]
 
