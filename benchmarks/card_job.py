@@ -129,7 +129,7 @@ class Turn:
         torch.cuda.empty_cache()  # processes that share the device need the memory
         print(word, flush=True)
         if not sys.stdin.readline():
-            raise Interrupted("whoever gives the turns is gone")
+            raise Interrupted("the process that gives the turns has exited")
 
 
 def main(share: Share, name: str) -> None:

@@ -86,7 +86,7 @@ def unnoticed(document: Document) -> str:
     tried = sum(row["tried"] for row in rows)
     return (
         f"Of the {tried:,} damaged checkpoints {loaded:,} load without an error where the formats "
-        "alone are checked (safetensors, JSON) and no digest is asked."
+        "alone are checked (safetensors, JSON) and no digest is compared."
     )
 
 

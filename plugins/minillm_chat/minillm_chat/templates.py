@@ -371,7 +371,7 @@ class _Written:
         """Find the start of a message's first (``min``) or last (``max``) text in the whole; None: it has none."""
         before = [one for one, _ in self._around(index, self.messages).values()]
         if not all(map(self.whole.startswith, before)):
-            raise ChatRefusedError("the template writes what comes before a text by what it says")
+            raise ChatRefusedError("the template's text before a message depends on that message")
         return which(map(len, before)) if before else None
 
     def _end(self, index: int, answered: str) -> int:

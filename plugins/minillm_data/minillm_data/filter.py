@@ -287,7 +287,7 @@ def _check(
         )
     if not (sets or languages or model):
         raise ConfigError(
-            "nothing is asked of the documents",
+            "no filter is named",
             where=f"--rules {NONE}",
             fix="name rules, or add --language or --model",
         )

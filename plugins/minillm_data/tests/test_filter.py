@@ -207,7 +207,7 @@ def test_bits_have_bounds_that_are_kept_themselves(
         ),
         ({"model": "run", "max_bits": float("nan")}, "no number of bits"),
         ({"model": "run", "min_bits": -1.0}, "no number of bits"),
-        ({"rules": "none"}, "nothing is asked"),
+        ({"rules": "none"}, "no filter is named"),
         ({"rules": "gofer"}, "did you mean gopher"),
         ({"model": "run", "max_bits": 2.0}, "run"),
     ],

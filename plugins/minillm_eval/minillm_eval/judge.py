@@ -148,7 +148,7 @@ def prepare(name: str, task: Any, shots: int | None) -> None:
     own = task.get_config("num_fewshot")
     if shots and own == 0:
         raise Refusal(
-            f"the task {plain(name, 80)} is asked without examples",
+            f"the task {plain(name, 80)} is posed without examples",
             where=f"--shots {shots}",
             fix="leave --shots out, or ask this task in a command of its own",
         )

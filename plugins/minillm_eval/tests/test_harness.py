@@ -231,7 +231,7 @@ def test_names_of_tasks(tasks: Path) -> None:
     [
         ({"UNSAFE_CODE": True}, "runs the code that a model writes"),
         ({"MULTIMODAL": True}, "shows images"),
-        ({"num_fewshot": 0}, "is asked without examples"),
+        ({"num_fewshot": 0}, "is posed without examples"),
     ],
 )
 def test_tasks_that_are_not_asked(said: dict[str, Any], fix: str) -> None:
