@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core import Refusal
-from minillm_core.commands import counted
+from minillm_core.commands import counted, few
 from minillm_core.studies import (
     LoadedPlugin,
     Prepared,
@@ -46,6 +46,7 @@ class Request:
     leave_one_out: bool = False
     evaluations: int | None = None  # of each run; None: as many as take a quarter of its time
     devices: tuple[str, ...] = ()  # that train runs at the same time; (): the one that is prepared
+    processes: int = 1  # that share each device: they compile side by side and train in turns
     watch: Watch = lambda current, progress: None  # called with the current run and its progress
 
 
@@ -131,9 +132,10 @@ def prepare_ablation(
 
     def opened(stop: StopRequest) -> Ablation:
         pool = None
-        if request.devices:
+        if request.devices or request.processes > 1:
             given = {"backend": detected.backend, "cache": request.cache, "stop": stop}
-            pool = Pool(request.devices, plans, **given)
+            devices = request.devices or (detected.device,)
+            pool = Pool(devices, plans, each=request.processes, **given)
         return Ablation(
             out,
             design,
@@ -221,6 +223,11 @@ def _opening(design: Design, request: Request, out: Path, data: str) -> list[str
         f"data    {data}",
     ]
     lines += [f"'{name}' is not judged: {why}" for name, why in design.unplanned.items()]
+    lines += [
+        f"'{one.plugin}' is left out together with what builds on it: {few(one.together)}"
+        for one in design.comparisons
+        if one.together
+    ]
     if (out / RESULT).exists():
         lines.append("finished runs that are there already are not made again")
     return lines

@@ -226,6 +226,7 @@ class Ablation:
                 one.plugin: {
                     "with": one.having,
                     "without": one.without,
+                    **({"together": [*one.together]} if one.together else {}),
                     **worth(
                         self._trained(one.having),
                         self._trained(one.without),
@@ -310,7 +311,7 @@ class Ablation:
             yield
             return
         self.study.release()
-        self.say(f"starting a process for each of {', '.join(self.pool.devices)}")
+        self.say(self.pool.opening)
         try:
             with self.pool:
                 yield

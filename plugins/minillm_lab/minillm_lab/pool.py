@@ -155,6 +155,12 @@ class Pool:
         self._has_device: set[Any] = set()  # processes that train such a run
         self._context = ExitStack()
 
+    @property
+    def opening(self) -> str:
+        """Describe the start of the processes, for a line before it."""
+        many = "a process" if self.each == 1 else f"{self.each} processes"
+        return f"starting {many} for each of {', '.join(self.devices)}"
+
     def __enter__(self) -> Self:
         spawn = multiprocessing.get_context("spawn")  # a fork would share the parent's CUDA context
         threads = max(1, (os.cpu_count() or 1) // (self.each * len(self.devices)))

@@ -295,8 +295,7 @@ class Job:
         if self.pool is None:
             return self._run(base, speed)
         self.study.release()
-        many = "a process" if self.pool.each == 1 else f"{self.pool.each} processes"
-        self.say(f"starting {many} for each of {', '.join(self.pool.devices)}")
+        self.say(self.pool.opening)
         with self.pool:
             return self._run(base, speed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,9 @@ from minillm_core import Plan, PlanError, Refusal, build_plan
 from minillm_core.studies import Loaded, LoadedPlugin
 
 BASELINE, ALL = "baseline", "all"
+
+MOST_TOGETHER = 2
+"""Maximum number of plugins that are left out together with one that they build on."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Comparison:
     plugin: str
     having: str  # a variant's name
     without: str
+    together: tuple[str, ...] = ()  # plugins that build on it, and are left out with it
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,8 @@ def one_at_a_time(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
 def leave_one_out(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Sequence[str]) -> Design:
     """Compare all plugins with all but each judged one.
 
-    A plugin that others build on cannot be left out; it is listed in ``unplanned``.
+    A plugin that others build on is left out together with them, at most :data:`MOST_TOGETHER`; where more
+    build on it, it is listed in ``unplanned``.
 
     Args:
         loaded: settings that name all plugins.
@@ -85,16 +91,16 @@ def leave_one_out(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
         PlanError: all plugins together cannot be planned.
     """
     names = [one.name for one in plugins]
-    variants, comparisons = [variant(ALL, loaded, plugins, names)], []
+    variants, comparisons = {ALL: variant(ALL, loaded, plugins, names)}, []
     unplanned: dict[str, str] = {}
     for name in judged:
         try:
-            without = [other for other in names if other != name]
-            variants.append(variant(f"-{name}", loaded, plugins, without))
+            without, together = _without(name, loaded, plugins)
         except PlanError as error:
             unplanned[name] = error.what
         else:
-            comparisons.append(Comparison(name, ALL, f"-{name}"))
+            variants.setdefault(without.name, without)
+            comparisons.append(Comparison(name, ALL, without.name, together))
     if not comparisons:
         first, why = next(iter(unplanned.items()))
         raise Refusal(
@@ -102,7 +108,29 @@ def leave_one_out(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
             where=f"without '{first}': {why}",
             fix="--one-at-a-time, --with the plugins that they build on",
         )
-    return Design("leave one out", tuple(variants), tuple(comparisons), unplanned)
+    return Design("leave one out", tuple(variants.values()), tuple(comparisons), unplanned)
+
+
+def _without(
+    name: str, loaded: Loaded, plugins: Sequence[LoadedPlugin]
+) -> tuple[Variant, tuple[str, ...]]:
+    """Plan all plugins but one, and but the fewest others that build on it; return these too.
+
+    Raises:
+        PlanError: of the plan without this one alone, if more others build on it.
+    """
+    others = [one.name for one in plugins if one.name != name]
+    first: PlanError | None = None
+    for size in range(min(MOST_TOGETHER, len(others)) + 1):
+        for together in itertools.combinations(others, size):
+            label = "".join(f"-{one}" for one in (name, *together))
+            kept = [one for one in others if one not in together]
+            try:
+                return variant(label, loaded, plugins, kept), together
+            except PlanError as error:
+                first = first or error
+    assert first is not None  # otherwise returned
+    raise first
 
 
 def side_by_side(

@@ -117,6 +117,12 @@ def test_one_pair_and_none_have_no_interval() -> None:
     assert text.count("gone") == 1  # it has no row in the table of costs
 
 
+def test_what_was_left_out_together_is_said_below() -> None:
+    found = {"muon": finding([0.1, 0.2]) | {"together": ["normuon", "head_muon"]}}
+    said = "muon was left out together with what builds on it: normuon, head_muon"
+    assert said in " ".join(shown(result(found), 80).split())
+
+
 def test_what_is_not_judged_is_said_below() -> None:
     why = {"role_lr": "its \x1b[31mdefaults do nothing " + "in so small a model " * 5}
     text = shown(result({"muon": finding([0.1, 0.2])}, not_judged=why), 80)

@@ -142,15 +142,19 @@ def test_one_as_fast_serves_both(ablation: Any, rigged: Any) -> None:
     assert rule["equal_seconds"]["effect"] == rule["effect"]
 
 
-def test_all_against_all_but_one_tells_which_cannot_be_left_out(ablation: Any, rigged: Any) -> None:
+def test_all_against_all_but_one_and_what_builds_on_it(ablation: Any, rigged: Any) -> None:
     rig = rigged({"rule": 0.2, "extension": 0.05, "scale": 0.0})
     judged = ("rule", "extension", "scale")
     found = ablation(rig, judged, design=leave_one_out).run()
-    assert list(found["plugins"]) == ["extension", "scale"]
-    assert "no active plugin provides" in found["not_judged"]["rule"]
+    assert list(found["plugins"]) == ["rule", "extension", "scale"]
+    rule = found["plugins"]["rule"]
+    assert (rule["without"], rule["together"]) == ("-rule-extension", ["extension"])
+    assert rule["effect"] == pytest.approx(-0.251, abs=1e-3)
+    assert "together" not in found["plugins"]["extension"]
     assert found["plugins"]["extension"]["effect"] == pytest.approx(-0.051, abs=1e-3)
     assert {names for names, _, _ in rig.made} == {
         ("extension", "rule", "scale"),
+        ("scale",),
         ("rule", "scale"),
         ("extension", "rule"),
     }
@@ -168,8 +172,14 @@ def test_one_that_builds_on_another_is_refused_alone_and_judged_in_company(
     assert found["plugins"]["extension"]["effect"] < 0
 
 
-def test_nothing_to_leave_out_is_refused(asked: Any) -> None:
+def test_what_too_many_build_on_is_not_left_out(
+    asked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minillm_lab.variants.MOST_TOGETHER", 0)
     loaded, plugins = asked("rule", "extension")
+    design = leave_one_out(loaded, plugins, ("rule", "extension"))
+    assert [one.plugin for one in design.comparisons] == ["extension"]
+    assert "no active plugin provides" in design.unplanned["rule"]
     with pytest.raises(Refusal, match="none of the plugins can be left out"):
         leave_one_out(loaded, plugins, ("rule",))
 

@@ -72,7 +72,7 @@ MORE = {
     ("export",): {"--plugins", "--json", "--dtype", "--layout"},
     ("report",): {"--plugins", "--no-sample"},
     ("ablate",): {"--depth", "--with", "--preset", "--seed", "--config", "--backend", "--device"}
-    | {"--kernels", "--json", "-c", "KEY=VALUE", "--gpus"},
+    | {"--kernels", "--json", "-c", "KEY=VALUE", "--gpus", "--processes"},
     ("search",): {
         "--depth",
         "--processes",

@@ -43,7 +43,7 @@ minillm ablate --plugins muon,qk_norm,relu2 --leave-one-out --out runs/which
 
 minillm ablate --plugins muon,qk_norm,relu2 --leave-one-out --out runs/which --json > effects.json
 
-minillm ablate --preset speedrun --leave-one-out --gpus 4
+minillm ablate --preset speedrun --leave-one-out --gpus 4 --processes 5
 
 minillm ablate --preset speedrun --plugins xsa
 """
@@ -107,6 +107,16 @@ def ablate(
     ] = False,
     steps: Steps = None,
     gpus: Gpus = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Processes that share each GPU: they compile side by side and train in turns, each "
+            "with its own weights in memory.",
+            rich_help_panel="Machine",
+        ),
+    ] = 1,
     run: StudyOptions,
     out: Annotated[
         Path | None,
@@ -131,6 +141,7 @@ def ablate(
         minutes=minutes,
         leave_one_out=leave_one_out,
         devices=cards(gpus),
+        processes=processes,
         out=out,
         json=as_json,
     )
@@ -145,6 +156,7 @@ def show_ablation(
     minutes: float | None,
     leave_one_out: bool,
     devices: tuple[str, ...] = (),
+    processes: int = 1,
     out: Path | None,
     json: bool,
 ) -> None:
@@ -182,6 +194,7 @@ def show_ablation(
             minutes=minutes,
             leave_one_out=leave_one_out,
             devices=devices,
+            processes=processes,
             watch=watch,
         )
         result, folder = run_ablation(request, cards=card_folder())

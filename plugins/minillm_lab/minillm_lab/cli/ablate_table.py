@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from minillm_core.commands import counted, plain
+from minillm_core.commands import counted, few, plain
 from minillm_lab.card import interval, signed
 from minillm_lab.worth import MOST_PAIRS, times
 
@@ -104,6 +104,10 @@ def _below(result: Mapping[str, Any]) -> Iterator[Text]:
     shown = [effect for one in found for effect in _effects(one) if effect is not None]
     if any(_open(effect) and not _same(effect) for effect in shown):
         yield Text(f"{UNDECIDED} (8): about 8 pairs would settle it")
+    for name, one in result["plugins"].items():
+        if one.get("together"):
+            names = plain(few(one["together"]))
+            yield Text(f"{plain(name)} was left out together with what builds on it: {names}")
     for name, why in result["not_judged"].items():
         yield Text(f"{plain(name)} is not measured: {plain(why)}", style="yellow")
 

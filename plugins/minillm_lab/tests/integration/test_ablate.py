@@ -18,7 +18,9 @@ import pytest
 from rich.progress import Progress
 
 from minillm_core.cli.main import main
-from minillm_lab.ablate import Request, ablate
+from minillm_core.errors import Refusal
+from minillm_core.studies import StopRequest
+from minillm_lab.ablate import Request, ablate, prepare_ablation
 
 SMALL = (
     *("model.vocab=300", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=2"),
@@ -107,6 +109,24 @@ def test_runs_of_several_devices_are_those_of_one(
     assert ours == others
     assert len(ours) == 6
     assert found["plugins"]["muon"]["effect"] == expected["plugins"]["muon"]["effect"]
+
+
+def test_processes_share_the_device(
+    given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = []
+
+    def opened(request: Request, **more: Any) -> Any:
+        pools.append(prepare_ablation(request).open(StopRequest()).pool)
+        raise Refusal("enough", where="here", fix="none")
+
+    monkeypatch.setattr("minillm_lab.ablate.ablate", opened)
+    for more in ((), ("--processes", "2")):
+        assert main(["ablate", "--plugins", "muon", *given, *more]) == 2
+    none, pool = pools
+    assert none is None
+    assert (pool.devices, pool.each) == (("cpu",), 2)
+    assert pool.opening == "starting 2 processes for each of cpu"
 
 
 def test_gpus_that_are_not_there_are_refused(
