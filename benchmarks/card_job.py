@@ -25,7 +25,7 @@ from minillm_core.train.request import Prepared, RunRequest, prepare
 from minillm_core.train.signals import stop_on_signals
 from minillm_lab.ablate import Ready, Request, prepare_ablation
 from minillm_lab.ablation import Ablation
-from minillm_lab.variants import Design, side_by_side
+from minillm_lab.variants import side_by_side
 
 __all__ = ["DONE", "OVER", "READY", "Share", "main"]
 
@@ -46,8 +46,6 @@ class Share:
     cache: str
     commit: str | None
     validations: int = 2
-    reference: tuple[str, ...] = REFERENCE
-    equal_seconds: bool = True  # the reference is also trained for the time of the others
 
     def data(self) -> dict[str, Any]:
         """Return as JSON."""
@@ -60,15 +58,14 @@ class Share:
             Judged(**{**one, "beside": tuple(one["beside"]), "options": tuple(one["options"])})
             for one in data["judged"]
         )
-        lists = {key: tuple(data[key]) for key in ("settings", "reference")}
-        return cls(**{**data, **lists, "judged": judged})
+        return cls(**{**data, "judged": judged, "settings": tuple(data["settings"])})
 
     def prepared(self) -> Prepared:
         """Return settings, device and plugins."""
         options = [option for one in self.judged for option in one.options]
         return prepare(
             RunRequest(
-                plugins=",".join(active(self.judged, self.reference)),
+                plugins=",".join(active(self.judged)),
                 preset=self.preset,
                 assignments=(*self.settings, *options),
                 flags={"--steps": self.steps, "--device": self.device},
@@ -79,8 +76,9 @@ class Share:
     def ready(self, turn: Callable[[], AbstractContextManager[None]] = nullcontext) -> Ready:
         """Prepare the ablation of this share."""
         prepared = self.prepared()
+        beside = {one.plugin: one.beside for one in self.judged}
         request = Request(
-            tuple(one.plugin for one in self.judged),
+            tuple(beside),
             prepared,
             runs=Path(self.folder).parent,
             cache=Path(self.cache),
@@ -93,16 +91,8 @@ class Share:
             request,
             turn=turn,
             at=self.commit,
-            design=self._design(prepared),
+            design=side_by_side(prepared.loaded, prepared.plugins, beside, REFERENCE),
         )
-
-    def variants(self) -> list[str]:
-        """Return the names of the plugin sets, the reference first."""
-        return [one.name for one in self._design(self.prepared()).variants]
-
-    def _design(self, prepared: Prepared) -> Design:
-        beside = {one.plugin: one.beside for one in self.judged}
-        return side_by_side(prepared.loaded, prepared.plugins, beside, self.reference)
 
 
 class Turn:
@@ -139,7 +129,7 @@ def main(share: Share, name: str) -> None:
         ablation: Ablation = share.ready(turn).open(stop)
         (variant,) = (one for one in ablation.design.variants if one.name == name)
         ablation.make(variant)
-        if share.equal_seconds and variant is ablation.reference:
+        if variant is ablation.reference:
             turn.ask(DONE)
             ablation.train_reference()
         print(DONE, flush=True)

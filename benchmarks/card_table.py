@@ -125,9 +125,9 @@ AWAITED: tuple[Judged, ...] = ()
 """Techniques without a card until the next measurement, which then belong to TABLE."""
 
 
-def active(judged: Iterable[Judged], reference: Iterable[str] = REFERENCE) -> tuple[str, ...]:
+def active(judged: Iterable[Judged]) -> tuple[str, ...]:
     """Return all active plugins."""
-    return tuple(sorted({*reference}.union(*({one.plugin, *one.beside} for one in judged))))
+    return tuple(sorted({*REFERENCE}.union(*({one.plugin, *one.beside} for one in judged))))
 
 
 def divided(judged: Sequence[Judged], parts: int) -> list[list[Judged]]:

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.card_job import Share
-from benchmarks.card_table import AWAITED, SHAPE, TABLE, Judged, divided
+from benchmarks.card_table import AWAITED, REFERENCE, SHAPE, TABLE, Judged, divided
 from benchmarks.card_turns import Turns
 from benchmarks.command import parser
 from benchmarks.environment import RESULTS, environment, keep, own_command
@@ -47,6 +47,7 @@ from minillm_core.plugins.manager import find
 from minillm_lab.ablation import RESULT
 from minillm_lab.card import FOLDER, PAIRS, Cost
 from minillm_lab.cards import cards_of, write_card
+from minillm_lab.variants import side_by_side
 
 __all__ = ["collect", "main", "measure"]
 
@@ -70,7 +71,7 @@ def measure(arguments: argparse.Namespace) -> int:
         absent: list[str] = []
         checked = [share for one in shares if (share := _checked(one, absent))]
         turns = Turns(
-            [(share, share.variants()) for share in checked],
+            [(share, _variants(share)) for share in checked],
             seconds=60 * arguments.minutes,
             patience=arguments.patience,
             ahead=arguments.ahead,
@@ -153,6 +154,14 @@ def _checked(share: Share, absent: list[str]) -> Share | None:
             raise
         return replace(share, judged=left) if left else None
     return share
+
+
+def _variants(share: Share) -> list[str]:
+    """Return the names of the plugin sets, the reference first."""
+    prepared = share.prepared()
+    beside = {one.plugin: one.beside for one in share.judged}
+    design = side_by_side(prepared.loaded, prepared.plugins, beside, REFERENCE)
+    return [one.name for one in design.variants]
 
 
 def _compact(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,14 +10,12 @@ from hatchling.builders.wheel import WheelBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import recipe_parts
 from benchmarks.card_child import Child, State, visible
 from benchmarks.card_job import DONE, OVER, READY, Share
 from benchmarks.card_table import REFERENCE, SHAPE, TABLE, Judged, active, divided
 from benchmarks.card_turns import Turns
 from benchmarks.costs_page import PAGE, WITHOUT, cards, decoding, equal_seconds
 from benchmarks.decoding import PLUGINS
-from benchmarks.recipe_parts import worth_of
 from minillm_core.config.values import show
 from minillm_core.plugins.manager import find
 from minillm_lab.card import FOLDER, PAIRS, read_cards
@@ -169,53 +167,3 @@ def test_decoding_is_on_the_page_with_where_it_was_measured() -> None:
     document["figures"]["model"] = "gpt2-124m"  # measured with some of them
     assert "`python -m benchmarks.decoding --model gpt2-124m`, 1,000 tokens" in decoding(document)
     assert "Not measured" not in decoding(document)
-
-
-def test_a_recipe_is_compared_with_itself_without_each_part() -> None:
-    """Noise is pooled over the sets near the preset, and a part that others build on takes them along."""
-    losses = {
-        "baseline": (3.0, 2.9),
-        "-a": (3.11, 3.01),
-        "-b": (3.0, 2.902),
-        "-c-d": (5.0, 4.0),
-        "-e": (3.2,),
-    }
-    runs = [
-        {
-            "variant": name,
-            "seed": seed,
-            "curve": [{"val_loss": loss}],
-            "seconds": 1.1 if name == "baseline" else 1.0,
-            "peak_bytes": 100,
-        }
-        for name, both in losses.items()
-        for seed, loss in enumerate(both)
-    ]
-    compared = {
-        "a": {"with": "baseline", "without": "-a"},
-        "b": {"with": "baseline", "without": "-b"},
-        "c": {"with": "-d", "without": "-c-d"},
-        "e": {"with": "baseline", "without": "-e"},
-    }
-    result = {"runs": [*runs, {"variant": "-e", "seed": 1, "error": "x"}], "plugins": compared}
-    found = worth_of([result, result], {"c": ["d"]})
-    assert [*found["plugins"]] == ["c", "e", "a", "b"]  # the most useful first
-    a, b, c = (found["plugins"][name] for name in "abc")
-    assert a["effect"] == pytest.approx(-0.11)
-    assert a["distinguishable"]
-    assert a["high"] - a["low"] < 0.01  # the noise of -c-d, far away, does not count
-    assert not b["distinguishable"]
-    assert (c["effect"], c["with_it"], c["time"]) == (pytest.approx(-1.55), ["d"], 1.1)
-    alone = found["plugins"]["e"]  # one pair, and the noise of the others
-    assert (alone["pairs"], alone["distinguishable"]) == (1, True)
-    assert found["losses"] == {0: [3.0, 3.0], 1: [2.9, 2.9]}
-    assert found["repeated"] == [0.0, 0.0]
-
-
-def test_parts_that_are_left_out_together_share_a_gpu() -> None:
-    judged = [Judged(name) for name in ("muon", "half_rope", "key_offset", "qk_norm", "smear")]
-    shares = recipe_parts.divided(judged, {"half_rope": ["key_offset"]}, 2)
-    assert [[one.plugin for one in share] for share in shares] == [
-        ["half_rope", "key_offset", "smear"],
-        ["muon", "qk_norm"],
-    ]

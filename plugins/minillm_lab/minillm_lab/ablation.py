@@ -23,6 +23,7 @@ from minillm_core import (
 from minillm_core.commands import counted, few
 from minillm_core.studies import ABLATION, replace_file
 from minillm_lab.ablation_page import ablation_page
+from minillm_lab.card import PAIRS
 from minillm_lab.members import RUNS, Members, identity_of, read, stopped, write
 from minillm_lab.pool import Pool, Wanted
 from minillm_lab.result_diff import difference, settings
@@ -221,6 +222,9 @@ class Ablation:
 
     def result(self, *, finished: bool) -> dict[str, Any]:
         """Return the results so far as JSON."""
+        # a technique card's interval is that of its own pairs
+        pooled = self.design.variants if self.design.pooled and len(self.seeds) < PAIRS else ()
+        sets = [self._trained(one.name).get(self.steps, {}) for one in pooled]
         return {
             "plugins": {
                 one.plugin: {
@@ -233,6 +237,7 @@ class Ablation:
                         self.steps,
                         reference=self.reference.name == one.having,
                         pairs=len(self.seeds),
+                        sets=sets,
                     ),
                 }
                 for one in self.design.comparisons

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from minillm_core.commands import counted, listed, plain
+from minillm_core.commands import counted, few, listed, plain
 from minillm_core.studies import amount, sized
 from minillm_lab import page
 from minillm_lab.card import interval, signed
@@ -225,6 +225,13 @@ def _effects_section(result: Json) -> Markup:
         "Equal seconds: the baseline is also trained for as long as the plugin's run took "
         "(interpolated in log steps where needed). Timing noise is included in the interval."
     )
+    if any(one.get("pooled") for one in plugins.values()):
+        how += (
+            " Intervals of the loss at equal tokens pool the noise of all sets with similar losses."
+        )
+    for name, one in plugins.items():
+        if one.get("together"):
+            how += f" {name} is left out together with what builds on it: {few(one['together'])}."
     rows = [_effect_cells(name, one, why[name]) for name, one in plugins.items()]
     return page.section(
         "Effects",

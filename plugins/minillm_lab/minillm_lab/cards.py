@@ -29,10 +29,13 @@ def cards_of(result: Json) -> tuple[list[Card], str | None]:
     enough = {
         name: one
         for name, one in result["plugins"].items()
-        if one["effect"] is not None and one["pairs"] >= PAIRS
+        if one["effect"] is not None and one["pairs"] >= PAIRS and not one.get("together")
     }
     without = [name for name in result["plugins"] if name not in enough]
-    why = f"no technique card for {few(without)}: one takes {PAIRS} pairs" if without else None
+    alone = f"one takes {PAIRS} pairs"
+    if any(result["plugins"][name].get("together") for name in without):
+        alone += ", and a plugin that is left out by itself"
+    why = f"no technique card for {few(without)}: {alone}" if without else None
     return [_card(name, one, result) for name, one in enough.items()], why
 
 

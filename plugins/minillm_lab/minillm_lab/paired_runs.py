@@ -18,7 +18,7 @@ from minillm_lab.pool import Pool, Wanted
 from minillm_lab.result_diff import difference
 from minillm_lab.space import Move, Recipe
 from minillm_lab.study import Trained, graph_of
-from minillm_lab.worth import Noise, effect_of, noise_of
+from minillm_lab.worth import Noise, effect_of, near, noise_among
 
 TREND = 0.5
 """Fraction of a gain's last change, from one length to the next, that is extrapolated to the next length."""
@@ -31,10 +31,6 @@ EVALUATION = 0.2
 
 LEARN = 3.0
 """Ratio of a token's training time to its evaluation time."""
-
-NEAR, NEAREST = 3.0, 3
-"""Sets of runs that show the noise of a difference: those no further from ours than this multiple of it, and
-at least so many."""
 
 Outcomes = Mapping[int, Trained | str]
 """Seed -> the trained run, or the reason of its failure."""
@@ -363,15 +359,15 @@ class PairedRuns:
             return
         if one.rungs and one.rungs[-1]["length"] == length.words:
             one.rungs.pop()
-        losses = _losses(runs), _losses(reference)
-        differences = [ours - theirs for ours, theirs in zip(*losses, strict=True)]
+        pairs = zip(trained_of(runs), trained_of(reference), strict=True)
+        differences = [ours.val_loss - theirs.val_loss for ours, theirs in pairs]
         one.rungs.append(
             {
                 "length": length.words,
                 "tokens": fmean(run.tokens for run in trained_of(runs)),
                 "seconds": fmean(run.seconds for run in trained_of(runs)),
                 **effect_of(differences).data(),
-                "loss": fmean(losses[0]),
+                "loss": fmean(run.val_loss for run in trained_of(runs)),
                 "differences": differences,
                 "speed": _ratio(runs, reference, "tokens_per_second"),
                 "memory": _ratio(runs, reference, "peak_bytes"),
@@ -392,12 +388,13 @@ class PairedRuns:
         if failures:
             return {"effect": None, "why": f"failed: {failures[0]}"}
         seeds = [seed for seed in ours if seed in others]
-        ours, others = ({seed: runs[seed] for seed in seeds} for runs in (ours, others))
-        pairs = zip(_losses(ours), _losses(others), strict=True)
-        noise = _noise(_near(pool, ours, others), seeds, lambda run: run.val_loss)
-        speeds = _noise(pool, seeds, lambda run: math.log(run.tokens_per_second))
+        ours, others = (_succeeded(runs, seeds) for runs in (ours, others))
+        sets = [_succeeded(one, one) for one in pool]
+        noise = noise_among(near(sets, ours, others), seeds, lambda run: run.val_loss)
+        speeds = noise_among(sets, seeds, lambda run: math.log(run.tokens_per_second))
+        differences = [ours[seed].val_loss - others[seed].val_loss for seed in seeds]
         return {
-            **effect_of([one - other for one, other in pairs], noise).data(),
+            **effect_of(differences, noise).data(),
             "speed": _ratio(ours, others, "tokens_per_second", speeds),
             "memory": _ratio(ours, others, "peak_bytes"),
         }
@@ -426,33 +423,8 @@ def trained_of(runs: Outcomes) -> list[Trained]:
     return [run for run in runs.values() if isinstance(run, Trained)]
 
 
-def _losses(runs: Outcomes) -> list[float]:
-    return [run.val_loss for run in trained_of(runs)]
-
-
-def _near(pool: Sequence[Outcomes], ours: Outcomes, others: Outcomes) -> list[Outcomes]:
-    """Choose the sets of runs that are about as noisy as two that are compared: those with losses near ours.
-
-    Runs that learn badly differ more from seed to seed: without `muon` by ten times as much. Where a set's
-    mean loss lies says nothing of how its runs scatter around it, so the choice does not bias the noise.
-    """
-
-    def distance(one: Outcomes) -> float:
-        losses = _losses(one)
-        return abs(fmean(losses) - fmean(_losses(ours))) if losses else math.inf
-
-    ranked = sorted(pool, key=distance)
-    within = [one for one in ranked if distance(one) <= NEAR * distance(others)]
-    return max(within, ranked[:NEAREST], key=len)
-
-
-def _noise(
-    sets: Sequence[Outcomes], seeds: Sequence[int], figure: Callable[[Trained], float]
-) -> Noise | None:
-    """Estimate the noise of a figure's differences from the sets of which these seeds' runs succeeded."""
-    rows = [[one[seed] for seed in seeds if seed in one] for one in sets]
-    found = [[figure(run) for run in row if isinstance(run, Trained)] for row in rows]
-    return noise_of([row for row in found if len(row) == len(seeds)])
+def _succeeded(runs: Outcomes, seeds: Iterable[int]) -> dict[int, Trained]:
+    return {seed: run for seed in seeds if isinstance(run := runs[seed], Trained)}
 
 
 def _ratio(

@@ -41,6 +41,7 @@ class Design:
     variants: tuple[Variant, ...]  # in the order of their runs
     comparisons: tuple[Comparison, ...]
     unplanned: Mapping[str, str]  # plugin -> why its effect cannot be measured
+    pooled: bool = False  # whether intervals pool the noise of sets with similar losses
 
 
 def one_at_a_time(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Sequence[str]) -> Design:
@@ -86,6 +87,8 @@ def leave_one_out(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
         plugins: all of them.
         judged: names, in the order of their runs.
 
+    Intervals pool the noise of sets with similar losses: all but a plugin or two are the same in them.
+
     Raises:
         Refusal: no judged plugin can be left out.
         PlanError: all plugins together cannot be planned.
@@ -108,7 +111,7 @@ def leave_one_out(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
             where=f"without '{first}': {why}",
             fix="--one-at-a-time, --with the plugins that they build on",
         )
-    return Design("leave one out", tuple(variants.values()), tuple(comparisons), unplanned)
+    return Design("leave one out", tuple(variants.values()), tuple(comparisons), unplanned, True)
 
 
 def _without(

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, linear_regression, median
 from typing import Any
 
 from minillm_lab.study import Trained
+
+Runs = Mapping[int, Trained]  # by seed
+Lengths = Mapping[int, Runs]  # by steps
 
 # Pairs
 
@@ -80,6 +83,35 @@ def noise_of(losses: Sequence[Sequence[float]]) -> Noise | None:
     )
     freedom = (sets - 1) * (seeds - 1)
     return Noise(math.sqrt(2.0 * squares / freedom), freedom)
+
+
+NEAR, NEAREST = 3.0, 3
+"""Sets of runs that show the noise of a difference: those no further from ours than this multiple of it, and
+at least so many."""
+
+
+def near(sets: Sequence[Runs], ours: Runs, others: Runs) -> list[Runs]:
+    """Choose the sets of runs that are about as noisy as two that are compared: those with losses near ours.
+
+    Runs that learn badly differ more from seed to seed: without `muon` by ten times as much. Where a set's
+    mean loss lies says nothing of how its runs scatter around it, so the choice does not bias the noise.
+    """
+
+    def distance(one: Runs) -> float:
+        pairs = [run.val_loss - ours[seed].val_loss for seed, run in one.items() if seed in ours]
+        return abs(fmean(pairs)) if pairs else math.inf
+
+    ranked = sorted(sets, key=distance)
+    within = [one for one in ranked if distance(one) <= NEAR * distance(others)]
+    return max(within, ranked[:NEAREST], key=len)
+
+
+def noise_among(
+    sets: Sequence[Runs], seeds: Sequence[int], figure: Callable[[Trained], float]
+) -> Noise | None:
+    """Estimate the noise of a figure's differences from the sets that have a run of each of these seeds."""
+    whole = [one for one in sets if all(seed in one for seed in seeds)]
+    return noise_of([[figure(one[seed]) for seed in seeds] for one in whole])
 
 
 def effect_of(differences: Sequence[float], noise: Noise | None = None) -> Effect:
@@ -208,12 +240,15 @@ ALIKE = 0.01
 
 UNIT = "nats a token of held-out text, at equal tokens; below 0 is better"
 
-Runs = Mapping[int, Trained]  # by seed
-Lengths = Mapping[int, Runs]  # by steps
-
 
 def worth(
-    having: Lengths, without: Lengths, steps: int, *, reference: bool, pairs: int
+    having: Lengths,
+    without: Lengths,
+    steps: int,
+    *,
+    reference: bool,
+    pairs: int,
+    sets: Sequence[Runs] = (),
 ) -> dict[str, Any]:
     """Compute a plugin's effects: differences, with minus without, and ratios, with over without.
 
@@ -223,6 +258,8 @@ def worth(
         steps: of the runs at equal tokens.
         reference: True: the runs with it have several lengths; False: the runs without it.
         pairs: the expected number of pairs.
+        sets: the runs at equal tokens of all sets, whose noise counts for the loss: of those :func:`near`
+            the runs with the plugin. None: that of the pairs alone.
 
     Returns:
         The effects as in ablation.json, the loss at equal tokens first.
@@ -235,8 +272,10 @@ def worth(
     rates = [ours[s].tokens_per_second / others[s].tokens_per_second for s in seeds]
     peaks = {"with": _largest(ours.values()), "without": _largest(others.values())}
     more = [a / b for s in seeds if (a := ours[s].peak_bytes) and (b := others[s].peak_bytes)]
+    noise = noise_among(near(sets, ours, others), sorted(ours), lambda run: run.val_loss)
     return {
-        **effect_of([ours[s].val_loss - others[s].val_loss for s in seeds]).data(),
+        **effect_of([ours[s].val_loss - others[s].val_loss for s in seeds], noise).data(),
+        **({"pooled": True} if noise else {}),
         "unit": UNIT,
         "failed": failed,
         "equal_seconds": (

@@ -147,7 +147,9 @@ def test_all_against_all_but_one_and_what_builds_on_it(ablation: Any, rigged: An
     judged = ("rule", "extension", "scale")
     found = ablation(rig, judged, design=leave_one_out).run()
     assert list(found["plugins"]) == ["rule", "extension", "scale"]
-    rule = found["plugins"]["rule"]
+    rule, scale = found["plugins"]["rule"], found["plugins"]["scale"]
+    assert rule["pooled"]
+    assert scale["high"] - scale["low"] < rule["high"] - rule["low"]  # sets far away do not count
     assert (rule["without"], rule["together"]) == ("-rule-extension", ["extension"])
     assert rule["effect"] == pytest.approx(-0.251, abs=1e-3)
     assert "together" not in found["plugins"]["extension"]

@@ -104,6 +104,8 @@ def _below(result: Mapping[str, Any]) -> Iterator[Text]:
     shown = [effect for one in found for effect in _effects(one) if effect is not None]
     if any(_open(effect) and not _same(effect) for effect in shown):
         yield Text(f"{UNDECIDED} (8): about 8 pairs would settle it")
+    if any(one.get("pooled") for one in found):
+        yield Text("loss: intervals by the noise of all sets with similar losses")
     for name, one in result["plugins"].items():
         if one.get("together"):
             names = plain(few(one["together"]))
