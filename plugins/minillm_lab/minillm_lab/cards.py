@@ -32,10 +32,10 @@ def cards_of(result: Json) -> tuple[list[Card], str | None]:
         if one["effect"] is not None and one["pairs"] >= PAIRS and not one.get("together")
     }
     without = [name for name in result["plugins"] if name not in enough]
-    alone = f"one takes {PAIRS} pairs"
+    takes = f"one takes {PAIRS} pairs"
     if any(result["plugins"][name].get("together") for name in without):
-        alone += ", and a plugin that is left out by itself"
-    why = f"no technique card for {few(without)}: {alone}" if without else None
+        takes += ", and a plugin that is left out by itself"
+    why = f"no technique card for {few(without)}: {takes}" if without else None
     return [_card(name, one, result) for name, one in enough.items()], why
 
 

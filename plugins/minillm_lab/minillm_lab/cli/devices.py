@@ -1,4 +1,4 @@
-"""The options ``--gpus`` and ``--processes`` of commands that train many runs."""
+"""The option ``--gpus`` of commands that train many runs."""
 
 from __future__ import annotations
 
