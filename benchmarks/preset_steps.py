@@ -17,6 +17,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.command import measuring, written
@@ -77,6 +78,7 @@ def update_of(variant: Stepped) -> dict[str, Any]:
     """
     import torch
 
+    from benchmarks.loss_kernels import timed
     from benchmarks.profiling import profiled
 
     optimizer, recorded = variant.trainer.optimizer, []
@@ -85,18 +87,11 @@ def update_of(variant: Stepped) -> dict[str, Any]:
     variant.step()
     variant.read()
     optimizer.step = update
-    spans = []
+    again, times = partial(update, *recorded[0]), []
     for _ in range(15):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(20_000_000)  # 10 ms: the host enqueues the whole update meanwhile
-        begin.record()
-        update(*recorded[0])
-        end.record()
-        spans.append((begin, end))
-    torch.cuda.synchronize()
-    milliseconds = statistics.median(begin.elapsed_time(end) for begin, end in spans)
-    kernels = profiled(lambda: update(*recorded[0]), gpu=True)
-    return {"update_ms": round(milliseconds, 3), "update": kernels}
+        times.append(timed(again))
+    return {"update_ms": round(statistics.median(times), 3), "update": profiled(again, gpu=True)}
 
 
 def main() -> None:
@@ -140,13 +135,12 @@ def main() -> None:
     for turns in take_turns(makers, memory, say=print, warm=given.warm, together=5, **counts):
         found = figures_of(turns)
         path = written(given, {**said, **found})
-    if given.profile:
-        for name, one in turns.measured.items():
+    for name, one in turns.measured.items():
+        if given.profile:
             found["sets"][name] |= profile_of(one.variant, memory)
-        path = written(given, {**said, **found})
-    if given.update:
-        for name, one in turns.measured.items():
+        if given.update:  # last: the parameters are of no use after it
             found["sets"][name] |= update_of(one.variant)
+    if given.profile or given.update:
         path = written(given, {**said, **found})
     print(path)
     for name, one in found["sets"].items():

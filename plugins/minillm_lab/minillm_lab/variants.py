@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -80,21 +79,20 @@ def leave_one_out(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
     """Compare all plugins with all but each judged one.
 
     A plugin that others build on is left out together with them, at most :data:`MOST_TOGETHER`; where more
-    build on it, it is listed in ``unplanned``.
+    build on it, it is listed in ``unplanned``. Intervals pool the noise of sets with similar losses: all but
+    a plugin or two are the same in them.
 
     Args:
         loaded: settings that name all plugins.
         plugins: all of them.
         judged: names, in the order of their runs.
 
-    Intervals pool the noise of sets with similar losses: all but a plugin or two are the same in them.
-
     Raises:
         Refusal: no judged plugin can be left out.
         PlanError: all plugins together cannot be planned.
     """
     names = [one.name for one in plugins]
-    variants, comparisons = {ALL: variant(ALL, loaded, plugins, names)}, []
+    variants, comparisons = [variant(ALL, loaded, plugins, names)], []
     unplanned: dict[str, str] = {}
     for name in judged:
         try:
@@ -102,7 +100,7 @@ def leave_one_out(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
         except PlanError as error:
             unplanned[name] = error.what
         else:
-            variants.setdefault(without.name, without)
+            variants.append(without)
             comparisons.append(Comparison(name, ALL, without.name, together))
     if not comparisons:
         first, why = next(iter(unplanned.items()))
@@ -111,29 +109,32 @@ def leave_one_out(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
             where=f"without '{first}': {why}",
             fix="--one-at-a-time, --with the plugins that they build on",
         )
-    return Design("leave one out", tuple(variants.values()), tuple(comparisons), unplanned, True)
+    return Design("leave one out", tuple(variants), tuple(comparisons), unplanned, pooled=True)
 
 
 def _without(
     name: str, loaded: Loaded, plugins: Sequence[LoadedPlugin]
 ) -> tuple[Variant, tuple[str, ...]]:
-    """Plan all plugins but one, and but the fewest others that build on it; return these too.
+    """Plan all plugins but one, and but those that build on it, which planning names; return these too.
 
     Raises:
-        PlanError: of the plan without this one alone, if more others build on it.
+        PlanError: of the plan without this one alone, if more build on it or none is named.
     """
     others = [one.name for one in plugins if one.name != name]
+    left_out: set[str] = set()
     first: PlanError | None = None
-    for size in range(min(MOST_TOGETHER, len(others)) + 1):
-        for together in itertools.combinations(others, size):
-            label = "".join(f"-{one}" for one in (name, *together))
-            kept = [one for one in others if one not in together]
-            try:
-                return variant(label, loaded, plugins, kept), together
-            except PlanError as error:
-                first = first or error
-    assert first is not None  # otherwise returned
-    raise first
+    while True:
+        kept = [one for one in others if one not in left_out]
+        together = tuple(one for one in others if one in left_out)
+        label = "".join(f"-{one}" for one in (name, *together))
+        try:
+            return variant(label, loaded, plugins, kept), together
+        except PlanError as error:
+            first = first or error
+            building = {*kept}.intersection(error.plugins)
+            left_out |= building
+            if not building or len(left_out) > MOST_TOGETHER:
+                raise first from None
 
 
 def side_by_side(

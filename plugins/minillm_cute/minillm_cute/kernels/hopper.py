@@ -16,8 +16,8 @@ def check_hopper(device: torch.device, what: str, *, where: str, fix: str) -> No
 
     Args:
         device: the GPU.
-        what: what runs there, for the error.
-        where: where it was asked for.
+        what: subject and verb of the error: "QuACK's products run".
+        where: the option or plugin that selects the kernel, for the error.
         fix: what to do instead.
 
     Raises:
