@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import random
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from minillm_kit.triton_language import modules  # noqa: E402  (needs torch)
 
 
 def seen_by(q: Any, k: Any, left: int | None, packing: dict[str, Any]) -> Any:
@@ -165,7 +168,63 @@ def gemm_symmetric(
     D.copy_(made if C is None else made + beta * C.float())
 
 
+class F2(tuple):
+    """Two numbers that QuACK computes at once: here an epilogue is called with a single one."""
+
+
+class ColVecLoad(str):
+    """An argument with a number per row."""
+
+
+class ColVecReduce(str):
+    """A result with a sum per row and tile."""
+
+
+class ColVecSelect:
+    """A result with the number of a column per row."""
+
+    def __init__(self, name, *, idx_op):
+        self.name, self.columns = name, idx_op
+
+
+def gemm_epilogue(*, reduces, outs, extra_ops):
+    """Compute the epilogue of a whole product, as float32, in the place of a tile's."""
+
+    def made(function):
+        def gemm(A, B, D, *, epi_args, tile_M, tile_N, cluster_M, cluster_N, pingpong):
+            assert (tile_M, cluster_M, cluster_N, pingpong) == (128, 2, 1, True)
+            assert A.is_contiguous()
+            assert B.is_contiguous()
+            assert len(B) % tile_N == 0  # it would sum exp(0) of columns that do not exist
+            assert set(epi_args) == {*reduces, *outs, *extra_ops}
+            found = function((A @ B.mT).float())
+            D.copy_(found["D"])
+            for name in reduces:
+                epi_args[name].copy_(found[name].unflatten(1, (-1, tile_N)).sum(-1))
+            for name, one in outs.items():
+                columns = epi_args[one.columns].long()
+                inside = (columns >= 0) & (columns < len(B))  # others are not written
+                chosen = found[name].gather(1, columns.clamp(min=0)[:, None])[:, 0]
+                epi_args[name].copy_(torch.where(inside, chosen, epi_args[name]))
+
+        return SimpleNamespace(gemm=gemm)
+
+    return made
+
+
+def tanh(x):
+    return x.tanh()
+
+
+def pexp2(x):
+    return x.exp2()
+
+
 FAKE = {
+    "quack.activation": (tanh,),
+    "quack.epilogue.frontend": (gemm_epilogue,),
+    "quack.epilogue.math": (F2, pexp2),
+    "quack.epilogue.ops": (ColVecLoad, ColVecReduce, ColVecSelect),
     "quack.gemm_symmetric": (gemm_symmetric,),
     "flash_attn.cute.interface": (_flash_attn_fwd, _flash_attn_bwd),
     "quack.gemm_interface": (gemm_act, gemm_dact),
@@ -175,7 +234,7 @@ FAKE = {
 
 def faked(patch: pytest.MonkeyPatch) -> None:
     """Put the functions above in the place of FlashAttention-4 and QuACK."""
-    for name in ("flash_attn", "flash_attn.cute", "quack"):
+    for name in ("flash_attn", "flash_attn.cute", "quack", "quack.epilogue"):
         patch.setitem(sys.modules, name, ModuleType(name))
     for name, functions in FAKE.items():
         module = ModuleType(name)
@@ -190,7 +249,9 @@ def imported() -> Any:
     """Import the kernels on top of the functions above, which no later test finds as modules."""
     with pytest.MonkeyPatch.context() as patch:
         faked(patch)
-        names = ("attention", "gram", "loss", "mlp")
+        for name, module in modules(random.Random(0)).items():
+            patch.setitem(sys.modules, name, module)
+        names = ("attention", "capped_loss", "gram", "loss", "mlp")
         found = {name: importlib.import_module(f"minillm_cute.kernels.{name}") for name in names}
     for module in found.values():
         del sys.modules[module.__name__]
@@ -203,6 +264,7 @@ def kernels(imported: Any) -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
         faked(patch)  # fused_relu2 imports QuACK when it first multiplies
+        patch.setattr(imported["capped_loss"], "CHUNK_BYTES", 2**17)  # 128 rows of 256 numbers
         for module in imported.values():  # Dynamo imports the modules of what it traces
             patch.setitem(sys.modules, module.__name__, module)
         yield imported.__getitem__

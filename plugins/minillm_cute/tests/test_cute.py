@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from minillm_core import BackendError, LossForm, Plugin, PluginError, TanhCap, install
+from minillm_core import (
+    BackendError,
+    LossForm,
+    Plugin,
+    PluginError,
+    SigmoidCap,
+    TanhCap,
+    install,
+)
 from minillm_core.backends.bind import bind, kernel_preflight
 from minillm_core.backends.detect import Detected
 from minillm_core.config.load import load
@@ -65,6 +73,8 @@ def asked(op: str, facts: dict[str, Any] | None = None, **changes: Any) -> Reque
         ("attention", {"window": None, "documents": False, "head_dim": 64, "length": 65_536}),
         ("linear_cross_entropy", {}),
         ("linear_cross_entropy", {"weights": "target", "vocab": 50_304, "width": 768}),
+        ("linear_cross_entropy", {"form": LossForm(cap=TanhCap(30.0), scale=0.5)}),
+        ("linear_cross_entropy", {"form": LossForm(cap=SigmoidCap(23.0, 5.0, 7.5))}),
     ],
 )
 @pytest.mark.parametrize("compiled", [True, False])
@@ -86,8 +96,14 @@ def test_what_is_served(op: str, facts: dict[str, Any], compiled: bool) -> None:
         ("linear_cross_entropy", {"facts": {"targets": 3}}, "one target, not 3"),
         (
             "linear_cross_entropy",
-            {"facts": {"form": LossForm(cap=TanhCap(15.0))}},
-            "the form's cap",
+            {"facts": {"form": LossForm(cap=TanhCap(15.0), smoothing=0.1, z=1e-4)}},
+            "the form's smoothing, z",
+        ),
+        ("linear_cross_entropy", {"facts": {"form": LossForm(scale=0.5)}}, "the form's scale"),
+        (
+            "linear_cross_entropy",
+            {"facts": {"form": LossForm(cap=SigmoidCap(80.0, 5.0, 7.5))}},
+            "softcaps of at most 64, not 80",
         ),
         ("linear_cross_entropy", {"facts": {"weights": "position"}}, "weight per position"),
         ("linear_cross_entropy", {"facts": {"vocab": 50_257}}, "multiples of 128, not 50257"),
@@ -146,17 +162,39 @@ class Capped(Plugin, api=1):
         loss.logits(cap=TanhCap(15.0))
 
 
+class Rescaled(Plugin, api=1):
+    """A scale of the logits."""
+
+    def compute_loss(self, loss: Any) -> None:
+        loss.logits(scale=0.5)
+
+
+def test_with_a_softcap_it_is_used_where_it_is_named() -> None:
+    assert chosen(planned(Capped()))["linear_cross_entropy"] == "chunked"
+    assert chosen(planned(Capped(), Triton(loss="auto")))["linear_cross_entropy"] == "triton"
+    named = planned(Capped(), kernels="linear_cross_entropy=quack")
+    assert chosen(named)["linear_cross_entropy"] == "quack"
+    required = planned(Capped(), Muon(), Triton(loss="auto"), loss=True)
+    assert chosen(required)["linear_cross_entropy"] == "quack"
+
+
+def test_a_required_kernel_is_preferred_to_all_others() -> None:
+    beside = (Capped(), Muon(), Triton(loss="auto"))
+    assert chosen(planned(*beside))["gram"] == "triton"
+    assert chosen(planned(*beside, gram=True))["gram"] == "quack"
+
+
 def test_a_plugin_that_adds_no_weights_leaves_it_the_loss() -> None:
     assert chosen(planned(BigramHash()))["linear_cross_entropy"] == "quack"
     assert chosen(planned(SourceWeights()))["linear_cross_entropy"] == "chunked"
 
 
-def test_a_loss_that_it_cannot_serve_is_left_to_others_and_told() -> None:
-    binding, _ = bind(CUDA, planned(Capped()))
+def test_a_loss_that_it_cannot_serve_is_left_to_others_with_a_note() -> None:
+    binding, _ = bind(CUDA, planned(Rescaled()))
     (note,) = (note for note in binding.notes if "linear_cross_entropy=quack" in note)
-    assert "does not know the form's cap" in note
-    with pytest.raises(BackendError, match="the form's cap") as refused:
-        kernel_preflight(planned(Capped(), loss=True))
+    assert "does not know the form's scale" in note
+    with pytest.raises(BackendError, match="the form's scale") as refused:
+        kernel_preflight(planned(Rescaled(), loss=True))
     assert "cute.loss=false" in (refused.value.fix or "")
 
 

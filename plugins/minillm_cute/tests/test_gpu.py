@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core import LossForm, SigmoidCap, TanhCap
+
 torch = pytest.importorskip("torch")
 pytestmark = [
     pytest.mark.gpu,
@@ -76,8 +78,15 @@ def test_attention_gives_the_same_bits_in_deterministic_mode(
 
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("positions", [300, 9000])
-def test_loss(check_on_gpu: Any, positions: int, weighted: bool, compiled: bool) -> None:
+@pytest.mark.parametrize("positions", [3, 300, 9000])
+@pytest.mark.parametrize("cap", [None, TanhCap(15.0), SigmoidCap(23.0, 5.0, 7.5)])
+def test_loss(
+    check_on_gpu: Any,
+    positions: int,
+    weighted: bool,
+    compiled: bool,
+    cap: TanhCap | SigmoidCap | None,
+) -> None:
     pytest.importorskip("quack")
     from minillm_cute.kernels.loss import linear_cross_entropy
 
@@ -89,10 +98,14 @@ def test_loss(check_on_gpu: Any, positions: int, weighted: bool, compiled: bool)
         torch.compile(linear_cross_entropy, fullgraph=True) if compiled else linear_cross_entropy
     )
     arrays = [torch.randn(positions, C), 0.1 * torch.randn(V, C)]
-    check_on_gpu("linear_cross_entropy", kernel, arrays, targets=targets, weights=weights)
+    form = LossForm(cap=cap)
+    check_on_gpu(
+        "linear_cross_entropy", kernel, arrays, targets=targets, weights=weights, form=form
+    )
 
 
-def test_loss_gives_the_same_bits() -> None:
+@pytest.mark.parametrize("cap", [None, TanhCap(15.0)])
+def test_loss_gives_the_same_bits(cap: TanhCap | SigmoidCap | None) -> None:
     pytest.importorskip("quack")
     from minillm_cute.kernels.loss import linear_cross_entropy
 
@@ -103,7 +116,7 @@ def test_loss_gives_the_same_bits() -> None:
     found = []
     for _ in range(4):
         given = [x.clone().requires_grad_() for x in (hidden, weight)]
-        total = linear_cross_entropy(*given, targets)[0]
+        total = linear_cross_entropy(*given, targets, form=LossForm(cap=cap))[0]
         found.append((total.detach(), *torch.autograd.grad(total, given)))
     for again in found[1:]:
         assert all(torch.equal(x, y) for x, y in zip(again, found[0], strict=True))

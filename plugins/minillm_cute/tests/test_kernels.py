@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm_core import BackendError, LossForm
+from minillm_core import BackendError, LossForm, SigmoidCap, TanhCap
 from minillm_core.ops.contract import CONTRACTS
 from minillm_kit import reference
 
@@ -125,20 +125,33 @@ def test_sums_are_in_a_fixed_order_where_it_was_asked_for(
     assert asked == [ordered]
 
 
+FORMS = (
+    LossForm(),
+    LossForm(cap=TanhCap(5.0)),
+    LossForm(cap=TanhCap(64.0), scale=0.5),
+    LossForm(cap=SigmoidCap(23.0, 5.0, 7.5)),
+    LossForm(cap=SigmoidCap(64.0, 0.0, 2.0), scale=3.0),
+)
+
+
 @st.composite
 def losses(draw: Any) -> tuple[list[Any], Any, Any]:
-    """Draw ([hidden, weight], targets, weights)."""
-    N, seed = draw(st.integers(1, 9)), draw(st.integers(0, 2**32 - 1))
+    """Draw ([hidden, weight], targets, weights): fewer positions than a chunk has in these tests, or more."""
+    N, seed = draw(st.integers(1, 9) | st.just(300)), draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
-    targets = rng.integers(-1, 128, (1, N)).astype(np.int32)
+    targets = rng.integers(-1, 256, (1, N)).astype(np.int32)
     targets[targets < 0] = draw(st.sampled_from([-1, -100]))
     weights = draw(st.sampled_from([None, torch.tensor([0.25])]))
-    return normal(seed, (N, 8), (128, 8)), torch.from_numpy(targets), weights
+    return normal(seed, (N, 8), (256, 8)), torch.from_numpy(targets), weights
 
 
-@settings(max_examples=40)
-@given(losses(), st.sampled_from([(True, True), (True, False), (False, True)]))
-def test_the_loss_keeps_its_contract(kernels: Any, case: Any, learnt: tuple[bool, bool]) -> None:
+@settings(max_examples=60)
+@given(
+    losses(), st.sampled_from([(True, True), (True, False), (False, True)]), st.sampled_from(FORMS)
+)
+def test_the_loss_keeps_its_contract(
+    kernels: Any, case: Any, learnt: tuple[bool, bool], form: LossForm
+) -> None:
     arrays, targets, weights = case
     results = []
     for kernel, dtype in (
@@ -149,13 +162,13 @@ def test_the_loss_keeps_its_contract(kernels: Any, case: Any, learnt: tuple[bool
             x.detach().to(dtype).requires_grad_(wanted)
             for x, wanted in zip(arrays, learnt, strict=True)
         )
-        total, sums, count = kernel(hidden, weight, targets, weights, LossForm())
+        total, sums, count = kernel(hidden, weight, targets, weights, form)
         assert not sums.requires_grad
         free = [x for x in (hidden, weight) if x.requires_grad]
         found = gradients([total], free, [torch.tensor(0.375, dtype=total.dtype)])
         results.append([*found, sums.double().numpy(), count.double().numpy()])
         with torch.no_grad():
-            again = kernel(hidden, weight, targets, weights, LossForm())
+            again = kernel(hidden, weight, targets, weights, form)
         for with_, without in zip((total, sums, count), again, strict=True):
             torch.testing.assert_close(with_.detach(), without)
     close("linear_cross_entropy", *results)
