@@ -61,6 +61,9 @@ class RunProgress:
     number: int = 1  # from 1, counting runs of earlier starts
     ahead: tuple[RunSpec, ...] = ()  # runs still to train, in order
     runs: int = 1  # total, as far as known
+    left: float | None = (
+        None  # runs to train less the progress of all under way; None: one at a time
+    )
 
     @classmethod
     def of(
@@ -68,7 +71,7 @@ class RunProgress:
         run: RunSpec,
         course: Sequence[RunSpec],
         done: Collection[RunSpec],
-        at_once: int = 1,
+        under_way: float | None = None,
     ) -> RunProgress:
         """Locate a run among all runs; a run outside them counts as the only one.
 
@@ -76,13 +79,16 @@ class RunProgress:
             run: the current one.
             course: all runs in their order.
             done: finished runs.
-            at_once: how many are trained at the same time: of those that follow, as many count as one.
+            under_way: the sum of the progress of the runs that several processes train; None: one trains.
         """
         if run not in course:
             return cls(run)
         at = course.index(run)
         ahead = tuple(one for one in course[at + 1 :] if one not in done)
-        return cls(run, at + 1, ahead[at_once - 1 :: at_once], len(course))
+        left = None
+        if under_way is not None:
+            left = sum(one not in done for one in course) - under_way
+        return cls(run, at + 1, ahead, len(course), left)
 
 
 Watch = Callable[[RunProgress, float], None]
@@ -335,11 +341,10 @@ class Ablation:
             evaluations = self.evaluations or points(plan)
             identity = identity_of(plan, self.about)
             wanted.append(Wanted(spec.label, plan, spec.seed, evaluations, file, identity))
-        at_once = len(self.pool.devices)
 
         def watch(under_way: Sequence[Wanted], progress: float) -> None:
-            first = missing[under_way[0].file]
-            self.watch(RunProgress.of(first, self.course, self.done, at_once), progress)
+            first, together = missing[under_way[0].file], progress * len(under_way)
+            self.watch(RunProgress.of(first, self.course, self.done, together), progress)
 
         for made, _ in self.members.ahead(self.pool, wanted, watch):
             outcome = made.outcome

@@ -102,6 +102,31 @@ def test_what_was_there_already_is_counted_and_not_waited_for() -> None:
     assert going[9][2] == pytest.approx(20)
 
 
+def test_several_processes_are_timed_together_once_they_train() -> None:
+    clock = Clock()
+    left = RemainingTime(clock)
+    course = [RunSpec(f"v{v}", seed, 10) for v in range(4) for seed in range(2)]
+    done: list[RunSpec] = []
+
+    def note(under_way: float, seconds: float) -> float | None:
+        clock.now += seconds
+        left.note(RunProgress.of(course[0], course, done, under_way), under_way)
+        return left.seconds
+
+    assert note(0.0, 0) is None
+    assert note(0.0, 300) is None  # all of them compile
+    assert note(0.5, 10) == pytest.approx(7.5 * 20)
+    assert not left.known
+    done.append(course[2])
+    assert note(0.5, 20) == pytest.approx(6.5 * 20)
+    assert left.known
+    done += [run for run in course if run not in done]
+    assert note(0.0, 130) == pytest.approx(0)
+    course += [RunSpec("v0", seed, 12) for seed in range(2)]  # those at equal seconds
+    assert note(0.0, 40) is None
+    assert note(0.5, 12) == pytest.approx(1.5 * 24)
+
+
 def test_a_run_of_no_course_is_alone() -> None:
     run = RunSpec("+a", 1, 5)
     assert RunProgress.of(run, (), ()) == RunProgress(run)

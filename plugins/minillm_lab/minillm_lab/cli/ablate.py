@@ -66,8 +66,8 @@ def ablate(
         str | None,
         typer.Option(
             metavar="A,B",
-            help="Plugins to measure, besides those of the preset or the settings file; default: "
-            "all of the latter. -NAME removes one; ./file.py:Class names a single file.",
+            help="Plugins to measure. Those of the preset or the settings file are active beside them, "
+            "and are measured if none is named. -NAME removes one; ./file.py:Class names a single file.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -308,7 +308,8 @@ class RemainingTime:
     """The times of an ablation's runs, and an estimate of the remaining time.
 
     A run's steps are timed apart from the time between two runs: validation, and for a new variant
-    its compilation, which with few seeds takes as long as a run.
+    its compilation, which with few seeds takes as long as a run. Runs of several processes, some of which
+    compile while others train, are timed together from their first step.
 
     Args:
         clock: a monotonic clock, in seconds.
@@ -322,6 +323,8 @@ class RemainingTime:
         # (seconds until a run's first noted step, steps made by then)
         self._within: list[tuple[float, float]] = []  # between two runs of a variant
         self._between: list[tuple[float, float]] = []  # before the first of a variant
+        # (time, runs left) of several processes, before their first step and now
+        self._together: tuple[tuple[float, float], tuple[float, float]] | None = None
 
     def note(self, current: RunProgress, share: float) -> bool:
         """Record a finished step; return True for the first recorded step of its run.
@@ -331,6 +334,11 @@ class RemainingTime:
             share: progress of the run, 0..1.
         """
         now, before = self._clock(), self._current
+        if (left := current.left) is not None:
+            here = now, left
+            began, latest = self._together or (here, here)
+            # until a step is made they compile, and more runs may follow when all are finished
+            self._together = (began if left < began[1] and left <= latest[1] else here), here
         begins = before is None or current.run != before.run
         if begins:
             if (pace := self._timed()) is not None:
@@ -345,11 +353,17 @@ class RemainingTime:
     @property
     def known(self) -> bool:
         """Return whether the first run has progressed enough for an estimate."""
+        if self._together is not None:
+            (_, most), (_, left) = self._together
+            return most - left >= 1
         return bool(self._paces) or self._last[1] >= KNOWN
 
     @property
     def seconds(self) -> float | None:
         """Estimate the seconds until all known runs are finished; None: fewer than two steps are timed."""
+        if self._together is not None:
+            (began, most), (now, left) = self._together
+            return (now - began) / (most - left) * left if left < most else None
         pace = median(self._paces) if self._paces else self._timed()
         if self._current is None or pace is None:
             return None
