@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from minillm_core import Refusal
+from minillm_core import Plan, Refusal
 from minillm_core.commands import counted, few
 from minillm_core.studies import (
     LoadedPlugin,
@@ -22,11 +22,14 @@ from minillm_core.studies import (
 from minillm_lab.ablation import RESULT, Ablation, Watch
 from minillm_lab.cards import cards_of, write_card
 from minillm_lab.members import choose_folder, facts_of, refuse_run
-from minillm_lab.pool import Pool, check_devices
-from minillm_lab.study import Study, bind, open_corpus
+from minillm_lab.pool import Pool, check_devices, shared
+from minillm_lab.study import Study, bind, gpu_bytes, open_corpus
 from minillm_lab.variants import Design, leave_one_out, one_at_a_time
 
 MOST_SEEDS = 64
+
+UNCOUNTED = 1.3
+"""Factor on a plan's estimate of its memory: the largest that was measured, on a GPU, with compiled steps."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Request:
     leave_one_out: bool = False
     evaluations: int | None = None  # of each run; None: as many as take a quarter of its time
     devices: tuple[str, ...] = ()  # that train runs at the same time; (): the one that is prepared
-    processes: int = 1  # that share each device: they compile side by side and train in turns
+    processes: int | None = None
+    """Number that share each device: they compile side by side and train in turns; None: as many as fit."""
     watch: Watch = lambda current, progress: None  # called with the current run and its progress
 
 
@@ -132,10 +136,9 @@ def prepare_ablation(
 
     def opened(stop: StopRequest) -> Ablation:
         pool = None
-        if request.devices or request.processes > 1:
+        if found := _shared(request, binding, plans):
             given = {"backend": detected.backend, "cache": request.cache, "stop": stop}
-            devices = request.devices or (detected.device,)
-            pool = Pool(devices, plans, each=request.processes, **given)
+            pool = Pool(found[0], plans, each=found[1], **given)
         return Ablation(
             out,
             design,
@@ -151,6 +154,21 @@ def prepare_ablation(
         )
 
     return Ready(opened, out, (*notes, *_opening(design, request, out, corpus.description)))
+
+
+def _shared(
+    request: Request, binding: Any, plans: Sequence[Plan]
+) -> tuple[tuple[str, ...], int] | None:
+    """Return the devices and the processes for each that train the runs; None: they are trained here."""
+    peak = memory = None
+    if request.processes is None and binding.device.startswith("cuda"):
+        peak = int(UNCOUNTED * max(plan.estimate(binding.dtype).bytes for plan in plans))
+        memory = gpu_bytes(binding.device)
+    about = {"device": binding.device, "compiled": binding.compile, "peak": peak, "memory": memory}
+    if (found := shared(request.devices, request.processes, **about)) is None:
+        return None
+    devices, each = found
+    return devices, min(each, len(plans))
 
 
 def _write_cards(result: dict[str, Any], folder: Path, say: Callable[[str], None]) -> None:

@@ -103,6 +103,34 @@ class State(Enum):
     """It trains, or measures the time of a step."""
 
 
+def shared(
+    devices: Sequence[str],
+    processes: int | None,
+    *,
+    device: str,
+    compiled: bool,
+    peak: int | None,
+    memory: int | None,
+) -> tuple[tuple[str, ...], int] | None:
+    """Return the devices of a study's pool and the number of processes for each; None: no pool.
+
+    Compiling takes longer than a short run, so that runs that are compiled for a GPU share it by default.
+
+    Args:
+        devices: those of ``--gpus``, or none.
+        processes: those of ``--processes``; None: as many as memory and cores allow.
+        device: of the study's runs, without ``--gpus``.
+        compiled: whether their steps are compiled.
+        peak: bytes of a run's peak memory; None: unknown.
+        memory: bytes of a device; None: unknown.
+    """
+    here = tuple(devices) or (device,)
+    each = processes
+    if each is None:
+        each = processes_for(here, peak, memory) if compiled and device.startswith("cuda") else 1
+    return (here, each) if devices or each > 1 else None
+
+
 def processes_for(devices: Sequence[str], peak: int | None, memory: int | None) -> int:
     """Return how many processes may share each device: as many as its memory and the cores allow.
 
@@ -443,8 +471,9 @@ def serve(parent: Any, backend: str, device: str, cache: Path, threads: int) -> 
                     else:
                         answer = {"run": study.train(plan, asked["seed"], **how).data()}
             except MinillmError as error:
-                told = type(error).__name__, error.what, error.where, error.fix
-                answer = {"failed": told}
+                answer = {
+                    "failed": (type(error).__name__, error.what, error.where, error.fix),
+                }
             parent.send(answer)
 
 

@@ -46,7 +46,7 @@ from minillm_lab.members import (
     write,
 )
 from minillm_lab.paired_runs import Length, PairedRuns, Watch, in_words, with_evaluation
-from minillm_lab.pool import Pool, check_devices, processes_for
+from minillm_lab.pool import Pool, check_devices, shared
 from minillm_lab.search_page import PAGE, RESULT, markdown, search_page
 from minillm_lab.space import Recipe, Space, installed, parts_of, prospects, read_space, usual_space
 from minillm_lab.study import Study, bind, open_corpus
@@ -302,17 +302,11 @@ class Job:
     def _pool(self, base: Plan) -> Pool | None:
         """Choose the processes that train runs; None: runs are trained one after the other, here."""
         request, bound = self.request, self._binding
-        devices, each = request.devices, request.processes
-        shared = bound.compile and bound.device.startswith(
-            "cuda"
-        )  # compiling takes longer than training
-        if not devices and (shared or each is not None):
-            devices = (bound.device,)
-        if each is None:
-            of = self.measured.get("peak_bytes"), self.measured.get("device_bytes")
-            each = processes_for(devices, *of) if shared else 1
-        if not request.devices and each == 1:
+        peak, memory = (self.measured.get(key) for key in ("peak_bytes", "device_bytes"))
+        about = {"device": bound.device, "compiled": bound.compile, "peak": peak, "memory": memory}
+        if (found := shared(request.devices, request.processes, **about)) is None:
             return None
+        devices, each = found
         return Pool(
             devices,
             [base],

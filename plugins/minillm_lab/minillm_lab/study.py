@@ -508,6 +508,13 @@ def steps_in(minutes: float, pace: float) -> int:
     return max(1, round(60 * minutes / pace))
 
 
+def gpu_bytes(device: str) -> int:
+    """Return the bytes of memory of one of torch's GPUs."""
+    import torch
+
+    return torch.cuda.get_device_properties(device).total_memory
+
+
 def free_cached_memory() -> None:
     """Return the GPU memory that torch keeps for its next tensors to the driver, for other processes."""
     torch = sys.modules.get("torch")  # not imported for MLX

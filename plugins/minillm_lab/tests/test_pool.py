@@ -14,7 +14,7 @@ import pytest
 
 from minillm_core import OutOfMemory, Plan, build_plan
 from minillm_core.studies import StopRequest
-from minillm_lab.pool import GO, RELEASE, Made, Pool, State, Wanted, processes_for
+from minillm_lab.pool import GO, RELEASE, Made, Pool, State, Wanted, processes_for, shared
 from minillm_lab.study import Trained
 
 
@@ -186,3 +186,29 @@ def test_memory_and_cores_bound_the_processes_of_a_device(
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     assert processes_for(["gpu"] * devices, peak, memory) == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "device", "compiled", "expected"),
+    [
+        ((), None, "cuda:0", True, (("cuda:0",), 4)),
+        ((), None, "cuda:0", False, None),
+        ((), None, "cpu", True, None),
+        ((), 1, "cuda:0", True, None),
+        ((), 2, "cpu", False, (("cpu",), 2)),
+        (("cuda:0", "cuda:1"), None, "cuda:0", True, (("cuda:0", "cuda:1"), 2)),
+        (("cuda:0", "cuda:1"), None, "cuda:0", False, (("cuda:0", "cuda:1"), 1)),
+        (("cuda:0", "cuda:1"), 3, "cuda:0", True, (("cuda:0", "cuda:1"), 3)),
+    ],
+)
+def test_compiled_runs_share_a_gpu_unless_the_processes_are_given(
+    monkeypatch: Any,
+    gpus: tuple[str, ...],
+    processes: int | None,
+    device: str,
+    compiled: bool,
+    expected: Any,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 12)
+    about = {"device": device, "compiled": compiled, "peak": 1 << 30, "memory": 80 << 30}
+    assert shared(gpus, processes, **about) == expected

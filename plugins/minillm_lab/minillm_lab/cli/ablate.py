@@ -27,7 +27,7 @@ from minillm_core.commands import (
     plain,
     say,
 )
-from minillm_lab.cli.devices import Gpus, cards
+from minillm_lab.cli.devices import Gpus, Processes, cards
 
 if TYPE_CHECKING:
     from minillm_core.studies import RunRequest
@@ -107,16 +107,7 @@ def ablate(
     ] = False,
     steps: Steps = None,
     gpus: Gpus = None,
-    processes: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Processes that share each GPU: they compile side by side and train in turns, each "
-            "with its own weights in memory.",
-            rich_help_panel="Machine",
-        ),
-    ] = 1,
+    processes: Processes = None,
     run: StudyOptions,
     out: Annotated[
         Path | None,
@@ -156,7 +147,7 @@ def show_ablation(
     minutes: float | None,
     leave_one_out: bool,
     devices: tuple[str, ...] = (),
-    processes: int = 1,
+    processes: int | None = None,
     out: Path | None,
     json: bool,
 ) -> None:

@@ -1,4 +1,4 @@
-"""The option ``--gpus`` of commands that train many runs."""
+"""The options ``--gpus`` and ``--processes`` of commands that train many runs."""
 
 from __future__ import annotations
 
@@ -12,6 +12,17 @@ Gpus = Annotated[
         metavar="N",
         min=1,
         help="Train on N NVIDIA GPUs of this machine at the same time, one run on each.",
+        rich_help_panel="Machine",
+    ),
+]
+
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Processes for each GPU: they compile side by side and train in turns, each with its own "
+        "weights in memory. Default: as many as memory and cores allow, where runs are compiled.",
         rich_help_panel="Machine",
     ),
 ]

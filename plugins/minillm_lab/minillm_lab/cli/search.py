@@ -25,7 +25,7 @@ from minillm_core.commands import (
     plain,
     say,
 )
-from minillm_lab.cli.devices import Gpus, cards
+from minillm_lab.cli.devices import Gpus, Processes, cards
 
 if TYPE_CHECKING:
     from minillm_lab.paired_runs import Candidate, Current, Watch
@@ -118,16 +118,7 @@ def search(
         ),
     ] = False,
     gpus: Gpus = None,
-    processes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Processes for each GPU: they train in turns, and compile meanwhile. Default: as "
-            "many as memory and cores allow, where runs are compiled.",
-            rich_help_panel="Machine",
-        ),
-    ] = None,
+    processes: Processes = None,
     run: StudyOptions,
     as_json: AsJson = False,
 ) -> None:

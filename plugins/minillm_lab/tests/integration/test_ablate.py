@@ -12,15 +12,17 @@ import time
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.progress import Progress
 
+from minillm_core import build_plan
 from minillm_core.cli.main import main
 from minillm_core.errors import Refusal
 from minillm_core.studies import StopRequest
-from minillm_lab.ablate import Request, ablate, prepare_ablation
+from minillm_lab.ablate import Request, _shared, ablate, prepare_ablation
 
 SMALL = (
     *("model.vocab=300", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=2"),
@@ -127,6 +129,33 @@ def test_processes_share_the_device(
     assert none is None
     assert (pool.devices, pool.each) == (("cpu",), 2)
     assert pool.opening == "starting 2 processes for each of cpu"
+
+
+def test_compiled_runs_share_a_gpu_by_their_estimated_memory(
+    given: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more processes than sets of plugins, and none too many for the memory."""
+    found: list[int] = []
+
+    def opened(request: Request, **more: Any) -> Any:
+        plan = build_plan(request.prepared.loaded, request.prepared.plugins)
+        binding = SimpleNamespace(device="cuda:0", compile=True, dtype="bfloat16")
+        estimate = plan.estimate("bfloat16").bytes
+        for memory, sets in (
+            (80 << 30, 2),
+            (80 << 30, 9),
+            (int(3.5 * (1.7 * estimate + 2**30)), 9),
+        ):
+            monkeypatch.setattr("minillm_lab.ablate.gpu_bytes", lambda device, m=memory: m)
+            devices, each = _shared(request, binding, sets * [plan]) or ((), 1)
+            assert devices == ("cuda:0",)
+            found.append(each)
+        raise Refusal("enough", where="here", fix="none")
+
+    monkeypatch.setattr("os.cpu_count", lambda: 32)
+    monkeypatch.setattr("minillm_lab.ablate.ablate", opened)
+    assert main(["ablate", "--plugins", "muon", *given]) == 2
+    assert found == [2, 5, 3]
 
 
 def test_gpus_that_are_not_there_are_refused(
