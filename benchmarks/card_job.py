@@ -86,6 +86,7 @@ class Share:
             out=Path(self.folder),
             seeds=self.seeds,
             evaluations=self.validations,
+            processes=1,  # the shares themselves are processes that take turns
         )
         return prepare_ablation(
             request,
