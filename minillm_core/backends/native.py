@@ -430,7 +430,7 @@ def check_row(batch: Batch, sizes: ModelShape, *, earlier: int = 0) -> None:
         raise ValueError(f"ids have shape {ids.shape}, not (1, T): one row of T >= 1 columns")
     if (columns := earlier + ids.shape[1]) > sizes.positions:
         what = f"a sequence of {columns} tokens, and the model was made for {sizes.positions}"
-        fix = "fewer tokens, or a model made with a larger max_positions"
+        fix = "fewer tokens, or a model trained with a larger train.seq_len"
         raise DataError(what, where="decoding", fix=fix)
     wrong = ids[(ids < 0) | (ids >= sizes.vocab)]
     if wrong.size:

@@ -285,7 +285,8 @@ class ValidationBatches(Sequence[Batch]):
         tokens: number of predictions; None, or more than there are: every one.
         seed: of the documents' order, as in training's first epoch; None for file order.
         on_batch: ``(batch, "eval") -> batch``.
-        share: fraction of the windows, spread evenly over all of them; at least one is kept.
+        share: fraction of the windows, spread evenly over all of them; at least one is kept, and all where
+            these have no label, as with few answers.
     """
 
     def __init__(
@@ -305,7 +306,9 @@ class ValidationBatches(Sequence[Batch]):
         self._end = available if tokens is None else min(tokens, available)
         count = -(-self._end // seq_len)
         taken = min(count, max(1, round(share * count)))
-        self._windows = [i * count // taken for i in range(taken)]
+        part = [i * count // taken for i in range(taken)]
+        labels = (self._row(window * seq_len)["labels"] for window in part)
+        self._windows = part if any((row >= 0).any() for row in labels) else [*range(count)]
         self.predictions: int = sum(min(seq_len, self._end - w * seq_len) for w in self._windows)
 
     def __len__(self) -> int:

@@ -347,17 +347,14 @@ class Place:
 
 
 def _record(line: bytes, place: Place) -> dict[str, Any]:
-    fix = 'JSON lines have one object a line, like {"text": "..."} or {"ids": [1, 2, 3]}'
+    fix = 'JSON lines have an object a line, {"text": "..."}; minillm data mix --malformed skip drops others'
     try:
-        record = _DECODER.decode(text := line.decode("utf-8"))
+        record = _DECODER.decode(text := line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise _not_utf8(line, error, place.name(error.start)) from error
     except json.JSONDecodeError as error:
-        if text.startswith("\ufeff"):
-            raise place.error(
-                "a byte order mark, which is not JSON", "save it as UTF-8 without one"
-            ) from error
-        byte = len(text[: error.pos].encode("utf-8", "surrogatepass"))
+        # the bytes behind it, so that those of a byte order mark in front count
+        byte = len(line) - len(text[error.pos :].encode("utf-8"))
         what = f"{_NOT_JSON}: {error.msg.removesuffix(' at').removesuffix(' starting')}"
         raise place.error(what, fix, byte, _NOT_JSON) from error
     except ValueError as error:

@@ -1,8 +1,9 @@
 """The files of the data: discovered, sorted, and identified by their content.
 
 A folder is read recursively, its files in the order of their relative paths; hidden files and folders and
-files of other suffixes are left out, with a note of their number. A file that is named itself is read
-as text if its suffix is unknown, and as JSON lines if it is .json; tables, archives and the like are refused.
+files of other suffixes are left out, and so are the folders of runs, with a note of their number. A file
+that is named itself is read as text if its suffix is unknown, and as JSON lines if it is .json; tables,
+archives and the like are refused.
 Without any path, the data are the sources of the running Python's standard library, without its tests and
 its tables.
 """
@@ -25,11 +26,12 @@ from minillm_core.errors import DataError
 from minillm_core.install import pip_line
 from minillm_core.text import are, counted
 
-_FOREIGN = {".bz2", ".zip", ".7z", ".tar", ".tgz", ".parquet", ".arrow", ".pdf", ".docx", ".csv"}
-_FIXES = dict.fromkeys((".parquet", ".arrow"), pip_line("minillm-data[parquet]") + " reads it") | {
-    ".csv": 'write its column of text as .txt, or as JSON lines, {"text": "..."}'
-}
-_BROKEN = "broken link"
+_TABLES = (".csv", ".tsv")
+_FOREIGN = {".bz2", ".zip", ".7z", ".tar", ".tgz", ".parquet", ".arrow", ".pdf", ".docx", *_TABLES}
+_FIXES = dict.fromkeys((".parquet", ".arrow"), pip_line("minillm-data[parquet]") + " reads it")
+_FIXES |= dict.fromkeys(_TABLES, 'write its text as .txt, or as JSON lines, {"text": "..."}')
+_BROKEN, _RUN = "broken link", "run folder"
+_OF_RUN = {"run.json", "run.toml", "metrics.jsonl", "tokenizer.json", "report.html", "checkpoints"}
 UNPACKED = {".gz": 3, ".xz": 4, ".zst": 3.5}
 """Approximate bytes of text per byte of a compressed file."""
 
@@ -116,11 +118,9 @@ def find(paths: Sequence[str], say: Callable[[str], None]) -> list[Source]:
         try:
             path.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise DataError(
-                "the path is not UTF-8, and a run records its paths as such",
-                where=ascii(path),
-                fix="rename it, or name the folder that it is in",
-            ) from error
+            what = "the path is not UTF-8, and a run records its paths as such"
+            fix = "rename it, or name the folder that it is in"
+            raise DataError(what, where=ascii(path), fix=fix) from error
     known = formats.Formats()
     return [
         replace(one, given=number)
@@ -167,6 +167,8 @@ def _expand(path: Path, known: formats.Formats, say: Callable[[str], None]) -> l
             skipped["hidden"] += 1
         elif _is_broken(file):
             skipped[_BROKEN] += 1
+        elif file.is_dir():
+            skipped[_RUN] += 1
         elif format is None:
             skipped[file.suffix or "no suffix"] += 1
         else:
@@ -200,15 +202,23 @@ def _library() -> list[Source]:
 
 
 def _walk(root: Path, left_out: Callable[[str], bool]) -> Iterator[Path]:
-    """Yield files below a folder, sorted by their relative paths; links to folders are not followed."""
+    """Yield files below a folder, sorted by their relative paths; links to folders are not followed.
+
+    In the place of a run's files, whose log would be read as text, its folder is yielded.
+    """
 
     def refuse(error: OSError) -> None:
         raise _unreadable(Path(error.filename), error) from error
 
     found = []
     for folder, folders, files in os.walk(root, onerror=refuse):
-        folders[:] = [name for name in folders if not left_out(name)]
-        found += [Path(folder, name) for name in files]
+        inside, own = Path(folder), set[str]()
+        if {"run.json", "run.toml"} <= {*files}:
+            found.append(inside)
+            # beside the files of a run in the root there may be data
+            own = _OF_RUN if inside == root else {*folders, *files}
+        folders[:] = [name for name in folders if not (name in own or left_out(name))]
+        found += [inside / name for name in files if name not in own]
     return iter(sorted(found, key=lambda path: path.relative_to(root).parts))
 
 
@@ -231,21 +241,15 @@ def _regular(path: Path) -> os.stat_result:
     except OSError as error:
         raise _unreadable(path, error) from error
     if not stat.S_ISREG(found.st_mode):
-        raise DataError(
-            "neither a file nor a folder",
-            where=str(path),
-            fix="write a pipe's or device's content into a file first: it is read more than once",
-        )
+        fix = "write a pipe's or device's content into a file first: it is read more than once"
+        raise DataError("neither a file nor a folder", where=str(path), fix=fix)
     return found
 
 
 def _unreadable(path: Path, error: OSError) -> DataError:
     if _is_broken(path):
-        return DataError(
-            f"a broken link: its target, {os.readlink(path)}, is not there or cannot be reached",
-            where=str(path),
-            fix="put the target back, or name another path",
-        )
+        what = f"a broken link: its target, {os.readlink(path)}, is not there or cannot be reached"
+        return DataError(what, where=str(path), fix="put the target back, or name another path")
     if not isinstance(error, FileNotFoundError):
         what = f"cannot be read: {error.strerror}"
         return DataError(what, where=str(path), fix="check its permissions")
@@ -256,7 +260,7 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 
 def _listed(skipped: Counter[str]) -> str:
-    names = [f"{n} {k}{'s' * (k == _BROKEN and n > 1)}" for k, n in skipped.most_common(4)]
+    names = [f"{n} {k}{'s' * (k in (_BROKEN, _RUN) and n > 1)}" for k, n in skipped.most_common(4)]
     rest = len(skipped) - len(names)
     return ", ".join(names) + (f" and {rest} other suffixes" if rest else "")
 

@@ -63,7 +63,7 @@ class Window:
         del self._ids[:-stay]
         self._decoding = None
         self.say(
-            f"the model sees {self.context:,} tokens at most: it continues from the last {stay:,}"
+            f"\nthe model sees {self.context:,} tokens at most: it continues from the last {stay:,}"
         )
         self.say = lambda line: None
 

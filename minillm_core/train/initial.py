@@ -273,8 +273,8 @@ class Branch(RunFolder):
         if budget and not self.weights_only and budget.spent(at.step, at.elapsed):
             raise Refusal(
                 f"step {at.step:,} of {self.out} is the end of this run already",
-                where=f"train.steps = {budget.steps}, train.minutes = {budget.minutes}",
-                fix=f"--steps with more than {at.step:,}, all steps from 0 on being counted",
+                where=f"--branch {self.out}",
+                fix=f"--steps {2 * at.step}, for example: they are counted from step 0",
             )
 
     def load(

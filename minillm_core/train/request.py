@@ -236,7 +236,7 @@ def train(
         place, say = out or runs, lambda line: None
     else:
         place = choose_out(preset, out, runs=runs, resume=resume)
-    verb = "resuming" if resume else "writing to"
+    verb = "resuming" if resume and (place / RUN).is_file() else "writing to"
     say(
         f"{detected.backend} on {detected.device}, preset {preset}, {verb} {place} "
         f"({detected.reason})"

@@ -137,7 +137,7 @@ def _steps(earlier: RunFolder, before: int | None, plan: Plan) -> Iterator[str]:
     )
 
 
-def check_data(earlier: RunFolder, corpus: Corpus) -> None:
+def check_data(earlier: RunFolder, corpus: Corpus, config: Config) -> None:
     """Refuse data that differ from those of the newest checkpoint, or of the record where there is none.
 
     Raises:
@@ -148,10 +148,10 @@ def check_data(earlier: RunFolder, corpus: Corpus) -> None:
     if held.get("fingerprint") != corpus.fingerprint:
         raise DataError(
             "the data have changed since the run began",
-            where=f"{corpus.description}, {corpus.fingerprint}, now; "
-            f"{earlier.part('data').get('description')}, {held.get('fingerprint')}, then",
+            where=f"now {corpus.description}; then {earlier.part('data').get('description')}",
             fix="restore the files, tokenizer, data.val and data.seed that it had; or start a new run from "
-            f"this one, which reads the new data from their start: --branch {quoted(earlier.out)} --out NEW",
+            f"this one, which reads the new data from their start: --branch {quoted(earlier.out)} --out NEW "
+            + " ".join(f"--data {quoted(path)}" for path in config.data.paths),
         )
 
 

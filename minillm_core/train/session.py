@@ -163,7 +163,7 @@ class Session:
         known = fingerprint(corpus.train, config.data.seed, plan.arrangement)
         corpus = replace(corpus, fingerprint=known)
         if earlier:
-            resume.check_data(earlier, corpus)
+            resume.check_data(earlier, corpus, config)
         then = (earlier.part("references") or {}) if earlier else None
         notes += check_references(plan, corpus.tokenizer, then)
         try:

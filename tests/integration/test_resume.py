@@ -252,6 +252,7 @@ def test_other_data_are_refused_by_their_fingerprint(shell: Shell, tmp_path: Pat
     assert shell("--resume", out=out) == 2
     assert "the data have changed since the run began" in shell.err
     assert shell.err.count("document") > 1, "both texts are named"
+    assert shell.err.rstrip().endswith(f"--branch {out} --out NEW --data {own}")
     shutil.rmtree(own)
     shutil.copytree(given, tmp_path / "moved")
     assert shell("--resume", "--data", str(tmp_path / "moved"), out=out) == 0
@@ -569,7 +570,7 @@ def test_a_run_that_starts_from_the_weights_of_another_starts_its_schedules_and_
         (["--branch", "{out}@7", "--out", "{new}"], "one of the steps 10, 9, 6, 3"),
         (["--branch", "{out}@x", "--out", "{new}"], "'x' is no step of a run"),
         (["--branch", "{out}@best", "--out", "{new}"], "marked no checkpoint as its best"),
-        (["--branch", "{out}", "--out", "{new}"], "--steps with more than 10"),
+        (["--branch", "{out}", "--out", "{new}"], "--steps 20, for example"),
         (["--branch", "{new}", "--out", "{new}"], "holds no run"),
         (["--branch", "{out}@6", "--out", "{out}"], "holds a run already"),
         (["--branch", "{out}@6", "--resume", "--out", "{out}"], "--branch starts a new one"),

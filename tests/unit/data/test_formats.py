@@ -101,7 +101,7 @@ BAD = {
     "overlong UTF-8": (b'{"text": "\xc0\xaf"}', 10, "not UTF-8"),
     "cut UTF-8": (b'{"text": "\xe2\x82"}', 10, "not UTF-8"),
     "surrogate in UTF-8": (b'{"text": "\xed\xa0\x80"}', 10, "not UTF-8"),
-    "byte order mark": (b'\xef\xbb\xbf{"text": "a"}', 0, "byte order mark"),
+    "bad JSON behind a byte order mark": (b'\xef\xbb\xbf{"text": "a"', 16, "not a line of JSON"),
     "UTF-16": ('{"text": "a"}'.encode("utf-16"), 0, "looks like UTF-16"),
     "lone surrogate": (b'{"text": "ab\\ud800c"}', 0, "lone surrogate, U+D800, at its character 2"),
     "NaN": (b'{"text": "a", "score": NaN}', 0, "NaN is not JSON"),
@@ -144,6 +144,11 @@ def test_a_bad_line_is_named_with_its_byte(tmp_path: Path, name: str, packing: s
     assert raised.value.fix
     assert ("quote it" in message) == (name in {"integer text", "boolean text", "list text"})
     assert len(message) < 600
+
+
+def test_a_byte_order_mark_is_no_part_of_a_line(tmp_path: Path) -> None:
+    found, _ = lines(tmp_path, b"\xef\xbb\xbf" + GOOD + b"\xef\xbb\xbf" + GOOD)
+    assert found == ["good"] * 2
 
 
 def test_a_string_that_is_cut_with_the_file_is_named(tmp_path: Path) -> None:

@@ -64,6 +64,24 @@ def test_a_broken_link_in_a_folder_is_left_out_by_name(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("root", [".", "runs"])
+def test_the_files_of_runs_are_no_text(tmp_path: Path, root: str) -> None:
+    """Neither those of a run below the data, nor those of a run in the same folder."""
+    texts = [tmp_path / "a.txt", tmp_path / "runs" / "b.txt"]
+    for run in (tmp_path, tmp_path / "runs" / "tiny-1", tmp_path / "runs"):
+        run.mkdir(parents=True, exist_ok=True)
+        for name in ("run.json", "run.toml", "metrics.jsonl", "tokenizer.json", "report.html"):
+            (run / name).write_text("x")
+        (run / "checkpoints").mkdir()
+        (run / "checkpoints" / "note.txt").write_text("x")
+    for text in texts:
+        text.write_text("x")
+    said: list[str] = []
+    found = find([str(tmp_path / root)], said.append)
+    assert [one.path for one in found] == [texts[root == "runs"]]
+    assert said[0].endswith("1 file is read, 2 are not: 2 run folders")
+
+
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz", "A.JSON"])
 def test_a_json_file_that_is_named_is_read_as_json_lines(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"x")
@@ -121,7 +139,7 @@ def test_what_is_not_there_or_holds_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "pictures" / "a.png").write_bytes(b"x")
     (tmp_path / "empty").mkdir()
     os.mkfifo(tmp_path / "pipe")
-    for name in ("a.parquet", "a.pdf", "a.csv", "a.csv.gz", "a.bin.gz"):
+    for name in ("a.parquet", "a.pdf", "a.csv", "a.csv.gz", "a.tsv", "a.bin.gz"):
         (tmp_path / name).write_bytes(b"PAR1")
     (tmp_path / "link").symlink_to("nowhere")
     for name, said in {
@@ -133,6 +151,7 @@ def test_what_is_not_there_or_holds_nothing_is_refused(tmp_path: Path) -> None:
         "a.pdf": ".pdf files are not read",
         "a.csv": ".csv files are not read",
         "a.csv.gz": ".csv.gz files are not read",
+        "a.tsv": ".tsv files are not read",
         "a.bin.gz": ".bin.gz files are not read",
         "link": "a broken link: its target, nowhere, is not there",
     }.items():

@@ -76,6 +76,16 @@ def test_a_share_is_windows_of_the_whole_spread_evenly(
     assert len(some) == -(-taken // rows)
 
 
+@pytest.mark.parametrize(("answer", "windows"), [(2, 1), (38, 8)])
+def test_a_share_without_a_label_is_all_windows(answer: int, windows: int) -> None:
+    tokens = np.zeros(41, [("ids", np.int32), ("weights", np.float32)])
+    tokens["weights"][answer] = 1.0
+    documents = Documents((tokens,), np.array([[0, 0, 41]]), VOCAB, "digest")
+    batches = ValidationBatches(documents, rows=2, seq_len=5, tokens=None, seed=None, share=0.125)
+    assert batches.predictions == 5 * windows
+    assert sum(int((batch["labels"] >= 0).sum()) for batch in batches) == 1
+
+
 def test_batches_are_the_same_each_time_and_any_of_them_can_be_had() -> None:
     documents = Documents.of([list(range(100))], VOCAB)
     batches = ValidationBatches(documents, rows=2, seq_len=5, tokens=None, seed=0)
