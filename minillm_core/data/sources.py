@@ -28,7 +28,9 @@ from minillm_core.text import are, counted
 
 _TABLES = (".csv", ".tsv")
 _FOREIGN = {".bz2", ".zip", ".7z", ".tar", ".tgz", ".parquet", ".arrow", ".pdf", ".docx", *_TABLES}
-_FIXES = dict.fromkeys((".parquet", ".arrow"), pip_line("minillm-data[parquet]") + " reads it")
+_FIXES: dict[str, str] = dict.fromkeys(
+    (".parquet", ".arrow"), pip_line("minillm-data[parquet]") + " reads it"
+)
 _FIXES |= dict.fromkeys(_TABLES, 'write its text as .txt, or as JSON lines, {"text": "..."}')
 _BROKEN, _RUN = "broken link", "run folder"
 _OF_RUN = {"run.json", "run.toml", "metrics.jsonl", "tokenizer.json", "report.html", "checkpoints"}

@@ -12,14 +12,16 @@ to objects, since templates serialise them as JSON.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from typing import Any
 
 from minillm_chat.sandbox import ChatRefusedError
 from minillm_chat.templates import ChatTemplate
 from minillm_core import DataError
-from minillm_core.commands import plain
+from minillm_core.commands import few, plain
 from minillm_core.documents import (
     END_OF_TEXT,
     MalformedError,
@@ -28,6 +30,7 @@ from minillm_core.documents import (
     Segment,
     Source,
     Special,
+    find,
 )
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -36,6 +39,14 @@ NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assi
 
 NO_ANSWER = "left out: lines without an answer"
 _REASONS = 8  # kinds of refusals that are counted separately
+_ALPACA = (
+    "import json; [print(json.dumps("
+    '{"prompt": "\\n\\n".join(filter(None, (one["instruction"], one.get("input")))), '
+    '"completion": one["output"]})) for one in '
+    'map(json.loads, filter(str.strip, open(0, encoding="utf-8-sig")))]'
+)
+"""A program that converts Alpaca's lines to prompts with completions."""
+
 _LIKE = 'like {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 
 
@@ -68,11 +79,7 @@ def segments(
     read, refused = 0, set[str]()
     for file in files:
         if file.format.records is None:
-            raise DataError(
-                f"a {file.format.name} holds no conversations",
-                where=str(file.path),
-                fix=f"give JSON lines, {_LIKE}",
-            )
+            raise _without_records(file)
         for place, _, record in file.format.records(file.path, file.packing, reading):
             try:
                 messages, tools = conversation(record, place)
@@ -152,10 +159,10 @@ def conversation(record: Mapping[str, Any], place: Place) -> tuple[list[dict[str
         answer = record.get("completion", record.get("response"))
         given = [*_turns(record["prompt"], "user"), *_turns(answer, "assistant")]
     if not isinstance(given, list) or not given:
-        what = 'an object without "messages", "conversations", or "prompt" with "completion"'
-        if given is not None:
-            what = "a chat whose messages are no list, or an empty one"
-        raise place.error(what, _LIKE, reason="no conversation")
+        what, fix = "a chat whose messages are no list, or an empty one", _LIKE
+        if given is None:
+            what, fix = _unlike_a_chat(record, place)
+        raise place.error(what, fix, reason="no conversation")
     if isinstance(tools, str):  # as tables keep them
         tools = _parsed(tools)
     if tools is not None and not isinstance(tools, list):
@@ -207,6 +214,38 @@ def _message(given: Any, number: int, place: Place) -> dict[str, Any]:
         if not calls:
             del made["tool_calls"]
     return made
+
+
+def _without_records(file: Source) -> DataError:
+    """Return the error for a file whose format has no objects; without --data, for what is read instead."""
+    with suppress(DataError):  # a Python without the sources of its library
+        if file in find((), lambda line: None):
+            return DataError(
+                "--task sft learns from chats, and no data are named",
+                where="--data, without which the standard library of Python is read",
+                fix=f"--data FILE: JSON lines, {_LIKE}",
+            )
+    return DataError(
+        f"a {file.format.name} holds no conversations",
+        where=str(file.path),
+        fix=f"give JSON lines, {_LIKE}",
+    )
+
+
+def _unlike_a_chat(record: Mapping[str, Any], place: Place) -> tuple[str, str]:
+    """Describe an object that holds no conversation, with its keys, and how to make it one."""
+    has = few([repr(key[:40]) for key in record], 8) or "no key"
+    what = 'an object without "messages", "conversations", or "prompt" with "completion"'
+    fix = _LIKE
+    if {"instruction", "output"} <= record.keys():
+        fix = 'write instruction and input (Alpaca) as "prompt", output as "completion"'
+        if place.path.suffix.lower() in (".jsonl", ".ndjson", ".json"):
+            read, made = (
+                shlex.quote(str(one))
+                for one in (place.path, place.path.with_suffix(".chats.jsonl"))
+            )
+            fix += f", then train on {made}: python3 -c {shlex.quote(_ALPACA)} < {read} > {made}"
+    return f"{what}: it has {has}", fix
 
 
 def _call(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from datetime import date
 from pydantic import field_validator
 
 from minillm_chat.chats import names_of, question, segments
-from minillm_chat.templates import ChatTemplate
+from minillm_chat.templates import ChatTemplate, check_name
 from minillm_core import Plugin, option
 
 __all__ = ["Sft"]
@@ -46,6 +46,12 @@ class Sft(Plugin, api=1, task=True):
     add: bool = option(
         True, help="add the template's special tokens to a given tokenizer that lacks them"
     )
+
+    @field_validator("template")
+    @classmethod
+    def _is_a_template(cls, template: str) -> str:
+        check_name(template)
+        return template
 
     @field_validator("day")
     @classmethod

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from minillm_chat.sandbox import ChatRefusedError, Sandbox
 from minillm_core import DataError
+from minillm_core.commands import plain
 from minillm_core.documents import END_OF_TEXT
 
 Message = Mapping[str, Any]
@@ -70,6 +71,12 @@ PLAIN = """\
 
 BUILT_IN: Mapping[str, str] = {"chatml": CHATML, "plain": PLAIN}
 """Name -> template source."""
+
+_TEMPLATES = (
+    f"{', '.join(BUILT_IN)}, or a file with a chat template: @FILE of Jinja, or of a model's folder "
+    "@FOLDER/tokenizer_config.json that has chat_template"
+)
+"""What can be given as a template."""
 
 _FORMS = re.compile(r"<\|[^<>|\s]+\|>|<(?:start|end)_of_\w+>")
 """Special tokens recognised in a template that has no list of them."""
@@ -454,10 +461,26 @@ def _with(value: Any, path: tuple[Any, ...], text: str) -> Any:
     return copy
 
 
+def check_name(given: str) -> None:
+    """Check that a template given without any Jinja or JSON, as a name, is built in.
+
+    Raises:
+        DataError: it is not.
+    """
+    if given not in BUILT_IN and "{" not in given:
+        raise DataError(
+            f"there is no chat template of the name {given[:60]!r}",
+            where=f"sft.template={plain(given, 60)}",
+            fix=_TEMPLATES,
+            line="",  # else the core adds this line of the plugin, where nothing is wrong
+        )
+
+
 def _read(given: str) -> tuple[str, list[str], dict[str, str]]:
     """Read a template's source, the special tokens listed with it, and its variables."""
     if given in BUILT_IN:
         return BUILT_IN[given], [], {}
+    check_name(given)
     if not given.lstrip().startswith('{"') and "{" in given:
         return given, [], {}
     try:
@@ -484,8 +507,7 @@ def _read(given: str) -> tuple[str, list[str], dict[str, str]]:
         raise DataError(
             f"there is no chat template in {given[:60]!r}",
             where="the chat template",
-            fix=f"{' or '.join(BUILT_IN)}; @FILE: a file of Jinja, or a tokenizer_config.json that "
-            "has chat_template",
+            fix=_TEMPLATES,
         ) from error
     return source, tokens, variables
 

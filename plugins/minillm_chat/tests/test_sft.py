@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shlex
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -107,6 +110,9 @@ def test_arguments_of_calls_are_objects() -> None:
         ({"messages": []}, "a chat whose messages are no list, or an empty one"),
         ({"messages": "Hi"}, "a chat whose messages are no list"),
         ({"prompt": None, "completion": "Hi"}, "without"),
+        ({"question": "Hi", "answer\x1b": "Hello"}, r"it has 'question', 'answer\\x1b'"),
+        ({}, "it has no key"),
+        ({"instruction": "Hi", "output": "Hello"}, "it has 'instruction', 'output'"),
         ({"messages": ["Hi"]}, "message 0: no object"),
         ({"messages": [{"content": "Hi"}]}, "message 0: no role None"),
         ({"messages": [QUESTION, {"role": "user<|im_end|>", "content": ""}]}, "message 1: no role"),
@@ -125,6 +131,31 @@ def test_what_is_no_conversation_is_refused_with_its_line(
     with pytest.raises(MalformedError, match=said) as caught:
         conversation(record, PLACE)
     assert caught.value.where == "chats.jsonl, line 1, byte 0"
+
+
+def test_lines_of_alpaca_are_refused_with_a_command_that_converts_them(
+    write: Callable[..., Path],
+) -> None:
+    lines = [
+        {"instruction": "Add.", "input": "2, 3", "output": "5"},
+        {"instruction": "Grüße!", "input": "", "output": "Hallo"},
+        {"instruction": "Hi", "output": "Hello"},
+    ]
+    path = write(lines, "my chats.jsonl")
+    with pytest.raises(MalformedError, match="it has 'instruction', 'input', 'output'") as refused:
+        read(path)
+    said, _, command = str(refused.value.fix).partition(": python3")
+    assert said.startswith(
+        'write instruction and input (Alpaca) as "prompt", output as "completion"'
+    )
+    subprocess.run(f"{shlex.quote(sys.executable)}{command}", shell=True, check=True)
+    documents, _ = read(path.with_name("my chats.chats.jsonl"))
+    assert documents[0].startswith("<|im_start|>user\nAdd.\n\n2, 3<|im_end|>")
+    assert documents[1].startswith("<|im_start|>user\nGrüße!<|im_end|>")
+    assert documents[1].endswith("[[Hallo<|im_end|>]]\n")
+    with pytest.raises(MalformedError) as refused:
+        read(write(lines, "packed.jsonl.gz"))
+    assert str(refused.value.fix) == said.partition(", then")[0]
 
 
 def test_a_line_without_an_answer_never_trains(write: Callable[..., Path]) -> None:
@@ -164,6 +195,17 @@ def test_text_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("Hi")
     with pytest.raises(DataError, match="holds no conversations"):
         read(tmp_path / "a.txt")
+
+
+def test_without_data_the_task_asks_for_chats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--preset", "tiny", "--task", "sft", "--steps", "1", "--out", str(tmp_path / "run"))
+    assert main(["train", *words]) == 2
+    err = capsys.readouterr().err
+    assert "--task sft learns from chats, and no data are named" in err
+    assert "--data FILE" in err
+    assert "__future__" not in err
 
 
 def test_names_of_special_tokens_are_identifiers_and_differ() -> None:
@@ -285,7 +327,10 @@ def test_a_mixture_of_chats_keeps_its_weights(
         (("--task", "muon"), "'muon' is no task"),
         (("--task", "sft", "sft.template=@missing"), "the file 'missing' that gives a setting"),
         (("--task", "sft", "sft.day=soon"), "sft.day"),
-        (("--task", "sft", "sft.template=nothing"), "there is no chat template"),
+        (
+            ("--task", "sft", "sft.template=nothing"),
+            "there is no chat template of the name 'nothing'",
+        ),
         (("--task", "sft", 'sft.tokens=["<x>"]'), "does not know the special token '<x>'"),
         (("--task", "sft", "sft.arguments={thnking = true}"), "the argument 'thnking'"),
     ],
@@ -297,6 +342,10 @@ def test_what_cannot_be_a_task_is_refused(
     err = capsys.readouterr().err
     assert (code, said in err) == (2, True), err
     assert len(err.splitlines()) <= 12
+    if words[-1] == "sft.template=nothing":
+        assert "where: sft.template=nothing, its options, of minillm-chat" in err
+        assert "fix:   chatml, plain, or a file with a chat template: @FILE" in err
+        assert ".py" not in err
 
 
 def test_a_base_run_with_free_rows_gets_the_special_tokens_of_a_template(

@@ -86,7 +86,7 @@ def filter_rows(
     """
     rules = DEFAULT if rules is None else rules
     sets = select(rules)
-    _check(sets, languages, language_probability, model, min_bits, max_bits)
+    _check(sets, languages, language_probability, model, min_bits, max_bits, malformed)
     check_outside(Path(to), paths)
     least = PROBABILITY if language_probability is None else language_probability
     if languages:
@@ -249,6 +249,7 @@ def _check(
     model: str | Path | None,
     least: float | None,
     most: float | None,
+    malformed: Malformed,
 ) -> None:
     bounded = least is not None or most is not None
     if probability is not None and not languages:
@@ -285,11 +286,12 @@ def _check(
             where="--min-bits, --max-bits",
             fix="the smaller one is --min-bits",
         )
-    if not (sets or languages or model):
+    if not (sets or languages or model or malformed == "skip"):
         raise ConfigError(
             "no filter is named",
             where=f"--rules {NONE}",
-            fix="name rules, or add --language or --model",
+            fix="name rules, or add --language, --model, or --malformed skip, which leaves out documents "
+            "that cannot be read",
         )
 
 

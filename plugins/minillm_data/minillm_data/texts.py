@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator
 
-from minillm_core.documents import Document, Reading
+from minillm_core.documents import Document, Reading, Record, documents_of
 from minillm_data.files import Files
+from minillm_data.rows import CHATS
 
 
 class Texts(Files):
@@ -23,6 +25,26 @@ class Texts(Files):
             DataError: a file cannot be read, or a document where ``malformed`` is strict.
         """
         for source in self.sources:
-            assert source.format.read is not None
-            yield from source.format.read(source.path, source.packing, reading)
+            if source.format.records is not None:
+                records = source.format.records(source.path, source.packing, reading)
+                yield from documents_of(_without_chats(records, reading), reading)
+            else:
+                assert source.format.read is not None
+                yield from source.format.read(source.path, source.packing, reading)
             source.check_unchanged()
+
+
+def _without_chats(records: Iterable[Record], reading: Reading) -> Iterator[Record]:
+    """Yield the records that are no chats, and report the chats as malformed."""
+    for place, line, record in records:
+        chat = record.keys() & {*CHATS}
+        if not chat or record.keys() & {"text", "ids"}:
+            yield place, line, record
+            continue
+        command = shlex.join(["minillm", "train", "--task", "sft", "--data", str(place.path)])
+        error = place.error(
+            f'chat data: "{min(chat)}", and neither "text" nor "ids"',
+            f"train on the chats as they are, a chat template writes them as text: {command}",
+            reason="chat data, which minillm train --task sft reads",
+        )
+        reading.malformed(error)

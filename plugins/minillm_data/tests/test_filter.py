@@ -253,6 +253,11 @@ def test_a_document_that_cannot_be_read_stops_or_is_counted(tmp_path: Path) -> N
     report = filter_rows([source], tmp_path / "skip", malformed="skip")
     assert report["left_out"] == {"left out: not a line of JSON": 1}
     assert report["kept"] == 2
+    report = filter_rows([source], tmp_path / "only", rules="none", malformed="skip")
+    assert (report["counts"], report["left_out"]) == (
+        {"kept": 2},
+        {"left out: not a line of JSON": 1},
+    )
 
 
 def test_a_folder_inside_what_is_read_is_refused(tmp_path: Path) -> None:

@@ -56,6 +56,26 @@ def test_arrow_as_datasets_saves_it(tmp_path: Path, kind: str) -> None:
     assert [json.loads(row.line) for row in Rows([tmp_path])] == RECORDS
 
 
+@pytest.mark.parametrize("command", ["inspect", "filter", "dedup", "mix"])
+@pytest.mark.parametrize("name", ["a.parquet", "a.jsonl.zst"])
+def test_a_command_reads_what_its_help_says(
+    tmp_path: Path, program: Callable[..., tuple[int, str, str]], command: str, name: str
+) -> None:
+    path, records = tmp_path / name, RECORDS[:3]
+    if name.endswith(".zst"):
+        lines = "".join(json.dumps(one) + "\n" for one in records)
+        path.write_bytes(pytest.importorskip("backports.zstd").compress(lines.encode()))
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), path)
+    to = () if command == "inspect" else ("--to", str(tmp_path / "out"))
+    code, out, err = program("data", command, str(path), *to, "--json")
+    assert code == 0, err
+    assert json.loads(out)["documents"] == 3
+    _, out, _ = program("data", command, "--help")
+    assert ".zst" in out
+    assert "Parquet" in out
+
+
 def test_columns_of_ids_and_wrong_ones(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"ids": [[1, 2], [3]]}), path)

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 import tokenizers
 from hypothesis import HealthCheck, given, settings
@@ -185,6 +187,30 @@ def test_what_cannot_be_read_stops_or_is_counted(
     code, _, err = program(*words, "--malformed", "skp")
     assert code == 2
     assert "did you mean skip?" in err
+
+
+@pytest.mark.parametrize("command", ["tokenize", "train-tokenizer"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_chats_are_refused_with_the_command_that_reads_them(
+    tmp_path: Path, program: Program, command: str, suffix: str
+) -> None:
+    path, records = tmp_path / f"my chats{suffix}", [{"messages": []}, {"text": "a b c " * 100}]
+    if suffix == ".jsonl":
+        path.write_text("".join(json.dumps(one) + "\n" for one in records))
+    else:
+        table = pyarrow.table({"messages": [[{"role": "user", "content": "a"}]]})
+        pyarrow.parquet.write_table(table, path)
+    words = ("data", command, str(path), "--to", str(tmp_path / "o"), "--vocab", "300")
+    code, _, err = program(*words)
+    assert code == 2
+    assert 'chat data: "messages"' in err
+    assert err.rstrip().endswith(f"minillm train --task sft --data '{path}'")
+    assert "--chats" not in err
+    if suffix == ".jsonl":
+        code, out, _ = program(*words, "--malformed", "skip", "--json")
+        assert code == 0
+        (note,) = json.loads(out)["notes"].items()
+        assert note == ("left out: chat data, which minillm train --task sft reads", 1)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def card(
         *("---", "library_name: transformers", "pipeline_tag: text-generation"),
         *("tags:", "- minillm", "---", "", f"# {plain(name)}", ""),
         f"A language model, {made} minillm: {parameters:,} parameters in {dtype}.",
-        *("", *_facts(model, layout), "", *_use(name, layout), ""),
+        *("", *_facts(model, layout), "", *_use(name, layout, model.tokenizer is not None), ""),
     )
     return "\n".join(lines)
 
@@ -68,16 +68,20 @@ def _options(options: Mapping[str, Any]) -> str:
     return f" ({', '.join(given)})" if options else ""
 
 
-def _use(name: str, layout: str | None) -> Iterator[str]:
-    yield "A text begins with the token that begins documents; the tokenizer puts it there."
+def _use(name: str, layout: str | None, tokenizer: bool) -> Iterator[str]:
+    if tokenizer:
+        yield "A text begins with the token that begins documents; the tokenizer puts it there."
+    else:
+        yield "The model was trained on token ids; their tokenizer is not in this directory."
     yield ""
     trust = ", trust_remote_code=True" if layout == "own" else ""
     if trust:
         yield "The code of the model is in this directory: read it, or know whose it is, before it runs."
         yield ""
     yield "```python"
-    yield "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    yield f"from transformers import AutoModelForCausalLM{', AutoTokenizer' if tokenizer else ''}"
     yield ""
     yield f"model = AutoModelForCausalLM.from_pretrained({json.dumps(name)}{trust})"
-    yield f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)}{trust})"
+    if tokenizer:
+        yield f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(name)}{trust})"
     yield "```"

@@ -17,6 +17,7 @@ from minillm_hf.match import export_layout, exported
 from minillm_hf.read import (
     ADAPTER_CONFIG,
     CONFIG,
+    TOKENIZER,
     HuggingFaceDirectory,
     lacks_config,
     read_json,
@@ -78,13 +79,18 @@ class HuggingFace(DirectoryFormat):
         return parameters
 
     def loading(self, folder: str) -> Mapping[str, str]:
-        """Return how Transformers, vLLM and mlx-lm load the folder."""
+        """Return how Transformers loads the folder, and unless it lacks a tokenizer, vLLM and mlx-lm."""
         quoted = shlex.quote(folder)
-        return {
-            "transformers": f"AutoModelForCausalLM.from_pretrained({json.dumps(folder)})",
-            "vLLM": f"vllm serve {quoted}",
-            "mlx-lm": f"mlx_lm.generate --model {quoted} --prompt ...",
-        }
+        typed = {"transformers": f"AutoModelForCausalLM.from_pretrained({json.dumps(folder)})"}
+        if not lacks_tokenizer(folder):
+            typed["vLLM"] = f"vllm serve {quoted}"
+            typed["mlx-lm"] = f"mlx_lm.generate --model {quoted} --prompt ..."
+        return typed
+
+
+def lacks_tokenizer(folder: str) -> bool:
+    """Return whether a written directory has no tokenizer, which programs that take text need."""
+    return Path(folder).is_dir() and not (Path(folder) / TOKENIZER).is_file()
 
 
 def _is_model(path: Path) -> bool:

@@ -295,6 +295,7 @@ def test_without_a_tokenizer_that_is_said(leave_run: Callable[..., Path], tmp_pa
     result = Run.open(leave_run(), say=said.append).export(tmp_path / "to")
     names = ["README.md", "config.json", "generation_config.json", "model.safetensors"]
     assert list(result["files"]) == names
+    assert list(result["loading"]) == ["transformers"]
     assert "no tokenizer" in said[0]
     assert json.loads((tmp_path / "to" / "config.json").read_text())["bos_token_id"] is None
 

@@ -350,11 +350,14 @@ def test_a_model_of_another_plugin_is_tuned_with_that_frozen() -> None:
     assert not [key for key in expected if key.startswith("parameter:")]
 
 
-def test_what_export_prints_can_be_typed() -> None:
+def test_what_export_prints_can_be_typed(tmp_path: Path) -> None:
     typed = HUGGING_FACE.loading('my "new" model')
     assert typed["transformers"] == r'AutoModelForCausalLM.from_pretrained("my \"new\" model")'
     assert typed["vLLM"] == "vllm serve 'my \"new\" model'"
     assert typed["mlx-lm"].startswith("mlx_lm.generate --model 'my \"new\" model'")
+    assert list(HUGGING_FACE.loading(str(tmp_path))) == ["transformers"]  # no tokenizer
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert HUGGING_FACE.loading(str(tmp_path)).keys() == typed.keys()
     assert PEFT_ADAPTER.loading('a"b') == {"PEFT": r'PeftModel.from_pretrained(model, "a\"b")'}
 
 

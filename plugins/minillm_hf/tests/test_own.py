@@ -538,5 +538,9 @@ def test_it_is_written_and_not_read(gated: tuple[Trained, Path]) -> None:
     config = json.loads((written / "config.json").read_text())
     assert config["auto_map"]["AutoModelForCausalLM"].startswith("modeling_minillm.")
     assert config["model_file"] == "modeling_mlx.py"
-    assert "trust_remote_code=True" in (written / "README.md").read_text()
+    card = (written / "README.md").read_text()
+    assert "trust_remote_code=True" in card
+    assert "AutoTokenizer" not in card
     assert "trust_remote_code" in OWN_DIRECTORY.loading("x")["transformers"]
+    assert "mlx-lm" in OWN_DIRECTORY.loading("x")
+    assert list(OWN_DIRECTORY.loading(str(written))) == ["transformers"]  # no tokenizer

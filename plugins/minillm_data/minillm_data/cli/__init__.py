@@ -9,11 +9,14 @@ import typer
 
 from minillm_core.commands import folder
 
+FILES = "Files or folders: text or JSON lines, also as .gz, .xz or .zst; Parquet or Arrow tables."
+"""The help of the paths of a command."""
+
 Paths = Annotated[
     list[str],
     typer.Argument(
         metavar="PATH",
-        help="Files or folders: text or JSON lines, also as .gz or .xz.",
+        help=FILES,
         show_default=False,
     ),
 ]

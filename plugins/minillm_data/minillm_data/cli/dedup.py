@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from minillm_core.commands import AsJson, display, emit, say, write
+from minillm_core.commands import AsJson, counted, display, emit, say, write
 from minillm_data.cli import Malformed, Paths, To, check_malformed
 
 EXAMPLES = """Examples:
@@ -107,9 +107,10 @@ def dedup_command(
         return
     for line in summary(report["counts"]):
         write(line)
-    share = 100 * report["share_with_a_duplicate"]
+    alike, share = report["with_a_duplicate"], 100 * report["share_with_a_duplicate"]
     write(
-        f"{report['with_a_duplicate']:>12,}  {share:6.2f} %  with a duplicate, those that stay included"
+        f"{alike:,} of {counted(report['documents'], 'document')} ({share:.2f} %) "
+        f"{'has' if alike == 1 else 'have'} a duplicate; the first of each group, which is kept, counts too"
     )
     if report["cut"]:
         write(f"cut out: {report['cut']['spans']:,} spans of {report['cut']['words']:,} words")

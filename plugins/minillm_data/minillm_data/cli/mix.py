@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from minillm_core.commands import AsJson, counted, display, emit, plain, say, write
-from minillm_data.cli import Malformed, To, check_malformed
+from minillm_data.cli import FILES, Malformed, To, check_malformed
 
 EXAMPLES = """Examples:
 
@@ -29,8 +29,7 @@ def mix_command(
         list[str],
         typer.Argument(
             metavar="PATH[:WEIGHT]",
-            help="Files or folders: text or JSON lines, also as .gz or .xz. A number after the "
-            "last colon is the weight.",
+            help=f"{FILES} A number after the last colon is the weight.",
             show_default=False,
         ),
     ],

@@ -15,7 +15,7 @@ from minillm_core.commands import listed
 from minillm_core.directories import DirectoryFormat, ModelDirectory, TrainedModel
 from minillm_core.inspection import Node, batch_hook
 from minillm_hf.card import card
-from minillm_hf.directory import check_dtype, documents_of
+from minillm_hf.directory import check_dtype, documents_of, lacks_tokenizer
 from minillm_hf.layouts import OWN_MODEL, products
 from minillm_hf.own.copying import CannotWriteError
 from minillm_hf.own.draft import written
@@ -75,12 +75,14 @@ class OwnDirectory(DirectoryFormat):
         return parameters
 
     def loading(self, folder: str) -> Mapping[str, str]:
-        """Return how Transformers and mlx-lm load the folder."""
+        """Return how Transformers loads the folder, and unless it lacks a tokenizer, mlx-lm."""
         quoted, given = shlex.quote(folder), json.dumps(folder)
-        return {
-            "transformers": f"AutoModelForCausalLM.from_pretrained({given}, trust_remote_code=True)",
-            "mlx-lm": f"mlx_lm.generate --model {quoted} --trust-remote-code --prompt ...",
+        typed = {
+            "transformers": f"AutoModelForCausalLM.from_pretrained({given}, trust_remote_code=True)"
         }
+        if not lacks_tokenizer(folder):
+            typed["mlx-lm"] = f"mlx_lm.generate --model {quoted} --trust-remote-code --prompt ..."
+        return typed
 
 
 def modeling_files(plan: Plan, specials: Mapping[str, int] | None = None) -> dict[str, str]:
