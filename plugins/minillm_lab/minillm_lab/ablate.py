@@ -21,7 +21,7 @@ from minillm_core.studies import (
 )
 from minillm_lab.ablation import RESULT, Ablation, Watch
 from minillm_lab.cards import cards_of, write_card
-from minillm_lab.members import choose_folder, facts_of, refuse_run
+from minillm_lab.members import choose_folder, facts_of, refuse_other
 from minillm_lab.pool import Pool, check_devices, shared
 from minillm_lab.study import Study, bind, gpu_bytes, open_corpus
 from minillm_lab.variants import Design, leave_one_out, one_at_a_time
@@ -85,7 +85,7 @@ def ablate(request: Request, *, cards: Path) -> tuple[dict[str, Any], Path]:
             opened = ready.open(stop)
             if opened.steps:
                 opened.find()  # rejects the runs of another ablation before anything is printed
-            for line in (*ready.lines, *opened.left_out()):
+            for line in (*ready.lines, *opened.replaced()):
                 request.say(line)
             result = opened.run()
             _write_cards(result, cards, request.say)
@@ -125,7 +125,7 @@ def prepare_ablation(
     reports = {"say": request.say, "note": notes.append}
     corpus = open_corpus(config, cache=request.cache, plans=plans, **reports)
     out = request.out or choose_folder(request.runs, "ablation")
-    refuse_run(out)
+    refuse_other(out, RESULT)
     refuse_unwritable(out)
     about = {
         **facts_of(config, corpus, binding, plugins),
@@ -246,6 +246,4 @@ def _opening(design: Design, request: Request, out: Path, data: str) -> list[str
         for one in design.comparisons
         if one.together
     ]
-    if (out / RESULT).exists():
-        lines.append("finished runs that are there already are not made again")
     return lines

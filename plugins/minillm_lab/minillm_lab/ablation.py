@@ -33,6 +33,9 @@ from minillm_lab.worth import Lengths, extra_lengths, steps_in_time, worth
 
 RESULT, PAGE = ABLATION, "ablation.html"
 
+FLAGS = {"one at a time": "--one-at-a-time", "leave one out": "--leave-one-out"}
+"""Design -> the option for it."""
+
 
 @dataclass(frozen=True)
 class RunSpec:
@@ -147,6 +150,11 @@ class Ablation:
         """
         self.steps = self.steps or self._steps_in_minutes()
         self.find()
+        if self.done:
+            there = counted(len(self.done), "finished run")
+            self.say(
+                f"{there} of {self.out / RUNS} {'is' if len(self.done) == 1 else 'are'} used again"
+            )
         self.course = [
             RunSpec(variant.name, seed, self.steps)
             for variant in self.design.variants
@@ -217,13 +225,25 @@ class Ablation:
                 for steps in sorted(lengths):
                     self._take(variant, RunSpec(variant.name, seed, steps))
 
-    def left_out(self) -> Iterator[str]:
-        """Yield a line on the plugins of OUT's earlier result that this one does not have."""
-        earlier = (read(self.out / RESULT) or {}).get("plugins", {})
-        if gone := sorted(earlier.keys() - {one.plugin for one in self.design.comparisons}):
+    def replaced(self) -> Iterator[str]:
+        """Yield a line for each part of OUT's earlier result that this one does not have."""
+        path = self.out / RESULT
+        earlier = read(path) or {}
+        if (kind := earlier.get("design", self.design.kind)) != self.design.kind:
+            again = f", and {FLAGS[kind]} has it again" if kind in FLAGS else ""
+            yield f"{path} has a result of {kind}, which this one replaces: the runs stay{again}"
+        judged = {one.plugin for one in self.design.comparisons}
+        if gone := sorted(earlier.get("plugins", {}).keys() - judged):
             yield (
-                f"{self.out / RESULT} will be without {few(gone)}: the runs stay, and --plugins with "
-                "these too has the result of all"
+                f"{path} will be without {few(gone)}: the runs stay, and --plugins with these too has "
+                "the result of all"
+            )
+        seeds = earlier.get("seeds", ())
+        if left_out := sorted({*seeds} - {*self.seeds}):
+            again = f", and --seeds {len(seeds)} has it again" * ({*seeds} > {*self.seeds})
+            yield (
+                f"{path} has a result with seed {few([*map(str, left_out)])}, which this one without "
+                f"replaces: the runs stay{again}"
             )
 
     def result(self, *, finished: bool) -> dict[str, Any]:

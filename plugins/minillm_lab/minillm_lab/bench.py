@@ -138,7 +138,10 @@ def bench(
 
 
 def _ratio(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    """Compute ratios of the first set to the second: of the medians, and the minimum and maximum over turns."""
+    """Compute ratios of the first set to the second: of the medians, and the least and the largest of the turns.
+
+    With one turn these two are None.
+    """
     turns = [
         x / y
         for x, y in zip(a["tokens_per_second_by_turn"], b["tokens_per_second_by_turn"], strict=True)
@@ -146,8 +149,8 @@ def _ratio(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
     peaks = [one["peak_bytes"] if one["peak_of"] == "set" else None for one in (a, b)]
     return {
         "tokens_per_second": a["tokens_per_second"] / b["tokens_per_second"],
-        "low": min(turns),
-        "high": max(turns),
+        "low": min(turns) if len(turns) > 1 else None,
+        "high": max(turns) if len(turns) > 1 else None,
         "peak_bytes": peaks[0] / peaks[1] if peaks[0] and peaks[1] else None,
     }
 

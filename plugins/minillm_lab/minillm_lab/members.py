@@ -16,6 +16,7 @@ from minillm_core import Interrupted, MinillmError, NonFinite, OutOfMemory, Plan
 from minillm_core.commands import counted
 from minillm_core.inspection import Config
 from minillm_core.studies import (
+    ABLATION,
     RUN,
     Binding,
     LoadedPlugin,
@@ -26,6 +27,7 @@ from minillm_core.studies import (
 )
 from minillm_lab.cards import commit
 from minillm_lab.pool import Made, Pool, Wanted
+from minillm_lab.search_page import RESULT as SEARCH
 from minillm_lab.study import Study, Trained
 
 RUNS = "runs"
@@ -36,6 +38,9 @@ BOUND = {"compile": "auto", "checkpointing": False, "kernels": "auto"}
 
 FINDINGS = (NonFinite, OutOfMemory)
 """Errors that are recorded as a run's outcome and do not end the study."""
+
+HOLDS = {RUN: "a run of minillm train", ABLATION: "an ablation", SEARCH: "a search"}
+"""What a folder holds that contains a file of this name."""
 
 Identity = Mapping[str, Any]
 
@@ -180,18 +185,21 @@ def choose_folder(runs: Path, kind: str) -> Path:
     return runs / f"{kind}-{n}"
 
 
-def refuse_run(out: Path) -> None:
-    """Check that a study's folder is not the folder of a training run.
+def refuse_other(out: Path, own: str) -> None:
+    """Check that a study's folder holds neither a training run nor a study of another kind.
+
+    Args:
+        out: the folder.
+        own: the file with the study's own result.
 
     Raises:
-        Refusal: it is.
+        Refusal: it does.
     """
-    if (out / RUN).exists():
-        raise Refusal(
-            f"{out} holds a run of minillm train",
-            where=str(out / RUN),
-            fix="--out with another folder",
-        )
+    for file, what in HOLDS.items():
+        if file != own and (out / file).exists():
+            raise Refusal(
+                f"{out} holds {what}", where=str(out / file), fix="--out with another folder"
+            )
 
 
 def facts_of(

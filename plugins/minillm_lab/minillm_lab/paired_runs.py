@@ -183,6 +183,20 @@ class PairedRuns:
         """Begin a stage with its number of runs and its candidates."""
         self._stage, self._number, self._runs, self._alive = stage, 0, runs, list(table)
 
+    def alone(self, stage: str, plan: Plan, length: Length, seed: int, label: str) -> Trained | str:
+        """Train a plan by the clock as the only run of a stage, or load the run from its file.
+
+        Returns:
+            The run, or the reason of its failure.
+
+        Raises:
+            Interrupted: a signal.
+        """
+        self.begin(stage, 1)
+        self._ahead([(label, plan, seed)], length, timed=True)
+        self._number += 1
+        return self._trained(plan, length, seed, label, timed=True)
+
     def runs_of(
         self,
         plans: Mapping[str, Plan],
@@ -219,7 +233,7 @@ class PairedRuns:
             if any(isinstance(run, str) for run in found[label].values()):
                 continue
             self._number += 1
-            run = found[label][seed] = self.trained(plans[label], length, seed, label, timed=timed)
+            run = found[label][seed] = self._trained(plans[label], length, seed, label, timed=timed)
             if isinstance(run, str) and plans[label] is self.base:
                 raise MinillmError(
                     f"the settings that the search begins with cannot be trained: {run}",
@@ -228,23 +242,15 @@ class PairedRuns:
                 )
         return found
 
-    def trained(
-        self, plan: Plan, length: Length, seed: int, label: str, *, timed: bool = True
+    def _trained(
+        self, plan: Plan, length: Length, seed: int, label: str, *, timed: bool
     ) -> Trained | str:
-        """Train a plan to a length, or load the run from its file; ``timed`` as for :meth:`runs_of`.
-
-        Returns:
-            The run, or the reason of its failure.
-
-        Raises:
-            Interrupted: a signal.
-        """
+        """Train a plan to a length, or load the run from its file; raises as :meth:`alone`."""
         sized, identity, file = self._identified(plan, length, seed, timed)
         if file in self._made:
             return self._made[file]
         current = self._current(label)
         self._watch(current, 0.0)
-        self._ahead([(label, plan, seed)], length, timed)
         found = self.members.take(file, identity, difference)
         if found is None:
             found = self.members.make(

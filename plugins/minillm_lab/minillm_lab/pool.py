@@ -187,7 +187,8 @@ class Pool:
     def opening(self) -> str:
         """Describe the start of the processes, for a line before it."""
         many = "a process" if self.each == 1 else f"{self.each} processes"
-        return f"starting {many} for each of {', '.join(self.devices)}"
+        each = "each of " if len(self.devices) > 1 else ""
+        return f"starting {many} on {each}{', '.join(self.devices)}"
 
     def __enter__(self) -> Self:
         spawn = multiprocessing.get_context("spawn")  # a fork would share the parent's CUDA context

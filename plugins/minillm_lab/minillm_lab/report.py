@@ -10,7 +10,7 @@ from pathlib import Path
 
 from minillm_core import MinillmError, Refusal, Run
 from minillm_core.commands import plain
-from minillm_core.studies import RUN, read_json, replace_file
+from minillm_core.studies import RUN, added, read_json, replace_file
 from minillm_lab.ablation import PAGE, RESULT
 from minillm_lab.ablation_page import ablation_page
 from minillm_lab.comparison import comparison_page
@@ -37,7 +37,7 @@ def report(out: Path, *, plugins: str | None = None, sample: bool = True, say: S
 
     Args:
         out: the folder.
-        plugins: plugins needed again for a sample, in the form of ``--plugins``.
+        plugins: plugins of a run that are needed again for a sample, in the form of ``--plugins``.
         sample: generate a short sample from the newest checkpoint.
         say: prints a line.
 
@@ -45,7 +45,8 @@ def report(out: Path, *, plugins: str | None = None, sample: bool = True, say: S
         The path of the page.
 
     Raises:
-        Refusal: the folder holds none of them, a search without results, or files of another format under their names.
+        Refusal: the folder holds none of them, a search without results, or files of another format under their
+            names; or ``plugins`` are given for no run, or are not the run's.
     """
     if os.path.lexists(out / RUN):
         path, page = out / REPORT, _of_run
@@ -55,7 +56,7 @@ def report(out: Path, *, plugins: str | None = None, sample: bool = True, say: S
         path, page = out / SEARCH_PAGE, _of_search
     else:
         fix = "name the folder that minillm train, ablate or search wrote"
-        run = out.with_name(out.name.partition("@")[0] or out.name)
+        run = out.parent / (out.name.partition("@")[0] or out.name)
         if os.path.lexists(run / RUN):
             fix = f"a page shows all steps of a run: minillm report {shlex.quote(str(run))}"
         raise Refusal(
@@ -63,15 +64,18 @@ def report(out: Path, *, plugins: str | None = None, sample: bool = True, say: S
             where=f"{out}: there is no {RUN}, no {RESULT} and no {SEARCH}",
             fix=fix,
         )
+    if page is not _of_run:
+        _refuse_plugins(plugins, str(out))
     return _written(path, lambda: page(out, plugins, sample, say))
 
 
-def compare(outs: Sequence[Path]) -> Path:
+def compare(outs: Sequence[Path], *, plugins: str | None = None) -> Path:
     """Write a page comparing several runs into the folder of the first.
 
     Raises:
-        Refusal: a folder holds no run, or is named twice.
+        Refusal: a folder holds no run, or is named twice; or ``plugins`` are given, which it does not need.
     """
+    _refuse_plugins(plugins, " ".join(map(str, outs)))
     if len({out.resolve() for out in outs}) < len(outs):
         raise Refusal(
             "a run is compared with itself",
@@ -79,6 +83,36 @@ def compare(outs: Sequence[Path]) -> Path:
             fix="name each run's folder once",
         )
     return _written(outs[0] / COMPARISON, lambda: comparison_page([*map(read_history, outs)]))
+
+
+def _refuse_plugins(plugins: str | None, of: str) -> None:
+    """Check that no plugins are named for a page without a generated sample.
+
+    Raises:
+        Refusal: some are.
+    """
+    if plugins is not None:
+        raise Refusal(
+            "--plugins is for the sample of a single run, and this page generates none",
+            where=f"--plugins {plugins}, for {of}",
+            fix="leave --plugins out",
+        )
+
+
+def _refuse_others(history: History, plugins: str | None) -> None:
+    """Check that the plugins named again are the run's, as ``minillm generate`` does.
+
+    Raises:
+        Refusal: one is not.
+    """
+    own = [one["name"] for one in history.record["plugins"]]
+    for name in added(plugins):
+        if name not in own:
+            raise Refusal(
+                f"the run was not trained with a plugin '{name}'",
+                where=str(history.out / RUN),
+                fix=f"its plugins are: {', '.join(own) or 'none'}",
+            )
 
 
 def _written(path: Path, make: Callable[[], str]) -> Path:
@@ -116,6 +150,7 @@ def _of_search(out: Path, plugins: str | None, sample: bool, say: Say) -> str:
 
 def _of_run(out: Path, plugins: str | None, sample: bool, say: Say) -> str:
     history = read_history(out)
+    _refuse_others(history, plugins)
     written, why = None, "it was not asked for"
     if not sample:
         history.samples.clear()

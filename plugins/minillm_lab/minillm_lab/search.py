@@ -19,7 +19,7 @@ from minillm_core import (
     Refusal,
     build_plan,
 )
-from minillm_core.commands import counted, duration, few
+from minillm_core.commands import counted, duration, few, listed
 from minillm_core.inspection import find_plugin
 from minillm_core.studies import (
     Binding,
@@ -41,13 +41,13 @@ from minillm_lab.members import (
     choose_folder,
     facts_of,
     read,
-    refuse_run,
+    refuse_other,
     stopped,
     write,
 )
 from minillm_lab.paired_runs import Length, PairedRuns, Watch, in_words, with_evaluation
 from minillm_lab.pool import Pool, check_devices, shared
-from minillm_lab.search_page import PAGE, RESULT, markdown, search_page
+from minillm_lab.search_page import PAGE, RESULT, markdown, reached_words, search_page
 from minillm_lab.space import Recipe, Space, installed, parts_of, prospects, read_space, usual_space
 from minillm_lab.study import Study, bind, open_corpus
 from minillm_lab.successive_halving import SuccessiveHalving
@@ -335,21 +335,38 @@ class Job:
                 f"{length.words} takes {duration(least)} at least, for one change and the last "
                 "comparison",
                 where=f"--budget, {speed:,.0f} tokens/s",
-                fix=f"--budget {math.ceil(4 * least / 60)}m{self._kept}, or shorter runs",
+                fix=f"--budget {math.ceil(4 * least / 60)}m{self._kept} tries several changes, "
+                f"{math.ceil(1.1 * least / 60)}m is the least; or shorter runs",
             )
         if not self.halving.candidates():
-            refused = [f"{name}: {why}" for name, why in self.halving.refused.items()]
-            raise Refusal(
-                "there is nothing to try: planning refuses every change",
-                where=few(refused) or "the space, which has no other value than those that are set",
-                fix="other --plugins, or another --space",
-            )
+            raise self._nothing_to_try(self.halving.refused, base)
         self._announce(length)
         self._write(finished=False)
         self.halving.run()
         if request.target is not None:
             self._shorten(request.target)
         return self._write(finished=True)
+
+    def _nothing_to_try(self, refused: Mapping[str, str], base: Plan) -> Refusal:
+        place = f"--space {self.request.space}" if self.request.space else "the search space"
+        if not refused and (idle := self.space.inactive(base)):
+            more = ", ".join(f'"{name}"' for name in (*self.space.plugins, *idle))
+            return Refusal(
+                f"there is nothing to try: the space has options of {listed(idle)}, which "
+                f"{'is' if len(idle) == 1 else 'are'} not active",
+                where=f"{place}, {', '.join(f'[{name}]' for name in idle)}",
+                fix=f"plugins = [{more}] in the file: a plugin is tried, then its options",
+            )
+        why = (
+            "planning refuses every change"
+            if refused
+            else "the space has no other value than those that are set"
+        )
+        return Refusal(
+            f"there is nothing to try: {why}",
+            where=few([f"{name}: {words}" for name, words in refused.items()]) or place,
+            fix="other --plugins, or another --space",
+        )
 
     @property
     def _kept(self) -> str:
@@ -364,8 +381,8 @@ class Job:
         for key, value in now.items():
             if kept.get(key) != value:
                 raise Refusal(
-                    f"{self.out} holds another search: its {_called(key)} is not this one's",
-                    where=f"{self.out / RESULT}: {_short(kept.get(key))}; now {_short(value)}",
+                    f"{self.out} holds another search: its {_called(key)} differs from this one's",
+                    where=f"{self.out / RESULT}: {key} {_short(kept.get(key))}; now {_short(value)}",
                     fix="the command that began it, or --out with another folder",
                 )
 
@@ -397,8 +414,10 @@ class Job:
         length = Length(minutes=FIRST * base.tokens_per_step / speed / 60)
         while True:
             paired_runs = self._paired_runs(length, speed)
-            paired_runs.begin("looking for the target", 1)
-            run = paired_runs.trained(base, length, base.config.seed, f"as it is, {length.words}")
+            run = paired_runs.alone(
+                f"looking for a loss of {target:g}",
+                *(base, length, base.config.seed, f"as it is, {length.words}"),
+            )
             if isinstance(run, str):
                 raise MinillmError(
                     f"the settings that the search begins with cannot be trained: {run}"
@@ -421,9 +440,9 @@ class Job:
         assert halving is not None
         length, self.reached = halving.length, {}
         while True:
-            halving.paired_runs.begin(f"the way to {target:g}", 1)
-            run = halving.paired_runs.trained(
-                halving.plan, length, halving.seed, f"the recipe, {length.words}"
+            run = halving.paired_runs.alone(
+                f"the shortest run to a loss of {target:g}",
+                *(halving.plan, length, halving.seed, f"the recipe, {length.words}"),
             )
             if isinstance(run, str) or run.val_loss > target:
                 break
@@ -445,6 +464,10 @@ class Job:
             f"into {self.out}"
         )
         self.say(f"data    {self.about['data']['description']}")
+        if idle := self.space.inactive(halving.base_plan):
+            self.say(
+                f"the space's options of {listed(idle)} are not tried: neither active nor in its plugins"
+            )
 
     def result(self, *, finished: bool) -> dict[str, Any]:
         """Return the results so far as JSON."""
@@ -496,6 +519,7 @@ class Job:
         if files := [one.origin.source for one in plan.active if one.distribution is None]:
             command += f" --plugins {shlex.quote(','.join(files))}"
         parts = " ".join(result["recipe"]) or "nothing that is distinguishable"
+        reached = reached_words(result)
         gain = result["last"].get("gain") or {}
         found = f"{in_words(gain)} nats" if gain.get("effect") is not None else ""
         return settings_file(
@@ -504,6 +528,7 @@ class Job:
                 command,
                 f"minillm search, preset {result['preset']}, runs of {halving.length.words}: {parts}",
                 *([f"held-out loss against the settings as they were: {found}"] if found else []),
+                *([reached] if reached else []),
                 *([] if result["finished"] else [UNFINISHED]),
             ),
         )
@@ -517,12 +542,18 @@ def _check(request: Request) -> None:
     }
     given = {flag: value for flag, value in lengths.items() if value is not None}
     if len(given) != 1:
-        what = "nothing says what the recipe is for" if not given else "one of these says it"
+        what = (
+            f"{listed([*given])} are given, and a search has one of them"
+            if given
+            else "nothing says what the recipe is for"
+        )
         raise Refusal(
             what,
             where=" ".join(f"{flag} {value:g}" for flag, value in given.items())
             or "the length of a run",
-            fix="--minutes 0.5, --tokens 1000000, or --target 3.5",
+            fix=f"leave all but one of {listed([*given])} out"
+            if given
+            else "--minutes 0.5, --tokens 1000000, or --target 3.5",
         )
     ((flag, value),) = given.items()
     if not 0 < value < math.inf:
@@ -548,8 +579,14 @@ def _refuse_length(request: Request, prepared: Prepared) -> None:
 
 
 def _refuse_folder(out: Path, *, resume: bool) -> None:
-    refuse_run(out)
-    there = (out / RESULT).exists() or (out / RUNS).exists()
+    refuse_other(out, RESULT)
+    there = (out / RESULT).exists()
+    if not there and (out / RUNS).exists():  # a search writes its result before its first run
+        raise Refusal(
+            f"{out} holds runs, and no search that made them",
+            where=f"{out / RUNS}; there is no {RESULT}",
+            fix="--out with another folder" + ", without --resume" * resume,
+        )
     if there and not resume:
         raise Refusal(
             f"{out} holds a search already",
@@ -559,15 +596,16 @@ def _refuse_folder(out: Path, *, resume: bool) -> None:
     if resume and not there:
         raise Refusal(
             f"{out} holds no search to resume",
-            where=f"--out {out}",
+            where=f"--out {out}; there is no {RESULT}",
             fix="the same without --resume",
         )
 
 
 def _called(key: str) -> str:
-    return {"plan_hash": "plan", "rows": "batch"}.get(key, key)
+    lengths = dict.fromkeys(("minutes", "tokens"), "length of runs")
+    return {"plan_hash": "plan", "rows": "batch", **lengths}.get(key, key)
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    text = "not given" if value is None else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -26,7 +26,7 @@ TRENDS = 7
 def search_page(result: Json) -> str:
     """Render the page of a search.json, finished or not."""
     return page.document(
-        f"A recipe for {_length(result)} of {result['preset']}",
+        _title(result),
         tag("p", headline(result), class_="lead"),
         _state(result),
         _lineage(result),
@@ -39,7 +39,7 @@ def search_page(result: Json) -> str:
 
 def markdown(result: Json) -> str:
     """Render the page as Markdown, without figures."""
-    lines = [f"# A recipe for {_length(result)} of {result['preset']}", "", headline(result), ""]
+    lines = [f"# {_title(result)}", "", headline(result), ""]
     lines += [*_md("Lineage", _LINEAGE_WORDS, _LINEAGE_HEAD, [*_lineage_rows(result)])]
     if result["last"]:
         lines += _md("The last comparison", _last_words(result), _PART_HEAD, _part_rows(result))
@@ -51,7 +51,24 @@ def markdown(result: Json) -> str:
 
 
 def headline(result: Json) -> str:
-    """Summarise the result in one or two sentences."""
+    """Summarise the result in one to three sentences."""
+    reached = reached_words(result)
+    return _found(result) + (f" {_cap(reached)}." if reached else "")
+
+
+def reached_words(result: Json) -> str:
+    """Format the target loss of a search with --target, and when it was reached; empty without one."""
+    if (target := _target(result)) is None:
+        return ""
+    aim = f"a held-out loss of {target:g}"
+    if reached := result.get("target"):
+        return f"{aim} is reached in {_seconds(reached['seconds'])} s of training"
+    if result["finished"]:
+        return f"{aim} is not reached by the recipe in {result['length']['words']} of training"
+    return f"the target is {aim}"
+
+
+def _found(result: Json) -> str:
     tried = {
         one["name"]
         for some in result["rounds"]
@@ -76,9 +93,7 @@ def headline(result: Json) -> str:
         return f"{recipe}: the last comparison failed; {counts}."
     found = f"{_effect(gain)} nats a token against the settings as they were"
     sure = "" if gain["distinguishable"] else ", within noise"
-    target = result.get("target")
-    reached = f" It reaches the target in {_seconds(target['seconds'])} s." if target else ""
-    return f"{recipe}: {found}{sure}, by seeds that chose nothing.{reached} {_cap(counts)}."
+    return f"{recipe}: {found}{sure}, by seeds that chose nothing. {_cap(counts)}."
 
 
 def _seconds(number: float) -> str:
@@ -87,6 +102,17 @@ def _seconds(number: float) -> str:
 
 def _cap(words: str) -> str:
     return words[:1].upper() + words[1:]
+
+
+def _title(result: Json) -> str:
+    target = _target(result)
+    aim = _length(result) if target is None else f"a loss of {target:g}"
+    return f"A recipe for {aim} of {result['preset']}"
+
+
+def _target(result: Json) -> float | None:
+    """Return the loss of --target."""
+    return result["asked"].get("target")
 
 
 def _length(result: Json) -> str:
@@ -298,6 +324,8 @@ def _wrapped(rows: Sequence[Row] | Iterator[Row]) -> Iterator[list[object]]:
 def _facts(result: Json) -> Iterator[tuple[str, str]]:
     yield "preset", result["preset"]
     yield "plugins to begin with", ", ".join(result["plugins"]) or "none"
+    target = _target(result)
+    yield "target", "" if target is None else f"a held-out loss of {target:g}"
     yield "length", _length(result)
     if result.get("by_pace"):
         yield (

@@ -187,6 +187,11 @@ class Space:
         both = zip_longest(found, plugins)  # alternate, so that a small budget tries both kinds
         return [one for pair in both for one in pair if one is not None]
 
+    def inactive(self, plan: Plan) -> list[str]:
+        """List the plugins whose options have values here, and that are neither active nor to be added."""
+        absent = {key.partition(".")[0] for key in self.values if present(plan, key) is ABSENT}
+        return sorted(absent - {*self.plugins})
+
     def stacks(self, recipe: Recipe, left_out: Collection[str]) -> Iterator[list[Move]]:
         """Yield the plugins whose technique cards show a gain, the largest first, as moves that add them.
 

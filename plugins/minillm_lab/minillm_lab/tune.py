@@ -89,7 +89,7 @@ class Candidate:
             f"{train.rows} x {train.accumulate} rows"
             + RECOMPUTED[train.checkpointing]
             + "".join(f", with {name}" for name in self.added)
-            + f", {self.kernel}" * bool(self.kernel)
+            + f", {self.plan.config.kernels}" * bool(self.kernel)
         )
 
     def settings(self) -> dict[str, Any]:

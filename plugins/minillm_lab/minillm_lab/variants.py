@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from minillm_core import Plan, PlanError, Refusal, build_plan
@@ -60,12 +61,15 @@ def one_at_a_time(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
         try:
             variants.append(variant(f"+{name}", loaded, plugins, [*company, name]))
         except PlanError as error:
+            ways = []
+            if base := _base(name, loaded, plugins, company):
+                ways.append(f"name '{base}' in --with, for every run, and not in --plugins")
+            ways += ["--leave-one-out"] * _together(loaded, plugins)
             raise Refusal(
                 f"'{name}' cannot be judged alone: {error.what}",
                 where=error.where,
-                fix="--with the plugins that it builds on, or --leave-one-out"
-                if _together(loaded, plugins)
-                else f"{error.fix}; --with names plugins for every run",
+                fix=", or ".join(ways)
+                or f"{error.fix}; in an ablation in --with, for every run, and not in --plugins",
             ) from error
     return Design(
         "one at a time",
@@ -166,6 +170,18 @@ def side_by_side(
             names.append(variants[active].name)
         comparisons.append(Comparison(name, *names))
     return Design("side by side", tuple(variants.values()), tuple(comparisons), {})
+
+
+def _base(
+    name: str, loaded: Loaded, plugins: Sequence[LoadedPlugin], company: Sequence[str]
+) -> str | None:
+    """Find a named plugin whose company is enough for another one to be planned; None: no single one is."""
+    for one in plugins:
+        if one.name not in (name, *company):
+            with suppress(PlanError):
+                variant(name, loaded, plugins, [*company, one.name, name])
+                return one.name
+    return None
 
 
 def _together(loaded: Loaded, plugins: Sequence[LoadedPlugin]) -> bool:

@@ -214,8 +214,9 @@ def test_finished_runs_are_not_made_again(ablation: Any, rigged: Any, tmp_path: 
     assert "Not finished: based on 2 runs" in (tmp_path / "ablation.html").read_text(
         encoding="utf-8"
     )
-    again = rigged({"rule": 0.2})
-    found = ablation(again, ("rule",)).run()
+    again, lines = rigged({"rule": 0.2}), list[str]()
+    found = ablation(again, ("rule",), say=lines.append).run()
+    assert lines == [f"2 finished runs of {tmp_path / 'runs'} are used again"]
     assert [(names, seed) for names, seed, _ in again.made] == [
         ((), 2),
         *[(("rule",), seed) for seed in range(3)],
@@ -223,6 +224,32 @@ def test_finished_runs_are_not_made_again(ablation: Any, rigged: Any, tmp_path: 
     whole = rigged({"rule": 0.2})
     assert found["plugins"] == ablation(whole, ("rule",)).run()["plugins"]
     assert not whole.made
+
+
+def test_what_a_result_replaces_is_said(ablation: Any, rigged: Any, tmp_path: Path) -> None:
+    lines: list[str] = []
+    names = ("rule", "scale")
+    first = ablation(rigged({}), names, say=lines.append)
+    first.run()
+    assert not any("used again" in line for line in lines)
+    assert [*ablation(rigged({}), names).replaced()] == []
+    other = ablation(rigged({}), ("rule",), company=("scale",), design=leave_one_out)
+    other.seeds = (0, 1)
+    design, gone, seeds = other.replaced()
+    path = tmp_path / "ablation.json"
+    assert design == (
+        f"{path} has a result of one at a time, which this one replaces: the runs stay, and "
+        "--one-at-a-time has it again"
+    )
+    assert gone.startswith(f"{path} will be without scale")
+    assert seeds == (
+        f"{path} has a result with seed 2, which this one without replaces: the runs stay, and "
+        "--seeds 3 has it again"
+    )
+    other.seeds = (1, 2, 3)
+    assert [*other.replaced()][-1].endswith(
+        "with seed 0, which this one without replaces: the runs stay"
+    )
 
 
 def test_a_signal_before_the_first_run_leaves_nothing(ablation: Any, rigged: Any) -> None:

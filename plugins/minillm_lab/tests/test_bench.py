@@ -171,6 +171,7 @@ def test_two_sets_take_turns(timed) -> None:
         assert sum(one["shares"].values()) == pytest.approx(1)
     ratio = result["ratio"]
     assert ratio["low"] <= ratio["high"]
+    assert f" x (turns: {ratio['low']:.3f} to {ratio['high']:.3f})" in shown(result)
     assert next(line for line in said if line.startswith("turn 3")).endswith("tokens/s")
     assert json.loads(json.dumps(result)) == result
 
@@ -180,6 +181,8 @@ def test_a_set_s_peak_is_without_what_the_other_holds(timed) -> None:
     peaks = {name: one["peak_bytes"] for name, one in result["sets"].items()}
     assert peaks == {"scale": 5010, "extension+rule": 14010}
     assert result["ratio"]["peak_bytes"] == 5010 / 14010
+    assert result["ratio"]["low"] is result["ratio"]["high"] is None
+    assert "turns:" not in shown(result)
 
 
 def test_what_nobody_counts_is_unknown(timed) -> None:

@@ -379,7 +379,9 @@ def test_thinned_points_reach_as_far_as_all(given_: list[tuple[float, float]]) -
     assert min(y for _, y in given_) - 1e-9 <= smooth[0][1] <= max(y for _, y in given_) + 1e-9
 
 
-def test_a_folder_that_holds_neither_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_holds_neither_is_refused(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(Refusal, match="holds neither a run nor an ablation") as refused:
         report(tmp_path, say=print)
     assert "minillm train, ablate or search" in str(refused.value)
@@ -387,6 +389,24 @@ def test_a_folder_that_holds_neither_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="holds neither a run") as refused:
         report(Path(f"{tmp_path}@2"), say=print)
     assert str(refused.value.fix).endswith(f"minillm report {tmp_path}")
+    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+    for nameless in (Path(), Path("/"), Path(".@2")):
+        with pytest.raises(Refusal, match="holds neither a run"):
+            report(nameless, say=print)
+
+
+def test_plugins_that_make_no_sample_are_refused(tmp_path: Path) -> None:
+    for name in ("one", "two", "study"):
+        (tmp_path / name).mkdir()
+    folder(tmp_path / "one")
+    folder(tmp_path / "two")
+    (tmp_path / "study" / "ablation.json").write_text("{}")
+    with pytest.raises(Refusal, match="not trained with a plugin 'muon'"):
+        report(tmp_path / "one", plugins="muon", say=print)
+    with pytest.raises(Refusal, match="this page generates none"):
+        report(tmp_path / "study", plugins="muon", say=print)
+    with pytest.raises(Refusal, match="this page generates none"):
+        compare([tmp_path / "one", tmp_path / "two"], plugins="muon")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"plugins": 3}', "\x00"])

@@ -90,6 +90,15 @@ def test_a_planted_winner_is_found_and_what_hurts_is_not(race: Any, rigged: Any)
     assert "no active plugin provides" in parts["+rule"]["why"]
 
 
+def test_a_run_alone_is_the_first_of_its_stage(race: Any, rigged: Any) -> None:
+    found, seen = race(rigged({}), space("scale")).paired_runs, list[tuple[str, int, int]]()
+    found._watch = lambda current, progress: seen.append(
+        (current.stage, current.number, current.runs)
+    )
+    found.alone("to the target", found.base, found.length, 0, "as it is")
+    assert {*seen} == {("to the target", 1, 1)}
+
+
 def test_what_helps_early_and_hurts_late_is_told_by_its_trend(race: Any, rigged: Any) -> None:
     class Fading(rigged):  # type: ignore[misc, valid-type]
         def train(self, plan: Any, seed: int, **more: Any) -> Trained:
@@ -482,6 +491,13 @@ def test_the_page_shows_the_lineage_and_all_that_became_of_the_rest(
     assert "Trends" in html
     assert "by pace" not in text
     assert "by pace: minutes were converted to steps" in markdown({**result, "by_pace": True})
+    aimed = {**result, "asked": {"seed": 0, "target": 3.5}}
+    missed = "A held-out loss of 3.5 is not reached by the recipe in 205 k tokens of training."
+    assert headline(aimed).endswith(missed)
+    aimed["target"] = {"minutes": 0.1, "seconds": 6.25, "loss": 3.49}
+    assert headline(aimed).endswith("A held-out loss of 3.5 is reached in 6.2 s of training.")
+    for page in (search_page(aimed), markdown(aimed)):
+        assert "A recipe for a loss of 3.5 of tiny" in page
     unfinished = {**result, "finished": False, "last": {}}
     assert "Not finished" in search_page(unfinished)
     out = tmp_path / "search"

@@ -170,6 +170,11 @@ def test_a_faster_kernel_is_taken(tuned) -> None:
     assert "--kernels attention=composed" in verdict(result)
     tried = [one["kernel"] for one in result["candidates"] if one["kernel"]]
     assert len(tried) == len(set(tried)) >= 3
+    shown = [*render(result).columns[1].cells]
+    assert shown == [
+        "" if one["kernels"] == "auto" else one["kernels"] for one in result["candidates"]
+    ]
+    assert any(text.startswith("attention=composed,") for text in shown)  # what later ones build on
 
 
 def kernel(name: str, **more: Any) -> Candidate:

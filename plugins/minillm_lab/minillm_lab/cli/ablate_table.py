@@ -103,7 +103,7 @@ def _below(result: Mapping[str, Any]) -> Iterator[Text]:
         yield Text("tokens/s and peak memory: ratio, with over without")
     shown = [effect for one in found for effect in _effects(one) if effect is not None]
     if any(_open(effect) and not _same(effect) for effect in shown):
-        yield Text(f"{UNDECIDED} (8): about 8 pairs would settle it")
+        yield Text(f"{UNDECIDED} (N): about N pairs would settle it")
     if any(one.get("pooled") for one in found):
         yield Text("loss: intervals by the noise of all sets with similar losses")
     for name, one in result["plugins"].items():

@@ -190,10 +190,11 @@ def render(result: Mapping[str, Any]) -> Iterator[Table]:
             f"{one['first_step_seconds']:.1f} s",
         )
     if ratio is not None:
-        peak = ratio["peak_bytes"]
+        peak, low, high = (ratio[key] for key in ("peak_bytes", "low", "high"))
+        turns = "" if low is None else f" (turns: {low:.3f} to {high:.3f})"
         speed.add_row(
             "first / second",
-            f"{ratio['tokens_per_second']:.3f} x [{ratio['low']:.3f}, {ratio['high']:.3f}]",
+            f"{ratio['tokens_per_second']:.3f} x{turns}",
             f"{1 / ratio['tokens_per_second']:.3f} x",
             "",
             "" if peak is None else f"{peak:.3f} x",

@@ -44,6 +44,6 @@ def report(
     from minillm_lab.report import report as write_report
 
     if len(outs) > 1:
-        write(str(compare(outs)))
+        write(str(compare(outs, plugins=plugins)))
     else:
         write(str(write_report(outs[0], plugins=plugins, sample=not no_sample, say=say)))

@@ -157,7 +157,7 @@ def render(result: Mapping[str, Any]) -> Table:
     )
     counted_peaks = any(one["peak_bytes"] for one in result["candidates"])
     known_mfu = any(one["mfu"] for one in result["candidates"])
-    for head in ("rows", "kernel"):
+    for head in ("rows", "kernels"):
         table.add_column(head, no_wrap=True)
     right = (
         "tokens/s",
@@ -178,7 +178,10 @@ def render(result: Mapping[str, Any]) -> Table:
         cells = (
             rows + RECOMPUTED[one["train.checkpointing"]],
             ", ".join(
-                [*(f"with {name}" for name in one["plugins"]), *filter(None, [one["kernel"]])]
+                [
+                    *(f"with {name}" for name in one["plugins"]),
+                    *([one["kernels"]] if one["kernels"] != "auto" else ()),
+                ]
             ),
             f"{speed:,.0f}" if speed else one["reason"].partition(":")[0],
             f"{speed / fastest:.3f}" if speed else "",

@@ -18,11 +18,13 @@ from typing import Any
 import pytest
 from rich.progress import Progress
 
-from minillm_core import build_plan
+from minillm_core import build_plan, load
 from minillm_core.cli.main import main
 from minillm_core.errors import Refusal
+from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.studies import StopRequest
 from minillm_lab.ablate import Request, _shared, ablate, prepare_ablation
+from minillm_lab.variants import one_at_a_time
 
 SMALL = (
     *("model.vocab=300", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=2"),
@@ -67,7 +69,11 @@ def test_an_ablation_shows_a_table_and_keeps_everything(
     assert main([*command, "--json"]) == 0
     again = capsys.readouterr()
     assert json.loads(again.out)["plugins"] == kept["plugins"]
-    assert "are not made again" in again.err
+    assert (
+        f"{len(kept['runs'])} finished runs of {tmp_path / 'out' / 'runs'} are used again"
+        in again.err
+    )
+    assert "used again" not in shown.err
     command[2] = "qk_norm"
     assert main(command) == 0
     other = capsys.readouterr().err
@@ -104,7 +110,7 @@ def test_runs_of_several_devices_are_those_of_one(
     capsys.readouterr()
     assert main(command) == 0
     shown = capsys.readouterr()
-    assert "starting a process for each of cpu, cpu" in shown.err
+    assert "starting a process on each of cpu, cpu" in shown.err
     assert re.search(r"seed \d, 6 steps  run \d of 6", shown.err)
     found = json.loads((two / "ablation.json").read_bytes())
     ours, others = losses(found), losses(expected)
@@ -128,7 +134,7 @@ def test_processes_share_the_device(
     none, pool = pools
     assert none is None
     assert (pool.devices, pool.each) == (("cpu",), 2)
-    assert pool.opening == "starting 2 processes for each of cpu"
+    assert pool.opening == "starting 2 processes on cpu"
 
 
 def test_compiled_runs_share_a_gpu_by_their_estimated_memory(
@@ -244,7 +250,11 @@ def test_the_option_by_which_a_folder_is_another_ablations_is_named(
     [
         (("--seeds", "2"), "no plugin is to be judged"),
         (("--plugins", "muon", "--seeds", "0"), "1 to 64 seeds"),
-        (("--plugins", "polar_express"), "--with"),
+        (("--plugins", "polar_express"), "; in an ablation in --with, for every run"),
+        (
+            ("--plugins", "key_offset,half_rope", "--with", "xsa"),
+            "fix:   name 'half_rope' in --with, for every run, and not in --plugins, or --leave-one-out\n",
+        ),
         (("--plugins", "role_lr"), "minillm plugins info role_lr"),
         (("--plugins", "muon", "--minutes", "0"), "0 minutes"),
         (("--plugins", "muon", "--minutes", "0.1"), "6 steps and 0.1 minutes are both given"),
@@ -274,6 +284,26 @@ def test_the_folder_of_a_run_is_refused(
     assert main(["train", *given]) == 0
     assert main(["ablate", "--plugins", "muon", *given]) == 2
     assert "holds a run of minillm train" in capsys.readouterr().err
+
+
+def test_the_folder_of_a_search_is_refused(
+    given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "search.json").write_text("{}")
+    assert main(["ablate", "--plugins", "muon", *given]) == 2
+    assert "out holds a search\n" in capsys.readouterr().err
+
+
+def test_a_preset_is_judged_with_what_its_plugins_build_on() -> None:
+    loaded = load("cpu")
+    plugins = load_plugins(loaded.specs, loaded.config.plugins)
+    with pytest.raises(Refusal, match="'key_offset' cannot be judged alone") as refused:
+        one_at_a_time(loaded, plugins, tuple(loaded.specs))
+    assert refused.value.fix is not None
+    assert refused.value.fix.startswith("name 'half_rope' in --with, for every run")
+    judged = tuple(name for name in loaded.specs if name != "half_rope")
+    assert len(one_at_a_time(loaded, plugins, judged).comparisons) == len(judged)
 
 
 @pytest.mark.parametrize("below", ["", "below"])

@@ -67,7 +67,7 @@ def test_a_planted_winner_is_found_and_a_killed_search_finds_the_same(
     assert same == best
 
     assert main([*given[:-1], "train.lr=2e-5", "--out", str(whole), "--resume"]) == 2
-    assert "holds another search: its plan" in capsys.readouterr().err
+    assert "holds another search: its plan differs from this one's" in capsys.readouterr().err
     preset = str(whole / "best.toml")
     assert main(["plan", "--preset", preset, "--json"]) == 0  # usable like any other preset
     assert json.loads(capsys.readouterr().out)["settings"]["train"]["lr"]["value"] == 0.01
@@ -82,7 +82,7 @@ def test_runs_of_two_processes_are_those_of_one(
     assert main([*given, "--out", str(one)]) == 0
     capsys.readouterr()
     assert main([*given, "--processes", "2", "--out", str(two)]) == 0
-    assert "starting 2 processes for each of cpu" in capsys.readouterr().err
+    assert "starting 2 processes on cpu" in capsys.readouterr().err
     found, expected = (
         {file.name: json.loads(file.read_text())["run"]["curve"][-1] for file in out.glob("runs/*")}
         for out in (two, one)
@@ -103,7 +103,12 @@ def test_a_target_makes_a_length(
     at, out = given.index("--tokens"), tmp_path / "out"
     command = [*given[:at], *given[at + 2 :], "--out", str(out)]
     assert main([*command, "train.lr=0.003", "--target", "5.5"]) == 0
-    train = tomllib.loads((out / "best.toml").read_text("utf-8"))["train"]
+    shown = capsys.readouterr().err
+    assert re.search(r"looking for a loss of 5.5: .*  run 1 of 1,", shown)
+    best = (out / "best.toml").read_text("utf-8")
+    for text in (shown, best, (out / "search.md").read_text("utf-8")):
+        assert re.search(r"a held-out loss of 5.5 is (not )?reached", text, re.IGNORECASE)
+    train = tomllib.loads(best)["train"]
     assert train["minutes"] > 0
     assert "steps" not in train
     capsys.readouterr()
@@ -116,12 +121,16 @@ def test_a_target_makes_a_length(
     ("more", "said"),
     [
         (("--tokens", "0"), "--tokens must be above 0"),
-        (("--minutes", "1"), "one of these says it"),
+        (("--minutes", "1"), "--minutes and --tokens are given, and a search has one of them"),
         (("--budget", "soon"), "'soon' is no time"),
         (("--budget", "0m"), "'0m' is no time"),
         (("--resume",), "does not say which search"),
         (("--resume", "--out", "{}/none"), "holds no search to resume"),
         (("--out", "{}"), "holds a run of minillm train"),
+        (("--out", "{}/ablation"), "ablation holds an ablation\n"),
+        (("--out", "{}/ablation", "--resume"), "ablation holds an ablation\n"),
+        (("--out", "{}/other", "--resume"), "--out with another folder, without --resume"),
+        (("--space", "{}/idle.toml"), 'fix:   plugins = ["muon"] in the file'),
         (("train.steps=7",), "train.steps is given"),
         (("--data", "{}/nowhere.txt"), "nowhere.txt"),
         (("--space", "{}/nowhere.toml"), "space file cannot be read"),
@@ -131,6 +140,7 @@ def test_a_target_makes_a_length(
             "it watches runs and changes none",
         ),
         (("--tokens", "100000000"), "the budget of 20:00 is too small"),
+        (("--tokens", "100000000"), "m is the least; or shorter runs"),
         (("--gpus", "2"), "--gpus 2 asks for NVIDIA GPUs, and 0 can be used on cpu"),
     ],
 )
@@ -143,6 +153,10 @@ def test_what_cannot_be_searched_is_refused(
 ) -> None:
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / "plugins.toml").write_text('plugins = ["muon"]')
+    (tmp_path / "idle.toml").write_text("[muon]\nlr = [0.01, 0.04]")
+    (tmp_path / "ablation").mkdir()
+    (tmp_path / "ablation" / "ablation.json").write_text("{}")
+    (tmp_path / "other" / "runs").mkdir(parents=True)
     out = () if "--out" in more or more == ("--resume",) else ("--out", str(tmp_path / "out"))
     assert main([*given, *out, *(one.format(tmp_path) for one in more)]) == 2
     error = capsys.readouterr().err
