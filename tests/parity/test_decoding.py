@@ -690,7 +690,7 @@ def test_a_sequence_stays_within_the_models_tables(lab: Any, backend: str) -> No
     decoding.feed(case.row)
     with pytest.raises(DataError, match=r"a sequence of 13 tokens, .* made for 12") as refused:
         decoding.feed(cut(case.row, 0, 3))
-    assert "max_positions" in str(refused.value)
+    assert "train.seq_len" in str(refused.value)
     wrong = cut(case.row, 0, 1) | {"ids": np.array([[97]], np.int32)}
     with pytest.raises(DataError, match="id 97 is outside the model's vocabulary of 97"):
         decoding.feed(wrong)
