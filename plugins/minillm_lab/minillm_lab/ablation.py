@@ -64,9 +64,8 @@ class RunProgress:
     number: int = 1  # from 1, counting runs of earlier starts
     ahead: tuple[RunSpec, ...] = ()  # runs still to train, in order
     runs: int = 1  # total, as far as known
-    left: float | None = (
-        None  # runs to train less the progress of all under way; None: one at a time
-    )
+    left: float | None = None
+    """Runs to train less the progress of all under way; None: one is trained at a time."""
 
     @classmethod
     def of(
@@ -230,8 +229,10 @@ class Ablation:
         path = self.out / RESULT
         earlier = read(path) or {}
         if (kind := earlier.get("design", self.design.kind)) != self.design.kind:
-            again = f", and {FLAGS[kind]} has it again" if kind in FLAGS else ""
-            yield f"{path} has a result of {kind}, which this one replaces: the runs stay{again}"
+            yield (
+                f"{path} has the result of {FLAGS.get(kind, kind)}, which is replaced: the runs stay, and the "
+                "same command as then writes it again"
+            )
         judged = {one.plugin for one in self.design.comparisons}
         if gone := sorted(earlier.get("plugins", {}).keys() - judged):
             yield (
@@ -240,10 +241,10 @@ class Ablation:
             )
         seeds = earlier.get("seeds", ())
         if left_out := sorted({*seeds} - {*self.seeds}):
-            again = f", and --seeds {len(seeds)} has it again" * ({*seeds} > {*self.seeds})
+            again = f", and --seeds {len(seeds)} has the result of all" * ({*seeds} > {*self.seeds})
+            which = "seed" if len(left_out) == 1 else "seeds"
             yield (
-                f"{path} has a result with seed {few([*map(str, left_out)])}, which this one without "
-                f"replaces: the runs stay{again}"
+                f"{path} will be without {which} {few([*map(str, left_out)])}: the runs stay{again}"
             )
 
     def result(self, *, finished: bool) -> dict[str, Any]:

@@ -238,18 +238,15 @@ def test_what_a_result_replaces_is_said(ablation: Any, rigged: Any, tmp_path: Pa
     design, gone, seeds = other.replaced()
     path = tmp_path / "ablation.json"
     assert design == (
-        f"{path} has a result of one at a time, which this one replaces: the runs stay, and "
-        "--one-at-a-time has it again"
+        f"{path} has the result of --one-at-a-time, which is replaced: the runs stay, and the same "
+        "command as then writes it again"
     )
     assert gone.startswith(f"{path} will be without scale")
     assert seeds == (
-        f"{path} has a result with seed 2, which this one without replaces: the runs stay, and "
-        "--seeds 3 has it again"
+        f"{path} will be without seed 2: the runs stay, and --seeds 3 has the result of all"
     )
     other.seeds = (1, 2, 3)
-    assert [*other.replaced()][-1].endswith(
-        "with seed 0, which this one without replaces: the runs stay"
-    )
+    assert [*other.replaced()][-1].endswith("will be without seed 0: the runs stay")
 
 
 def test_a_signal_before_the_first_run_leaves_nothing(ablation: Any, rigged: Any) -> None:

@@ -12,7 +12,6 @@ import time
 from dataclasses import replace
 from functools import partialmethod
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from minillm_core.errors import Refusal
 from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.studies import StopRequest
 from minillm_lab.ablate import Request, _shared, ablate, prepare_ablation
+from minillm_lab.study import bind
 from minillm_lab.variants import one_at_a_time
 
 SMALL = (
@@ -145,7 +145,9 @@ def test_compiled_runs_share_a_gpu_by_their_estimated_memory(
 
     def opened(request: Request, **more: Any) -> Any:
         plan = build_plan(request.prepared.loaded, request.prepared.plugins)
-        binding = SimpleNamespace(device="cuda:0", compile=True, dtype="bfloat16")
+        assert request.prepared.detected is not None
+        here = bind(plan, request.prepared.detected)
+        binding = replace(here, device="cuda:0", compile=True, dtype="bfloat16")
         estimate = plan.estimate("bfloat16").bytes
         for memory, sets in (
             (80 << 30, 2),
