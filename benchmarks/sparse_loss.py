@@ -92,8 +92,10 @@ def line(one: dict[str, Any]) -> str:
         return f"{name}: FAILED"
     ratio, sparse, dense = one["ratio"], one["sets"]["sparse"], one["sets"]["dense"]
     speeds = f"{sparse['tokens_per_second']:,.0f} / {dense['tokens_per_second']:,.0f} tokens/s"
+    low, high = ratio["low"], ratio["high"]  # None with one turn
+    turns = "" if low is None else f" (turns: {low:.3f} to {high:.3f})"
     return (
-        f"{name}: {ratio['tokens_per_second']:.3f} [{ratio['low']:.3f}, {ratio['high']:.3f}], "
+        f"{name}: {ratio['tokens_per_second']:.3f}{turns}, "
         f"{speeds}, supervised {sparse['supervised_share']:.1%}"
     )
 
