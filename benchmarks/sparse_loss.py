@@ -19,6 +19,7 @@ from benchmarks.command import measuring, written
 from minillm_core import build_plan, load
 from minillm_core.inspection import choose, probe, read_value
 from minillm_lab.bench import Request, bench
+from minillm_lab.cli.bench import ratio_words
 
 ROWS = {"packed": (), "best_fit": ("best_fit",), "bucketed": ("length_buckets",)}
 """Kind of rows -> the plugins that pack them; packed: chats contiguous."""
@@ -92,12 +93,7 @@ def line(one: dict[str, Any]) -> str:
         return f"{name}: FAILED"
     ratio, sparse, dense = one["ratio"], one["sets"]["sparse"], one["sets"]["dense"]
     speeds = f"{sparse['tokens_per_second']:,.0f} / {dense['tokens_per_second']:,.0f} tokens/s"
-    low, high = ratio["low"], ratio["high"]  # None with one turn
-    turns = "" if low is None else f" (turns: {low:.3f} to {high:.3f})"
-    return (
-        f"{name}: {ratio['tokens_per_second']:.3f}{turns}, "
-        f"{speeds}, supervised {sparse['supervised_share']:.1%}"
-    )
+    return f"{name}: {ratio_words(ratio)}, {speeds}, supervised {sparse['supervised_share']:.1%}"
 
 
 if __name__ == "__main__":

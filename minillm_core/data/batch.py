@@ -308,7 +308,8 @@ class ValidationBatches(Sequence[Batch]):
         taken = min(count, max(1, round(share * count)))
         part = [i * count // taken for i in range(taken)]
         labels = (self._row(window * seq_len)["labels"] for window in part)
-        self._windows = part if any((row >= 0).any() for row in labels) else [*range(count)]
+        whole = taken == count or not any((row >= 0).any() for row in labels)
+        self._windows = [*range(count)] if whole else part
         self.predictions: int = sum(min(seq_len, self._end - w * seq_len) for w in self._windows)
 
     def __len__(self) -> int:

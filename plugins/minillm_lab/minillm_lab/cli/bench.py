@@ -164,6 +164,13 @@ def _only(asked: RunRequest, others: set[str]) -> RunRequest:
     return replace(asked, assignments=tuple(kept))
 
 
+def ratio_words(ratio: Mapping[str, Any]) -> str:
+    """Format a ratio of speeds, and the range of its turns if there are several."""
+    low, high = ratio["low"], ratio["high"]
+    turns = "" if low is None else f" (turns: {low:.3f} to {high:.3f})"
+    return f"{ratio['tokens_per_second']:.3f} x{turns}"
+
+
 def render(result: Mapping[str, Any]) -> Iterator[Table]:
     """Print speed and memory, the parts of a step, and the layers under --layers."""
     sets, ratio = result["sets"], result["ratio"]
@@ -190,11 +197,10 @@ def render(result: Mapping[str, Any]) -> Iterator[Table]:
             f"{one['first_step_seconds']:.1f} s",
         )
     if ratio is not None:
-        peak, low, high = (ratio[key] for key in ("peak_bytes", "low", "high"))
-        turns = "" if low is None else f" (turns: {low:.3f} to {high:.3f})"
+        peak = ratio["peak_bytes"]
         speed.add_row(
             "first / second",
-            f"{ratio['tokens_per_second']:.3f} x{turns}",
+            ratio_words(ratio),
             f"{1 / ratio['tokens_per_second']:.3f} x",
             "",
             "" if peak is None else f"{peak:.3f} x",
