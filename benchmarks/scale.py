@@ -82,14 +82,20 @@ def _ddp(rows: int, gpus: int) -> Case:
     return Case(f"nanogpt-ddp-{rows * 1024}", gpus, rows * 1024 * gpus, given, peer=True)
 
 
-def _weights(gpus: int, *, checkpointing: bool = False, rows: int = 8) -> Case:
-    """``rows`` other than the preset's are in the name: the more of them, the less of a step is communication."""
-    large = ("--preset", "1b", "--plugins", "muon", f"train.accumulate={2 * gpus}")
+def _weights(
+    gpus: int, checkpointing: str = "false", *, rows: int = 8, fused: bool = False
+) -> Case:
+    """``rows`` other than the preset's are in the name: the more of them, the less of a step is communication.
+
+    ``fused``: with the kernels of minillm-cute and fused SwiGLU, which keep fewer activations.
+    """
+    plugins = "muon,cute,fused_swiglu" if fused else "muon"
+    large = ("--preset", "1b", "--plugins", plugins, f"train.accumulate={2 * gpus}")
     wide = () if rows == 8 else (f"train.rows={rows}",)
     shard = ("mesh.shard=weights",) if gpus > 1 else ()
-    again = ("train.checkpointing=true",) if checkpointing else ()
-    name = "checkpointed-1b" if checkpointing else "weights-1b"
-    name = f"{name}-rows{rows}" if wide else name
+    again = () if checkpointing == "false" else (f"train.checkpointing={checkpointing}",)
+    kind = {"false": "weights", "true": "checkpointed", "selective": "selective"}[checkpointing]
+    name = "-".join(("fused-" * fused + kind, "1b", *([f"rows{rows}"] if wide else ())))
     return Case(name, gpus, rows * 2048 * 2 * gpus, (*large, *wide, *shard, *again))
 
 
@@ -120,9 +126,12 @@ ROUNDS: tuple[tuple[Case, ...], ...] = (
     (_weights(1), _fsdp(1)),
     (_weights(2),),
     (_fsdp(2),),
-    (_weights(1, checkpointing=True), _weights(1, checkpointing=True, rows=16)),
-    (_weights(2, checkpointing=True),),
-    (_weights(2, checkpointing=True, rows=16),),
+    (_weights(1, "true"), _weights(1, "true", rows=16)),
+    (_weights(2, "true"),),
+    (_weights(2, "true", rows=16),),
+    (_weights(1, "selective", fused=True), _weights(1, "true", fused=True)),
+    (_weights(2, "selective", fused=True),),
+    (_weights(2, "true", fused=True),),
     (_context(65_536, 1), _context(131_072, 1)),
     (_context(65_536, 2),),
     (_context(131_072, 2),),
