@@ -13,6 +13,7 @@ from minillm_metal import exact
 from minillm_metal.kernels.attention import attention
 from minillm_metal.kernels.gram import gram
 from minillm_metal.kernels.loss import loss_rows
+from minillm_metal.kernels.norm import gradients
 from minillm_metal.kernels.rope import rotate
 
 __all__ = ["Case", "cases"]
@@ -58,6 +59,8 @@ def cases(seed: int = 0) -> Iterator[Case]:
             yield _attention(rng, f"attention_{name}_{dtype}", dtype, shape, window, documents)
         for positions in (None, (7,), (2, 7)):
             yield _rotate(rng, f"rotate_{len(positions or ())}_{dtype}", dtype, positions)
+        for shape in ((5, 20), (1, 131), (1030, 3)):
+            yield _norm(rng, f"norm_{shape[1]}_{dtype}", dtype, shape)
     for shape in ((2, 45, 70), (1, 128, 33)):
         yield _gram(rng, f"gram_{shape[1]}", shape)
 
@@ -122,6 +125,18 @@ def _rotate(
     tables = (table, table, back, back)
     wanted = tuple(exact.rotate(x, one) for x, one in zip(wide, tables, strict=True))
     return Case(name, "rotate", dtype, compute, wanted)
+
+
+def _norm(rng: np.random.Generator, name: str, dtype: str, shape: tuple[int, int]) -> Case:
+    arrays = [exact.rounded(rng, DTYPES[dtype], *one) for one in (shape, shape[1:], shape)]
+    (x, w, up), wide = zip(*arrays, strict=True)
+
+    def compute() -> list[mx.array]:
+        found = [*gradients(x, w, up, 1e-5)]
+        mx.eval(found)
+        return found
+
+    return Case(name, "rms_norm", dtype, compute, exact.norm(*wide, 1e-5)[1:])
 
 
 def _gram(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> Case:

@@ -98,6 +98,13 @@ def rotate(x: Array, table: Rotary) -> Array:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+def norm(x: Array, w: Array, dy: Array, eps: float) -> tuple[Array, Array, Array]:
+    """Compute RMSNorm's y, dx and dw of x, dy (N, C), w (C,)."""
+    r = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+    along = (dy * w * x).mean(-1, keepdims=True) * r * r
+    return x * r * w, r * (dy * w - x * along), (dy * x * r).sum(0)
+
+
 def pulled(
     function: Any, arrays: list[mx.array], upstream: mx.array
 ) -> tuple[mx.array, list[mx.array]]:

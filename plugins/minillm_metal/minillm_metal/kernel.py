@@ -1,7 +1,7 @@
 """Kernels of this distribution: the body of a Metal function in source/, launched by MLX.
 
-On a Mac ``mx.fast.metal_kernel`` launches it. Elsewhere a test sets the launcher:
-:data:`launcher` is set by :func:`minillm_metal.emulator.emulated`.
+On a Mac ``mx.fast.metal_kernel`` launches it, and on an NVIDIA GPU ``mx.fast.cuda_kernel``, translated. Elsewhere
+a test sets the launcher: :data:`launcher` is set by :func:`minillm_metal.emulator.emulated`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import mlx.core as mx
 
-__all__ = ["Kernel", "Output", "launcher"]
+from minillm_metal.cuda import SOURCE, body_as_cuda, header_as_cuda
 
-SOURCE = Path(__file__).parent / "source"
+__all__ = ["Kernel", "Output", "launcher"]
 
 Output = tuple[tuple[int, ...], mx.Dtype]
 Template = Sequence[tuple[str, Any]]
@@ -50,6 +50,20 @@ class Kernel:
             header="".join((SOURCE / f"{one}.h").read_text() for one in self.headers),
         )
 
+    @cached_property
+    def on_cuda(self) -> Any:
+        """Build MLX's CUDA kernel of it, which NVRTC compiles at its first launch."""
+        body = body_as_cuda((SOURCE / f"{self.name}.metal").read_text())
+        header = header_as_cuda(self.headers)
+        return mx.fast.cuda_kernel(
+            # MLX keeps compiled kernels on disk by their names, also those of an earlier source
+            name=f"{self.name}_{crc32((header + body).encode()):08x}",
+            input_names=list(self.inputs),
+            output_names=list(self.outputs),
+            source=body,
+            header=header,
+        )
+
     def launch(
         self,
         inputs: Sequence[mx.array],
@@ -71,7 +85,7 @@ class Kernel:
         return launcher.get()(self, inputs, outputs, template, threadgroups, threads)
 
 
-def by_metal(
+def by_gpu(
     kernel: Kernel,
     inputs: Sequence[mx.array],
     outputs: Sequence[Output],
@@ -82,10 +96,11 @@ def by_metal(
     """Launch a kernel on the GPU.
 
     Raises:
-        RuntimeError: MLX has no Metal here.
+        RuntimeError: MLX has no GPU here.
     """
     x, y, z = threadgroups
-    return kernel.on_metal(
+    build = kernel.on_cuda if mx.cuda.is_available() else kernel.on_metal
+    return build(
         inputs=list(inputs),
         template=list(template),
         grid=(x * threads, y, z),
@@ -96,5 +111,5 @@ def by_metal(
 
 
 Launcher = Callable[..., list[mx.array]]
-launcher: ContextVar[Launcher] = ContextVar("launcher", default=by_metal)
+launcher: ContextVar[Launcher] = ContextVar("launcher", default=by_gpu)
 """The function that launches kernels."""

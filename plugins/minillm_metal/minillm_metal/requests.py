@@ -13,6 +13,8 @@ __all__ = [
     "gram_rank",
     "loss",
     "loss_rank",
+    "norm",
+    "norm_rank",
     "rope",
     "rope_rank",
 ]
@@ -71,11 +73,24 @@ def rope(request: Request) -> str | None:
 
 
 def rope_rank(request: Request) -> int:
-    """Rank before the table's composed form, which MLX does not fuse; after ``mx.fast.rope``.
+    """Rank before the table's composed form, which MLX does not fuse; after ``mx.fast.rope`` with Metal.
 
-    The latter serves positions 0 .. T-1 in half dtypes, and moves as many bytes.
+    The latter serves positions 0 .. T-1 in half dtypes, and moves as many bytes. With CUDA its backward pass
+    takes three times as long as its forward pass (docs/experiments.md, 2026-11-30).
     """
+    if request.device == "cuda":
+        return -1
     return 1 if request.facts.get("positions") is None and request.dtype != "float32" else -1
+
+
+def norm(request: Request) -> str | None:
+    """Accept any width and dtype."""
+    return None
+
+
+def norm_rank(request: Request) -> int:
+    """Rank before MLX's own, whose backward pass writes and reads the weight's gradient of every row."""
+    return -1
 
 
 def blocks(request: Request) -> str | None:

@@ -19,6 +19,7 @@ from minillm_metal.emulator import emulated
 from minillm_metal.kernels import attention as attention_kernels
 from minillm_metal.kernels import loss as loss_kernels
 from minillm_metal.kernels.gram import gram
+from minillm_metal.kernels.norm import rms_norm
 from minillm_metal.kernels.rope import rotate
 
 pytestmark = pytest.mark.usefixtures("emulator")
@@ -199,6 +200,37 @@ def test_rotation_is_float64s(dtype: mx.Dtype, shape: tuple[int, ...] | None) ->
     )
     for got, want in zip((*outputs, *gradients), wanted, strict=True):
         exact.close("rotate", dtype, got, want)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        (mx.float32, (2, 3, 131)),  # two threadgroup sizes, and a last lane without features
+        (mx.bfloat16, (2050, 1, 20)),  # threadgroups of one row, two and three
+        pytest.param(mx.float16, (1, 1, 4100), marks=slow),  # more than four features a lane
+    ],
+)
+def test_the_norms_gradients_are_float64s(dtype: mx.Dtype, shape: tuple[int, ...]) -> None:
+    rng, C = np.random.default_rng(2), shape[-1]
+    (x, w, up), wide = zip(
+        *(exact.rounded(rng, dtype, *one) for one in (shape, (C,), shape)), strict=True
+    )
+    wanted = exact.norm(wide[0].reshape(-1, C), wide[1], wide[2].reshape(-1, C), 1e-2)
+    with emulated() as launches:
+        outputs, gradients = mx.vjp(lambda x, w: rms_norm(x, w, 1e-2), [x, w], [up])
+        mx.eval(outputs, gradients)
+    assert len(launches) == 1
+    for got, want in zip((*outputs, *gradients), wanted, strict=True):
+        exact.close("rms_norm", dtype, got, want.reshape(got.shape))
+
+
+def test_a_norm_without_a_weight_or_with_one_of_another_dtype() -> None:
+    x, w = mx.random.normal((3, 8), mx.bfloat16), mx.random.normal((8,))
+    with emulated() as launches:
+        (plain,) = mx.grad(lambda x: rms_norm(x, None, 1e-5).sum())(x)[:1]
+        _, of_weight = mx.grad(lambda x, w: rms_norm(x, w, 1e-5).sum(), (0, 1))(x, w)
+        mx.eval(plain, of_weight)
+    assert (of_weight.dtype, len(launches)) == (mx.float32, 1)
 
 
 @slow

@@ -65,14 +65,16 @@ def test_capped_logits_and_windows_are_served(on_a_mac: None) -> None:
     assert {op for op, kernel in kernels.items() if kernel == "metal"} == {
         "linear_cross_entropy",
         "attention",
+        "rms_norm",
     }
 
 
 def test_where_mlx_moves_as_few_bytes_its_own_stay(on_a_mac: None) -> None:
     kernels = chosen(planned(Windowed()))
     assert (kernels["linear_cross_entropy"], kernels["attention"]) == ("fused", "metal")
+    assert kernels["rotate"] == "fast"
     with pytest.raises(BackendError, match="plugin 'metal' brings"):
-        binding.bind(GPU, planned())
+        binding.bind(GPU, planned(norm=False))
     named = chosen(planned(kernels="attention=metal,linear_cross_entropy=metal"))
     assert named["attention"] == named["linear_cross_entropy"] == "metal"
 
@@ -108,17 +110,27 @@ def test_blocks_serve_other_heads_and_cards_where_there_is_something_to_mask() -
     assert "1024 positions or more" in (blocks.refusal(short) or "")
 
 
+ALSO_CUDA = {"linear_cross_entropy", "rotate", "rms_norm"}
+
+
 @pytest.mark.parametrize(
     ("backend", "device", "said"),
-    [
-        ("mlx", "cpu", "serves metal, not cpu"),
-        ("mlx", "cuda", "serves metal, not cuda"),
-        ("torch", "mps", "serves mlx, not torch"),
-    ],
+    [("mlx", "cpu", "not cpu"), ("torch", "mps", "serves mlx, not torch")],
 )
 def test_elsewhere_candidates_say_so(backend: str, device: str, said: str) -> None:
     for candidate in offers().values():
-        assert candidate.refusal(Request(candidate.op, backend, device, "float32")) == said
+        request = Request(candidate.op, backend, device, "float32")
+        assert (candidate.refusal(request) or "").endswith(said)
+
+
+def test_kernels_without_products_of_matrices_also_run_as_cuda() -> None:
+    for op, candidate in offers().items():
+        request = Request(op, "mlx", "cuda", "bfloat16", True)
+        refused = None if op in ALSO_CUDA else "serves metal, not cuda"
+        assert candidate.refusal(request) == refused
+    kernel = offers()["rotate"]  # mx.fast.rope first on a Mac alone
+    request = Request("rotate", "mlx", "cuda", "bfloat16", True)
+    assert (kernel.rank(asked("rotate")), kernel.rank(request)) == (1, -1)
 
 
 @pytest.mark.parametrize(("backend", "device"), [("torch", "cuda"), ("mlx", "cpu")])
@@ -128,12 +140,13 @@ def test_elsewhere_the_plugin_is_refused(backend: str, device: str) -> None:
 
 
 def test_options_insist_or_leave_out() -> None:
-    assert set(offers(loss=False)) == {"attention", "gram", "rotate"}
+    assert set(offers(loss=False)) == {"attention", "gram", "rms_norm", "rotate"}
     insisting = {op: one.disable_option for op, one in offers(loss=True).items()}
     assert insisting == {
         "linear_cross_entropy": "loss=false",
         "attention": "",
         "rotate": "",
+        "rms_norm": "",
         "gram": "",
     }
 

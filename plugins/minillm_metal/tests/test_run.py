@@ -57,6 +57,6 @@ def test_a_run_with_emulated_kernels_learns_as_without(
     kernels = {done.launch.name.split("__")[0].removeprefix("custom_kernel_") for done in launched}
     assert kernels == {
         *("attention_forward", "attention_queries", "attention_keys"),
-        *("loss_rows", "rotate", "gram"),
+        *("loss_rows", "rotate", "norm_gradient", "gram"),
     }
     assert losses["kernels"] == pytest.approx(losses["plain"], abs=1e-4)

@@ -385,6 +385,9 @@ _ALL_CASES = (
         dict(N=523, C=37, V=131, K=2, weights="position"),
         dict(N=5, C=5, V=MANY),
         dict(N=MANY, C=3, V=5, supervised="few"),
+        *(
+            dict(N=301, C=40, V=384, form=form) for form in _FORMS
+        ),  # whole tiles, for those who need them
     ),
     *_cases(
         "linear_cross_entropy",

@@ -12,7 +12,7 @@ import numpy as np
 
 from minillm_metal.emulator.capture import Launch, captured
 from minillm_metal.emulator.run import ORDERS, run
-from minillm_metal.kernel import Kernel, Output, by_metal, launcher
+from minillm_metal.kernel import Kernel, Output, by_gpu, launcher
 
 __all__ = ["Done", "as_numpy", "emulated"]
 
@@ -57,7 +57,7 @@ def emulated(
         threads: int,
     ) -> list[mx.array]:
         given = (outputs, template, threadgroups, threads)
-        one = change(captured(lambda *xs: by_metal(kernel, xs, *given), *inputs))
+        one = change(captured(lambda *xs: by_gpu(kernel, xs, *given), *inputs))
         made = [np.empty(shape, NUMPY[dtype]) for shape, dtype in outputs]
         given_inputs = [as_numpy(x) for x in inputs]
         run(one, given_inputs, made, orders=orders)
