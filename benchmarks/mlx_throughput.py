@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -22,7 +23,7 @@ from mlx.utils import tree_flatten
 from benchmarks.command import measuring, written
 from benchmarks.handwritten import gpt_mlx
 from benchmarks.handwritten.shape import GPT2_124M, TINY
-from benchmarks.ours import Ours, bound
+from benchmarks.ours import Ours, attempted, bound
 from benchmarks.turns import PEAK_FLOPS, Memory, Turns, Variant, ratio, take_turns
 
 MEMORY_LIMIT = 24 << 30  # on CUDA, MLX uses managed memory: far below a GPU's size
@@ -100,7 +101,7 @@ def parsed() -> argparse.Namespace:
         "--attempt",
         action="append",
         default=[],
-        metavar="LABEL:KEY=VALUE;KEY=VALUE",
+        metavar="LABEL:KEY=VALUE;plugins=NAME",
         help="one more variant of ours",
     )
     parser.add_argument("--device", default="gpu")
@@ -131,7 +132,7 @@ def main() -> None:
         dtype = mx.bfloat16 if gpu else mx.float32
         return HandWritten(gpt_mlx.Trainer(shape, dtype), data, rows, seq_len), tokens
 
-    def ours(plugins: str = "", more: tuple[str, ...] = ()) -> tuple[Variant, int]:
+    def ours(plugins: str = "", more: Sequence[str] = ()) -> tuple[Variant, int]:
         plan, backend = bound([*settings, *more], plugins, "mlx", arguments.device)
         return Ours(plan, backend, data), tokens
 
@@ -141,8 +142,8 @@ def main() -> None:
     makers = {"hand-written": by_hand, "plain": ours}
     makers |= {name: lambda name=name: ours(name) for name in arguments.plugins}
     for attempt in arguments.attempt:
-        label, _, text = attempt.partition(":")
-        makers[label] = lambda text=text: ours(more=tuple(text.split(";")))
+        label, plugins, more = attempted(attempt)
+        makers[label] = partial(ours, plugins, more)
     rounds = take_turns(
         makers,
         MLXMemory(),

@@ -17,7 +17,7 @@ from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.plugins.manager import load as load_plugins
 
-__all__ = ["Ours", "activated", "bound"]
+__all__ = ["Ours", "activated", "attempted", "bound"]
 
 PRESET = "gpt2-124m"
 PROGRESS = 0.5  # of the run: schedules have their mid-run values
@@ -49,6 +49,14 @@ def bound(*arguments: Any, **named: Any) -> tuple[Plan, Backend]:
     """Return the first two of :func:`activated`."""
     plan, backend, _ = activated(*arguments, **named)
     return plan, backend
+
+
+def attempted(text: str) -> tuple[str, str, list[str]]:
+    """Split ``LABEL:KEY=VALUE;plugins=A,B`` of --attempt into its label, plugins and settings."""
+    label, _, given = text.partition(":")
+    named = [one.removeprefix("plugins=") for one in given.split(";") if one.startswith("plugins=")]
+    settings = [one for one in given.split(";") if one and not one.startswith("plugins=")]
+    return label, ",".join(named), settings
 
 
 class Ours:

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.command import measuring, written
 from benchmarks.nanogpt import NanoGPT
-from benchmarks.ours import Ours, bound
+from benchmarks.ours import Ours, attempted, bound
 from benchmarks.profiling import profiled
 from benchmarks.turns import PEAK_FLOPS, Measured, Memory, Turns, Variant, ratio, take_turns
 
@@ -119,14 +119,8 @@ def makers(arguments: argparse.Namespace, scale: Scale) -> Iterator[tuple[str, C
             else:
                 yield f"{name} B={rows}", partial(ours, rows, PLUGINS[name], arguments.set)
         for attempt in arguments.attempt:
-            label, _, text = attempt.partition(":")
-            given = text.split(";")
-            plugins = [s.removeprefix("plugins=") for s in given if s.startswith("plugins=")]
-            settings = [s for s in given if s and not s.startswith("plugins=")]
-            yield (
-                f"{label} B={rows}",
-                partial(ours, rows, ",".join(plugins), [*arguments.set, *settings]),
-            )
+            label, plugins, settings = attempted(attempt)
+            yield f"{label} B={rows}", partial(ours, rows, plugins, [*arguments.set, *settings])
 
 
 def ratios(measured: dict[str, Measured], rows: list[int]) -> dict[str, Any]:
