@@ -131,8 +131,8 @@ def gram_rank(request: Request) -> int:
 def loss_rank(request: Request) -> int:
     """Rank before minillm's Triton kernel, whose rank is 0: 25 ms for 65,536 positions, where that takes 29.
 
-    With a softcap behind it and the core's, so that it is used where it is named: 25.4 to 25.8 ms, but no whole
-    run with it is measured yet.
+    With a softcap behind it and the core's, so that it is used where it is named: 26.9 ms in half of the memory,
+    but no whole run with it is measured yet.
     """
     form: LossForm = request.facts.get("form", LossForm())
     return 1 if form.cap else -1

@@ -56,7 +56,7 @@ class Metal(Plugin, api=1, backends=("mlx",), devices=("gpu",)):
                     f"minillm_metal.kernels.{module}:{op}",
                     devices=devices,
                     accepts=getattr(requests, module),
-                    rank=getattr(requests, f"{module}_rank"),
+                    rank=requests.required if insists else getattr(requests, f"{module}_rank"),
                     requires=(MLX,),
                     disable_option=f"{field}=false" if insists else "",
                     provider="minillm-metal",

@@ -15,6 +15,7 @@ __all__ = [
     "loss_rank",
     "norm",
     "norm_rank",
+    "required",
     "rope",
     "rope_rank",
 ]
@@ -25,6 +26,11 @@ SPAN = 2**31  # rows and vocabulary are 32-bit numbers in the kernels; offsets a
 LARGE = 2**31  # bytes of logits from which on the core also uses chunks
 LONG = 1_024  # two blocks of queries
 ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def required(request: Request) -> int:
+    """Rank before every other kernel."""
+    return -3
 
 
 def loss(request: Request) -> str | None:
@@ -73,13 +79,10 @@ def rope(request: Request) -> str | None:
 
 
 def rope_rank(request: Request) -> int:
-    """Rank before the table's composed form, which MLX does not fuse; after ``mx.fast.rope`` with Metal.
+    """Rank before the table's composed form, which MLX does not fuse; after ``mx.fast.rope``.
 
-    The latter serves positions 0 .. T-1 in half dtypes, and moves as many bytes. With CUDA its backward pass
-    takes three times as long as its forward pass (docs/experiments.md, 2026-11-30).
+    The latter serves positions 0 .. T-1 in half dtypes, and moves as many bytes.
     """
-    if request.device == "cuda":
-        return -1
     return 1 if request.facts.get("positions") is None and request.dtype != "float32" else -1
 
 
@@ -89,8 +92,12 @@ def norm(request: Request) -> str | None:
 
 
 def norm_rank(request: Request) -> int:
-    """Rank before MLX's own, whose backward pass writes and reads the weight's gradient of every row."""
-    return -1
+    """Rank before MLX's own, whose backward pass writes and reads the weight's gradient of every row.
+
+    With CUDA behind it: there MLX runs that second pass beside other kernels, and a step of gpt2-124m takes as long
+    either way (docs/experiments.md).
+    """
+    return 1 if request.device == "cuda" else -1
 
 
 def blocks(request: Request) -> str | None:
