@@ -140,8 +140,8 @@ class RunOptions:
     )
     init: Path | None = _choice(
         "RUN|DIR",
-        "Start from the weights, shape and tokenizer of a run (RUN[@STEP]), of a model directory "
-        "(Hugging Face format), or of a model of the hub: OWNER/NAME[@REVISION].",
+        "Start from the weights, shape and tokenizer of a run (RUN\\[@STEP]), of a model directory "
+        "(Hugging Face format), or of a model of the hub: OWNER/NAME\\[@REVISION].",
         parser=folder,
     )
     out: Path | None = _choice("DIR", "Folder of the run; default: runs/PRESET-N.", parser=folder)

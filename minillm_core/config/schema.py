@@ -113,7 +113,7 @@ class TrainConfig(Section):
         ge=0,
         description="nats above the median of the last 64 losses at which to rewind; 0: off",
     )
-    rewind: int = Field(100, ge=1, description="minimum number of steps to rewind at a spike")
+    rewind: int = Field(100, ge=1, description="fewest steps to rewind; 3 more checkpoints stay")
     skip: int = Field(200, ge=0, description="steps whose batches are skipped after a rewind")
 
     @property

@@ -170,7 +170,7 @@ def _expand(path: Path, known: formats.Formats, say: Callable[[str], None]) -> l
         elif _is_broken(file):
             skipped[_BROKEN] += 1
         elif file.is_dir():
-            skipped[_RUN] += 1
+            skipped["linked folder" if file.is_symlink() else _RUN] += 1
         elif format is None:
             skipped[file.suffix or "no suffix"] += 1
         else:
@@ -221,6 +221,7 @@ def _walk(root: Path, left_out: Callable[[str], bool]) -> Iterator[Path]:
             own = _OF_RUN if inside == root else {*folders, *files}
         folders[:] = [name for name in folders if not (name in own or left_out(name))]
         found += [inside / name for name in files if name not in own]
+        found += [inside / name for name in folders if os.path.islink(inside / name)]
     return iter(sorted(found, key=lambda path: path.relative_to(root).parts))
 
 

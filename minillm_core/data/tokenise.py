@@ -202,6 +202,7 @@ class TokenCache:
         digests = [self._digests[source] for source in self.sources]
         files = [*Counter(source.given for source in self.sources).values()]  # number, by path
         key = [_VERSION, self.vocab, digests, files, rule, self.block, *self.asked.key]
+        key += [s.path.parts[-2:] for s in self.sources] if self.asked.source else []
         return digest(json.dumps(key))
 
     def folder_of(self, key: str, number: int) -> Path:
@@ -350,7 +351,7 @@ class TokenCache:
             return None, (0, 0)
         if sample.ids or self._mapped:
             raise DataError(
-                "the data hold text and ids, and a tokenizer trained here would not be theirs",
+                "the data contain both text and token ids; a newly trained tokenizer would not match the ids",
                 where=self.where,
                 fix="name the tokenizer that the ids were made with: data.tokenizer=PATH",
             )

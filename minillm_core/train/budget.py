@@ -15,15 +15,15 @@ EVALUATIONS = 6
 
 @dataclass(frozen=True)
 class Budget:
-    """A budget of steps, of minutes, or of both, where the first to be spent ends the run."""
+    """A budget of steps, or of minutes."""
 
     steps: int | None = None
     minutes: float | None = None
 
     def __post_init__(self) -> None:
-        if self.steps is None and self.minutes is None:
+        if (self.steps is None) == (self.minutes is None):
             raise ConfigError(
-                "nothing says how long to train",
+                "exactly one setting says how long to train",
                 where="train.steps, train.minutes",
                 fix="train.steps=1000, or train.minutes=10",
             )
@@ -38,29 +38,23 @@ class Budget:
         return cls(train.steps, train.minutes)
 
     def progress(self, step: int, elapsed: float) -> float:
-        """Return the schedules' progress, 0..1, at a step (from 1) that begins after ``elapsed`` seconds."""
-        return min(1.0, max(self._shares(step, elapsed)))
+        """Return the schedules' progress, above 0, up to 1, at a step (from 1) that begins after ``elapsed`` seconds."""
+        return min(1.0, self._share(step, elapsed))
 
     def spent(self, step: int, elapsed: float) -> bool:
         """Return whether the budget is spent after ``step`` steps and ``elapsed`` seconds."""
-        return max(self._shares(step, elapsed)) >= 1.0
+        return self._share(step, elapsed) >= 1.0
 
     def part(self, parts: int, step: int, elapsed: float) -> int:
         """Return how many of ``parts`` equal parts of the run are over after ``step`` steps, 0..parts."""
-        found = [0]
-        if self.steps is not None:
-            found.append(parts * step // self.steps)
-        if self.minutes is not None:
-            found.append(int(parts * elapsed / (60.0 * self.minutes)))
-        return min(parts, max(found))
+        return min(parts, int(parts * self._share(step, elapsed) + 1e-9))
 
-    def _shares(self, step: int, elapsed: float) -> list[float]:
-        shares = []
+    def _share(self, step: int, elapsed: float) -> float:
         if self.steps is not None:
-            shares.append(step / self.steps)
-        if self.minutes is not None:
-            shares.append(elapsed / (60.0 * self.minutes))
-        return shares
+            return step / self.steps
+        assert self.minutes is not None
+        # the clock begins once the first step has been read, and rates divide by the progress
+        return max(elapsed, 1e-6) / (60.0 * self.minutes)
 
 
 SAVES = 20

@@ -92,7 +92,7 @@ class CheckpointManager:
     on_error: str = "stop"  # "continue": a checkpoint that cannot be written does not end the run
     best: Best | None = None  # None: only the newest checkpoints are kept
     begun: int | None = None  # the step of the last save
-    back: int = 0  # fewest steps between a spike and the checkpoint that the run is rewound to
+    back: int = 0  # fewest steps between a spike and the checkpoint to rewind to; 0: no spikes
     skip: int = 0  # steps whose batches are skipped, for each rewind to a checkpoint
     out: Path | None = None  # the run's folder
     feed: Feed | None = None  # the dataloader, set back at a spike
@@ -112,11 +112,27 @@ class CheckpointManager:
             before: the evaluations that earlier processes of the run made.
         """
         self.out, self.constants = out, constants
+        self.back = config.train.rewind if config.train.spike else 0
         if config.checkpoint.every != 0:
             self.on_error = config.checkpoint.on_error
             self.best = Best(out, before) if config.checkpoint.best else None
-            spare = self.best.protected if self.best else lambda: best.protected(out)
-            self.writer = CheckpointWriter(out, keep=config.checkpoint.keep, spare=spare)
+            self.writer = CheckpointWriter(
+                out, keep=config.checkpoint.keep, spare=lambda: self._spare(out)
+            )
+
+    def _spare(self, out: Path) -> set[int]:
+        """Return the steps whose checkpoints stay: the best's, and those to rewind to."""
+        chosen = self.best.protected() if self.best else best.protected(out)
+        return chosen | self.to_rewind_to(step for step, _ in layout.folders(out))
+
+    def to_rewind_to(self, steps: Iterable[int]) -> set[int]:
+        """Choose checkpoints that stay, so that one is old enough: the first in each ``back`` steps, of three.
+
+        Args:
+            steps: of the checkpoints, the newest first.
+        """
+        first = {step // self.back: step for step in steps} if self.back else {}
+        return {first[part] for part in sorted(first)[-3:]}
 
     def close(self, *, now: bool = False) -> None:
         """Wait for the save under way; ``now``: cancel it."""

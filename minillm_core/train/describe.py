@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from minillm_core.config.schema import TrainConfig
 from minillm_core.data.documents import column
 from minillm_core.plan.render import epochs_read, exportable, parameters_of
 from minillm_core.plugins.builders.loss import LEFT_OUT, POSITIONS
@@ -161,8 +160,9 @@ def next_steps(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     if kept and made.evaluated is not None and made.evaluated.stop:
         lines.append(command(["train", "--branch", str(out), "--out", f"{out}-on"], plugins))
     elif kept:
-        more = ["train", "--resume", "--out", str(out), *_doubled(job.config.train, made.steps)]
-        lines.append(command(more, plugins))
+        minutes = job.config.train.minutes
+        longer = [f"train.minutes={2 * minutes:g}"] if minutes else ["--steps", str(2 * made.steps)]
+        lines.append(command(["train", "--resume", "--out", str(out), *longer], plugins))
     if kept and plan.sourcing.prompt is not None:
         lines.insert(0, command(["chat", str(out)], plugins))
     elif kept and job.corpus.tokenizer is not None:
@@ -177,26 +177,13 @@ def next_steps(job: Job, out: Path, made: Outcome) -> Iterator[str]:
         yield f"  (export: {exportable(plan)})"
 
 
-def _doubled(train: TrainConfig, steps: int) -> list[str]:
-    """Return the options that double the run's budget."""
-    if train.steps is not None and train.minutes is None:
-        return ["--steps", str(2 * steps)]
-    assert train.minutes is not None
-    longer = [f"train.minutes={2 * train.minutes:g}"]
-    return longer if train.steps is None else [*longer, f"train.steps={2 * train.steps}"]
-
-
 def _budget(job: Job) -> str:
-    tokens, parts = job.plan.tokens_per_step, []
-    steps, minutes = job.config.train.steps, job.config.train.minutes
-    if steps is not None:
-        length = f"{counted(steps, 'step')} of {tokens:,} tokens"
-        parts.append(f"{length}, {epochs_read(_epochs(job, steps))}")
-    if minutes is not None:
-        beside = "" if parts else f" at {tokens:,} tokens a step"
-        clock = counted(minutes, "minute", "g")
-        parts.append(f"{clock} of training{beside}; start and evaluation come on top")
-    return ", or ".join(parts)
+    train, tokens = job.config.train, job.plan.tokens_per_step
+    if train.steps is not None:
+        read = epochs_read(_epochs(job, train.steps))
+        return f"{counted(train.steps, 'step')} of {tokens:,} tokens, {read}"
+    clock = counted(train.minutes or 0, "minute", "g")
+    return f"{clock} of training at {tokens:,} tokens a step; start and evaluation come on top"
 
 
 def _epochs(job: Job, steps: int, packed: Mapping[str, int] | None = None) -> float:

@@ -70,17 +70,19 @@ class Feed(Iterator[StepBatch]):
         return next(self._loader)
 
     def rewind(self, cursor: Mapping[str, Any], skip: int, step: int) -> dict[str, Any]:
-        """Set the dataloader to ``cursor``, after ``step``, and skip ``skip`` steps; return the new cursor."""
+        """Set the dataloader to ``cursor``, after ``step``, and skip ``skip`` steps; return the new cursor.
+
+        A signal does not end it: model and position would be of different steps.
+        """
         self._loader.close()
-        self._loader = self._open(cursor, step)
+        self._loader = self._open(cursor, step, ends=False)
         for _ in range(skip):
             cursor = next(self._loader).cursor
-        if skip:  # the batches after them are still made for the steps that follow ``step``
-            self._loader.close()
-            self._loader = self._open(cursor, step)
+        self._loader.close()
+        self._loader = self._open(cursor, step)
         return dict(cursor)
 
-    def _open(self, cursor: Mapping[str, Any] | None, step: int) -> Loader:
+    def _open(self, cursor: Mapping[str, Any] | None, step: int, *, ends: bool = True) -> Loader:
         job, config, begun = self._job, self._job.config, cursor or {}
         streams, place = Streams(config.seed, begun.get("random")), StepProgress(job.plan, step)
         on_batch = job.hook(streams=streams, progress=place.progress)
@@ -98,7 +100,7 @@ class Feed(Iterator[StepBatch]):
             ranks=job.ranks.data_parallel[0],
             rank=job.ranks.data_parallel[1],
             columns=lambda batch: job.ranks.columns(batch, job.plan),
-            cancelled=self._cancelled,
+            cancelled=self._cancelled if ends else lambda: False,
         )
 
     def __enter__(self) -> Feed:

@@ -298,8 +298,9 @@ class Branch(RunFolder):
             seen = [name for name in held if name.startswith(VIEWED)]
             how = (f"{len(seen)} weights are those that it evaluates (opt.view)",) if seen else ()
             return Position(), (*self._take(trainer, weights, budget.progress(1, 0.0)), *how)
-        position = Position.of(self.checkpoint.scalars)
-        position.saved = None  # the new folder has no checkpoint yet
+        # the new folder has no checkpoint yet, and its losses may be of another text
+        anew = {"saved": None, "rewinds": 0, "guarded": (), "losses": ()}
+        position = replace(Position.of(self.checkpoint.scalars), **anew)
         same_seed = self.config.seed == config.seed
         if not same_seed:
             held = {name: array for name, array in held.items() if not name.startswith("random.")}

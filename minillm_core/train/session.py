@@ -427,7 +427,14 @@ class Session:
         trend.resume(before, self.evaluations)
         evaluating, saving = Stopwatch(shown.clock), Stopwatch(shown.clock)
         with ExitStack() as stack:
-            observers, checks = [shown, trend, self._emitted.append], []
+
+            def forget(event: events.Event) -> None:
+                """Drop the evaluations after the checkpoint that the run was rewound to."""
+                if isinstance(event, events.Rewound):
+                    self.evaluations[:] = [e for e in self.evaluations if e.step <= event.to]
+                    trend.restart(self.evaluations)
+
+            observers, checks = [shown, trend, forget, self._emitted.append], []
             observers.insert(0, evidence)
             if held is not None:
                 metrics = Metrics(held.out / METRICS, every=config.log.every)
@@ -444,7 +451,7 @@ class Session:
                 for one in (*checks, job.corpus.check_unchanged):
                     one()
 
-            rewinds = {"back": config.train.rewind, "skip": config.train.skip, "feed": feed}
+            rewinds = {"skip": config.train.skip, "feed": feed}
             checkpoints = CheckpointManager(
                 emit, shown.say, check, self.ranks, trainer, waiting=saving, **rewinds
             )

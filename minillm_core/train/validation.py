@@ -217,6 +217,11 @@ class Trend:
                 self.take(found[event["step"]])
         self.say = say
 
+    def restart(self, evaluations: Sequence[Evaluated]) -> None:
+        """Compare with these evaluations alone: later ones were of weights that no longer exist."""
+        self.best, self.newest, self._steps, self._worse = None, None, [], 0
+        self.resume([{"event": Evaluated.event, "step": e.step} for e in evaluations], evaluations)
+
     def __call__(self, event: Event) -> None:
         """Add a step or an evaluation."""
         if isinstance(event, Stepped):

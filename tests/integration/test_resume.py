@@ -38,7 +38,11 @@ import numpy as np
 from minillm_core import Plugin
 
 class Spike(Plugin, api=1):
-    \"\"\"Asks for nonsense in some batches, by what is in it.\"\"\"
+    \"\"\"Asks for nonsense in some batches, by what is in it; reads the evaluations of the run as it is.\"\"\"
+
+    def on_evaluated(self, evaluated, history, model):
+        steps = [one.step for one in (*history, evaluated)]
+        assert steps == sorted({*steps}), steps
 
     def on_batch(self, batch, phase):
         if phase != "train" or batch["ids"].sum() % 31:

@@ -151,6 +151,7 @@ class DataBuilder(Builder):
     Attributes:
         seq_len: T, the length of a training row in tokens; the longest, where lengths change.
         rows: the rows of a micro-batch, where they do not change.
+        sources: number of sources of a mixture (--data PATH:WEIGHT); 0 without one.
     """
 
     _slots: DataSlots
@@ -158,6 +159,7 @@ class DataBuilder(Builder):
     def __init__(self, owner: str, values: ValueTable, slots: DataSlots) -> None:
         super().__init__(owner, values, slots)
         self.seq_len, self.rows = slots.config.train.seq_len, slots.config.train.rows
+        self.sources = len(slots.config.data.weights)
 
     def source(
         self,
@@ -177,7 +179,7 @@ class DataBuilder(Builder):
         document as text, as ids, or as a list of :class:`~minillm_core.documents.Segment`. It must be
         finite and deterministic: the same files and arguments yield the same documents. Held-out text is
         read with it too. Its documents are tokenized once and cached; the cache key covers the function,
-        its file, the version of its distribution, the arguments and the content of the files.
+        its file, the version of its distribution, the arguments, and the files' content, names and folders' names.
 
         ::
 

@@ -4,9 +4,10 @@
     {"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}
     {"prompt": "...", "completion": "..."}
 
-A message may have ``tool_calls``, ``reasoning_content`` and ``weight``, an object ``tools``. Contents that
-are lists of parts are joined where all are texts; arguments of calls given as a JSON string are parsed
-to objects, since templates serialise them as JSON.
+A message may have ``tool_calls``, ``reasoning_content`` and ``weight``; an object ``tools``, and
+``system``, the system message of a conversation that has none. Contents that are lists of parts are
+joined where all are texts; arguments of calls given as a JSON string are parsed to objects, since
+templates serialise them as JSON.
 """
 
 from __future__ import annotations
@@ -167,12 +168,19 @@ def conversation(record: Mapping[str, Any], place: Place) -> tuple[list[dict[str
         tools = _parsed(tools)
     if tools is not None and not isinstance(tools, list):
         raise place.error('"tools" is no list', 'like [{"type": "function", "function": {...}}]')
+    system = record.get("system")
+    if system is not None and not isinstance(system, str):
+        raise place.error('"system" is no text', "quote it, or leave it out")
     try:
-        json.dumps([given, tools], ensure_ascii=False).encode()
+        json.dumps([system, given, tools], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         what, fix = "a text with a lone surrogate", "write the character whole, or drop it"
         raise place.error(what, fix) from error
-    return [_message(one, number, place) for number, one in enumerate(given)], tools or None
+    messages = [_message(one, number, place) for number, one in enumerate(given)]
+    instructed = any(one["role"] in ("system", "developer") for one in messages)
+    if system and system.strip() and not instructed:
+        messages.insert(0, {"role": "system", "content": system})
+    return messages, tools or None
 
 
 def _turns(given: Any, role: str) -> list[Any]:

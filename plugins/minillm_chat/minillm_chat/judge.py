@@ -8,6 +8,7 @@ answer.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from minillm_chat.sandbox import ChatRefusedError
 from minillm_chat.talk import ChatModel, open_chat
 from minillm_chat.templates import ASSISTANT
 from minillm_core import DataError, Refusal, Run
-from minillm_core.commands import InferenceOptions, plain
+from minillm_core.commands import InferenceOptions, counted, plain
 from minillm_core.documents import Reading, find
 
 __all__ = ["judge_chats", "judge_command", "part_of"]
@@ -67,8 +68,9 @@ def judge_chats(
         ``answer_loss`` (nats per token over all answers), ``exact_match`` (share of generated answers
         whose part equals the chat's), ``format_rate`` (share with a match of the pattern; without a
         pattern, ``ended_rate``), ``ended_rate`` (share that reach an end of turn), ``chats``,
-        ``left_out`` (chats without an answer, or whose own answer lacks the pattern) and ``tokens``
-        (counted in the loss).
+        ``left_out`` (chats without an answer, whose own answer lacks the pattern, that the template
+        refuses, or whose prompt and own answer are longer than a training row; a note counts each
+        reason) and ``tokens`` (counted in the loss).
 
     Raises:
         Refusal: the run was not trained on chats, or the pattern is invalid.
@@ -76,38 +78,40 @@ def judge_chats(
     """
     model, wanted = ChatModel.of(run), _compiled(pattern)
     measured = run.evaluate(list(paths))
-    right = formed = ended = count = left_out = 0
+    right = formed = ended = count = 0
+    left_out: Counter[str] = Counter()
     with shown.phase("answering chats"):
         for messages, tools in _chats(paths, run.plan.config.model.vocab):
             if limit is not None and count == limit:
                 break
-            own = next((i for i in range(len(messages) - 1, 0, -1) if _answers(messages[i])), None)
-            expected = None if own is None else part_of(messages[own]["content"], wanted)
-            if own is None or expected is None:
-                left_out += 1
+            asked = _asked(model, messages, tools, wanted)
+            if isinstance(asked, str):
+                left_out[asked] += 1
                 continue
-            said, came_to_an_end = _said(model, messages[:own], tools)
-            if said is None:
-                left_out += 1
-                continue
-            given = part_of(said, wanted)
+            prompt, most, expected = asked
+            drawn = run.stream(prompt, ends=model.ends, max_tokens=most, temperature=0)
+            given, came_to_an_end = part_of("".join(drawn), wanted), drawn.ended
             count += 1
             right += given == expected
             ended += came_to_an_end
             formed += given is not None if pattern is not None else came_to_an_end
+    left = [f"{counted(number, 'chat')} {why}" for why, number in sorted(left_out.items())]
     if not count:
         raise DataError(
-            f"there is no chat to judge: {left_out:,} are without an answer, or theirs lacks the pattern",
+            f"there is no chat to judge: {'; '.join(left) or 'the files are empty'}",
             where=", ".join(paths),
-            fix="give chats whose last message is an answer, and a pattern that is in it",
+            fix="give chats whose last message is an answer that fits into a row, and a pattern that is "
+            "in it",
         )
+    for one in left:
+        shown.say(f"note: left out: {one}")
     return {
         "answer_loss": measured.val_loss,
         "exact_match": right / count,
         "format_rate": formed / count,
         "ended_rate": ended / count,
         "chats": count,
-        "left_out": left_out,
+        "left_out": left_out.total(),
         "tokens": measured.tokens,
     }
 
@@ -126,15 +130,29 @@ def _answers(message: dict[str, Any]) -> bool:
     return message["role"] == ASSISTANT and bool(message["content"].strip())
 
 
-def _said(model: ChatModel, messages: list[dict[str, Any]], tools: Any) -> tuple[str | None, bool]:
-    """Generate an answer greedily (None: the template rejects the chat); return it and whether it ended."""
+def _asked(
+    model: ChatModel, messages: list[dict[str, Any]], tools: Any, pattern: re.Pattern[str] | None
+) -> tuple[list[int], int, str] | str:
+    """Prepare the last answer of a chat.
+
+    Returns:
+        The ids before it, the most tokens to generate, and the expected part; or why the chat is left out.
+    """
+    own = next((i for i in range(len(messages) - 1, 0, -1) if _answers(messages[i])), None)
+    if own is None:
+        return "without an answer"
+    answer = messages[own]["content"].strip()
+    if (expected := part_of(answer, pattern)) is None:
+        return "whose own answer lacks the pattern"
     try:
-        prompt = model.ids(model.template.prompt(messages, tools=tools))
+        prompt = model.ids(model.template.prompt(messages[:own], tools=tools))
     except ChatRefusedError:
-        return None, False
-    room = max(model.run.plan.config.train.seq_len - len(prompt), 1)
-    drawn = model.run.stream(prompt, ends=model.ends, max_tokens=min(room, LONGEST), temperature=0)
-    return "".join(drawn), drawn.ended
+        return "that the template refuses"
+    tokenizer, room = model.run.tokenizer, model.run.plan.config.train.seq_len - len(prompt)
+    assert tokenizer is not None  # chats are text
+    if room < len(tokenizer.encode([answer])[0]) + 1:  # with the token that ends it
+        return "longer than a row (train.seq_len)"
+    return prompt, min(room, LONGEST), expected
 
 
 def _chats(paths: Sequence[str], vocab: int) -> Iterator[tuple[list[dict[str, Any]], Any]]:

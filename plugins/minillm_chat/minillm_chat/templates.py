@@ -81,6 +81,9 @@ _TEMPLATES = (
 _FORMS = re.compile(r"<\|[^<>|\s]+\|>|<(?:start|end)_of_\w+>")
 """Special tokens recognised in a template that has no list of them."""
 
+_OBJECT = re.compile(r'\s*\{\s*["}]')
+"""The beginning of a JSON object; Jinja begins with ``{{``, ``{%``, ``{#`` or text."""
+
 _SAID = ("content", "reasoning_content", "reasoning", "thinking", "tool_calls")
 """Fields of a message with the assistant's output."""
 
@@ -177,16 +180,26 @@ class ChatTemplate:
 
     @cached_property
     def exported(self) -> str:
-        """The source with its variables set, rendering the token that begins every document first."""
+        """The source with its variables set, rendering the token that begins every document first.
+
+        That is the written tokenizer's ``bos_token``, rendered before a variable sets another. A template
+        that begins with it is left alone.
+        """
         usual = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT}
         given = [
             f"{{%- set {name} = {json.dumps(value, ensure_ascii=False)} %}}\n"
             for name, value in sorted(self.variables.items())
             if usual.get(name) != value
         ]
-        begins = self.render([{"role": "user", "content": "a"}]).startswith(END_OF_TEXT)
-        first = "" if begins else f"{{{{- '{END_OF_TEXT}' }}}}"
-        return "".join(given) + first + self.source
+        own = self._special.match(self.render([{"role": "user", "content": "a"}]))
+        if own is None:
+            first = "{{- bos_token }}"
+        elif own[0] == END_OF_TEXT:
+            first = ""
+        else:
+            text = json.dumps(own[0], ensure_ascii=False)
+            first = f"{{{{- bos_token if bos_token != {text} }}}}"
+        return first + "".join(given) + self.source
 
     def render(self, messages: Chat, *, tools: Any = None, prompt: bool = False) -> str:
         """Render a conversation.
@@ -481,7 +494,7 @@ def _read(given: str) -> tuple[str, list[str], dict[str, str]]:
     if given in BUILT_IN:
         return BUILT_IN[given], [], {}
     check_name(given)
-    if not given.lstrip().startswith('{"') and "{" in given:
+    if not _OBJECT.match(given) and "{" in given:
         return given, [], {}
     try:
         config = json.loads(given)

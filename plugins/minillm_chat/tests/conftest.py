@@ -62,3 +62,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Train:
         return made[key]
 
     return train
+
+
+@pytest.fixture(scope="session")
+def other_boundary(
+    trained: Train, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[], dict[str, str]]:
+    """Return settings of ``trained`` for documents that begin with ``</s>``."""
+    path = tmp_path_factory.mktemp("other") / "tokenizer.json"
+
+    def settings() -> dict[str, str]:
+        text = (trained() / "tokenizer.json").read_text()
+        path.write_text(text.replace("<|endoftext|>", "</s>"))
+        return {"data__tokenizer": str(path), "data__end_of_text": "</s>"}
+
+    return settings

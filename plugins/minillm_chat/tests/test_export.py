@@ -22,13 +22,15 @@ TURNS = [
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("other", [False, True])
 @pytest.mark.parametrize("template", ["chatml", "plain"])
 def test_the_exported_tokenizer_writes_chats_as_training_did(
-    trained: Any, tmp_path: Path, template: str
+    trained: Any, other_boundary: Any, tmp_path: Path, template: str, other: bool
 ) -> None:
     from transformers import AutoTokenizer
 
-    run = minillm.Run.open(trained(sft__template=template))
+    more = other_boundary() if other else {}
+    run = minillm.Run.open(trained(sft__template=template, **more))
     model = ChatModel.of(run)
     run.export(tmp_path / "model")
     tokenizer: Any = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -63,6 +65,25 @@ def test_variables_go_with_the_template() -> None:
     )
     config = json.dumps({"chat_template": source, "bos_token": "<s>"})
     made = ChatTemplate.of(config, arguments={"mode": '"x"'})
-    alone = ChatTemplate(made.exported, made.specials, {})
-    assert alone.render(TURNS) == END_OF_TEXT + made.render(TURNS)
-    assert ChatTemplate.of("plain").exported.startswith("{{- '<|endoftext|>' }}")
+    for begins in (END_OF_TEXT, "</s>"):
+        alone = ChatTemplate(made.exported, made.specials, {"bos_token": begins})
+        assert alone.render(TURNS) == begins + made.render(TURNS)
+    assert ChatTemplate.of("plain").exported.startswith("{{- bos_token }}")
+
+
+@pytest.mark.parametrize("token", ["</s>", END_OF_TEXT, "<|im_start|>"])
+def test_an_exported_template_begins_with_the_boundary_once_however_often_it_is_exported(
+    token: str,
+) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    made = ChatTemplate.of("chatml")
+    first = "" if token == "<|im_start|>" else token  # which begins every turn
+    for _ in range(3):
+        (found,), _ = render_jinja_template(
+            [TURNS], chat_template=made.exported, bos_token=token, eos_token=token
+        )
+        assert found == first + ChatTemplate.of("chatml").render(TURNS)
+        config = {"chat_template": made.exported, "bos_token": token, "eos_token": token}
+        made = ChatTemplate.of(json.dumps(config))
+        assert made.render(TURNS) == found

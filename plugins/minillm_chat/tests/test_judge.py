@@ -14,6 +14,7 @@ import pytest
 import minillm_core as minillm
 from minillm_chat.judge import judge_chats, part_of
 from minillm_chat.talk import ChatModel
+from minillm_core import DataError
 from minillm_core.cli.main import main
 
 
@@ -49,7 +50,13 @@ def chats(tmp_path: Path) -> Callable[..., str]:
 
 
 class Silent:
-    """A stand-in for a display."""
+    """A stand-in for a display, with what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
 
     def phase(self, name: str) -> Any:
         from contextlib import nullcontext
@@ -76,9 +83,17 @@ def test_what_is_right_is_counted(
         return drawn
 
     monkeypatch.setattr(run, "stream", stream)
-    path = chats(["so: 4", "so: 4", "so: 4", "4", None, "so: 6"])
-    found = judge_chats(run, [path], Silent(), pattern="so: (.)")
-    assert {key: found[key] for key in ("chats", "left_out")} == {"chats": 4, "left_out": 2}
+    path, shown = (
+        chats(["so: 4", "so: 4", "so: 4", "4", None, "so: 6", "so: 4" + "?" * 64]),
+        Silent(),
+    )
+    found = judge_chats(run, [path], shown, pattern="so: (.)")
+    assert {key: found[key] for key in ("chats", "left_out")} == {"chats": 4, "left_out": 3}
+    assert shown.said == [
+        "note: left out: 1 chat longer than a row (train.seq_len)",
+        "note: left out: 1 chat whose own answer lacks the pattern",
+        "note: left out: 1 chat without an answer",
+    ]
     assert (found["exact_match"], found["format_rate"], found["ended_rate"]) == (0.5, 0.75, 0.5)
 
 
@@ -122,6 +137,31 @@ def test_what_cannot_be_judged_is_refused(
     assert (code, said in err) == (2, True), err
 
 
+def test_an_answer_may_fill_the_row_of_its_question(trained: Any, tmp_path: Path) -> None:
+    run, path, shown = minillm.Run.open(trained()), tmp_path / "held_out.jsonl", Silent()
+    model, answer = ChatModel.of(run), "It is"
+    assert run.tokenizer is not None
+    tokens = len(run.tokenizer.encode([answer])[0]) + 1
+
+    def used(marks: int) -> int:
+        asked = [{"role": "user", "content": "?" * marks}]
+        return len(model.ids(model.template.prompt(asked)))
+
+    most = run.plan.config.train.seq_len - used(0) - tokens
+    assert used(most) == used(0) + most  # each is a token
+    lines = [
+        json.dumps({"prompt": "?" * marks, "completion": answer}) + "\n"
+        for marks in (1, most, most + 1, 99)
+    ]
+    path.write_text("".join(lines))
+    found = judge_chats(run, [str(path)], shown)
+    assert (found["chats"], found["left_out"]) == (2, 2)
+    assert shown.said == ["note: left out: 2 chats longer than a row (train.seq_len)"]
+    path.write_text("".join(lines[2:]))
+    with pytest.raises(DataError, match="no chat to judge: 2 chats longer than a row"):
+        judge_chats(run, [str(path)], shown)
+
+
 def test_the_command_prints_the_figures(
     trained: Any, chats: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,15 +184,32 @@ def test_a_run_that_knows_no_chats_is_refused(
     assert "was not trained on chats" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("template", ["chatml", "plain"])
+INST = (
+    "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% else %}"
+    "{{ m.content }}[END]{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "other"),
+    [
+        ({"sft__template": "chatml"}, False),
+        ({"sft__template": "plain"}, False),
+        ({"sft__template": "chatml"}, True),
+        ({"sft__template": INST, "sft__tokens": ["[INST]", "[/INST]", "[END]"]}, False),
+    ],
+)
 def test_an_exported_directory_has_the_figures_of_its_run(
     trained: Any,
+    other_boundary: Any,
     chats: Callable[..., str],
     tmp_path: Path,
-    template: str,
+    more: dict[str, Any],
+    other: bool,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run, path = trained(sft__template=template), chats(["Because it is so, my friend."] * 4)
+    run = trained(**more, **(other_boundary() if other else {}))
+    path = chats(["Because it is so, my friend."] * 4)
     assert main(["export", str(run), "--to", str(tmp_path / "model")]) == 0
     found = []
     for place in (run, tmp_path / "model"):

@@ -103,6 +103,18 @@ def test_arguments_of_calls_are_objects() -> None:
     assert found == json.loads(tools)
 
 
+@pytest.mark.parametrize("system", ["Be brief.", "", " \n", None])
+def test_a_system_text_begins_a_conversation_that_has_none(system: str | None) -> None:
+    turns = [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]
+    begins = [{"role": "system", "content": system}] if system == "Be brief." else []
+    for record in ({"conversations": turns}, CHAT, {"prompt": "Hi", "completion": "Hello"}):
+        messages, _ = conversation({"system": system, **record}, PLACE)
+        assert messages == [*begins, QUESTION, ANSWER]
+    own = {"role": "system", "content": "Be kind."}
+    messages, _ = conversation({"system": system, "messages": [own, QUESTION, ANSWER]}, PLACE)
+    assert messages == [own, QUESTION, ANSWER]
+
+
 @pytest.mark.parametrize(
     ("record", "said"),
     [
@@ -121,6 +133,8 @@ def test_arguments_of_calls_are_objects() -> None:
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "lone surrogate"),
         ({"messages": [{**ANSWER, "tool_calls": "f"}]}, "tool_calls"),
         ({**CHAT, "tools": {}}, "tools"),
+        ({**CHAT, "system": ["Be brief."]}, '"system" is no text'),
+        ({**CHAT, "system": "\ud800"}, "lone surrogate"),
         ({**CHAT, "tools": [{"name": "\ud800"}]}, "lone surrogate"),
         ({"prompt": 5, "completion": "Hi"}, "no text"),
     ],

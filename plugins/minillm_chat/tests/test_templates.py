@@ -652,6 +652,8 @@ ASKED = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
         ("{% for m in messages %}", "cannot be read"),
         ("{{ raise_exception('never') }}", "the template says: never"),
         ('{"model_max_length": 5}', "there is no chat template"),
+        ('\n{\n  "model_max_length": 5\n}', "there is no chat template"),
+        ("{ }", "there is no chat template"),
     ],
 )
 def test_a_template_without_a_place_for_answers_is_refused(source: str, said: str) -> None:
@@ -709,7 +711,8 @@ def test_an_answer_without_a_text_is_no_target() -> None:
         assert {part.weight for part in parts} == {0.0}
 
 
-def test_a_tokenizer_config_names_its_special_tokens() -> None:
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_tokenizer_config_names_its_special_tokens(indent: int | None) -> None:
     config = {
         "chat_template": "{{ bos_token }}" + TURN.replace("<|end|>", "[END]") + ASKED,
         "bos_token": "<s>",
@@ -720,14 +723,14 @@ def test_a_tokenizer_config_names_its_special_tokens() -> None:
             "3": {"content": "<|user|>", "special": False},
         },
     }
-    made = ChatTemplate.of(json.dumps(config))
+    made = ChatTemplate.of(json.dumps(config, indent=indent))
     assert made.specials == ("<s>", "[END]")
     assert made.answers(ANSWERED) == ["b[END]"]
     several = {
         **config,
         "chat_template": [{"name": "default", "template": config["chat_template"]}],
     }
-    assert ChatTemplate.of(json.dumps(several)) == made
+    assert ChatTemplate.of(json.dumps(several, indent=indent)) == made
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

@@ -62,6 +62,7 @@ class MLP(PlainMLP):
     """The MLP with its activation in the matrix products."""
 
     written_as = PlainMLP  # a model directory needs no QuACK
+    own_products = True  # in training, those of its linear layers, which are not called
 
     def forward(self, x: Any) -> Any:
         """x (B, T, C) -> (B, T, C).

@@ -39,7 +39,8 @@ def check_unclaimed(plugin: str, leaves: tuple[Any, ...], instead: str) -> None:
     for leaf in leaves:
         if leaf.product is not None:
             raise PlanError(
-                f"{plugin} multiplies '{leaf.path}' by itself, and '{leaf.product.owner}' claims it",
+                f"{plugin} computes the product of '{leaf.path}' in its own kernel, so "
+                f"'{leaf.product.owner}' cannot replace it",
                 where=f"model.linear[{leaf.path}]",
                 fix=f"{instead}, or leave '{leaf.product.owner}' out",
             )

@@ -181,7 +181,7 @@ class Claims(Plugin, api=1):
 @both
 def test_a_claim_on_its_products_is_not_passed_over(kernels: Any, name: str) -> None:
     plan = planned(name, ("claims", Claims()))
-    with pytest.raises(PlanError, match="'claims' claims it"):
+    with pytest.raises(PlanError, match="so 'claims' cannot replace it"):
         create_trainer(plan, "torch").evaluate([batch_of(plan)])
 
 

@@ -21,7 +21,7 @@ from minillm_data.files import Malformed
 from minillm_data.groups import equal, jaccard, similar
 from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import EXAMPLES, Examples, page
-from minillm_data.rows import Row, Rows
+from minillm_data.rows import Row, Rows, json_line
 from minillm_data.signatures import PERMUTATIONS, Content, Rules, sign
 from minillm_data.spans import cut, repeated
 from minillm_data.workers import cores, in_order
@@ -269,7 +269,7 @@ class Work(ExitStack):
                 lost["characters"] += sum(map(len, out))
                 where = f"{where}: cut out, as it is in {places.get(str(spans[low, 3]))}"
                 shown = out[0]
-                line = _line({**row.record, "text": text})
+                line = json_line({**row.record, "text": text})
             output.state.counts[outcome] += 1
             if outcome != KEPT:
                 examples.add(outcome, where, shown)
@@ -318,7 +318,7 @@ def _content(row: Row, rules: Rules) -> Content:
         )
     if row.text is None:
         return Content(row.record["ids"])
-    return Content(row.text, json.dumps(row.messages, sort_keys=True))
+    return Content(row.text, json.dumps(row.messages, sort_keys=True, default=str))
 
 
 def _batches(contents: Iterable[Content]) -> Iterator[list[Content]]:
@@ -346,13 +346,6 @@ def _originals(first: np.ndarray, outcomes: np.ndarray, spans: np.ndarray) -> se
 
 def _beginning(row: Row) -> str:
     return row.text if row.text is not None else str(row.record["ids"][:100])
-
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    try:
-        return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-    except UnicodeEncodeError:  # a lone surrogate under another key, which JSON can only escape
-        return json.dumps(record).encode() + b"\n"
 
 
 def _page(report: Mapping[str, Any]) -> str:

@@ -254,7 +254,7 @@ def _check(
     bounded = least is not None or most is not None
     if probability is not None and not languages:
         raise ConfigError(
-            "a probability of no language has no effect",
+            "--language-probability has no effect without --language",
             where="--language-probability",
             fix="add --language en",
         )

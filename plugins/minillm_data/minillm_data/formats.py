@@ -6,7 +6,7 @@ Each is named by an entry point of the group ``minillm.formats`` and imported wh
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,12 +25,16 @@ from minillm_core.documents import (
     Record,
     documents_of,
 )
-from minillm_data.rows import CHATS
+from minillm_data.rows import CHATS, json_line
 
 _ROWS = 256
 """Rows of a table held in memory at a time."""
 
 _COLUMNS = ("text", "ids", *CHATS)
+_DOCUMENT = (*_COLUMNS, "labels")  # of which documents_of makes documents, errors and notes
+
+Batches = Callable[[Path, Reading, Collection[str] | None], Iterator[Any]]
+"""Reads the record batches of a table: these columns, or all of them where that is None."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +45,20 @@ class TableRow(Place):
         return f"{self.path}, row {self.line}"
 
 
-def _records(
-    batches: Callable[[Path, Reading], Iterator[Any]], path: Path, packing: str, reading: Reading
-) -> Iterator[Record]:
+def _rows(
+    batches: Batches,
+    path: Path,
+    packing: str,
+    reading: Reading,
+    columns: Collection[str] | None = None,
+) -> Iterator[tuple[TableRow, dict[str, Any]]]:
     """Read a table row by row; each row is an object with the columns as keys."""
     number = 0
     try:
-        for batch in batches(path, reading):
+        for batch in batches(path, reading, columns):
             for record in batch.to_pylist():
-                place = TableRow(path, packing, number, 0)
+                yield TableRow(path, packing, number, 0), record
                 number += 1
-                try:
-                    line = json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
-                except (TypeError, UnicodeEncodeError) as error:
-                    what = "a row that cannot be written as JSON"
-                    fix = "convert the columns that hold neither text nor numbers"
-                    reading.malformed(place.error(f"{what}: {error}", fix, reason=what))
-                    continue
-                yield place, line, record
     except (OSError, ValueError) as error:  # Arrow's errors are ValueErrors and OSErrors
         if isinstance(error, DataError):
             raise
@@ -69,10 +69,15 @@ def _records(
         ) from error
 
 
-def _documents(
-    batches: Callable[[Path, Reading], Iterator[Any]], path: Path, packing: str, reading: Reading
-) -> Iterator[Document]:
-    return documents_of(_records(batches, path, packing, reading), reading)
+def _records(batches: Batches, path: Path, packing: str, reading: Reading) -> Iterator[Record]:
+    for place, record in _rows(batches, path, packing, reading):
+        yield place, json_line(record), record
+
+
+def _documents(batches: Batches, path: Path, packing: str, reading: Reading) -> Iterator[Document]:
+    """Read the documents of a table, from the columns that make them."""
+    rows = _rows(batches, path, packing, reading, _DOCUMENT)
+    return documents_of(((place, b"", record) for place, record in rows), reading)
 
 
 def _arrow(path: Path) -> Any:
@@ -86,16 +91,20 @@ def _arrow(path: Path) -> Any:
     return pyarrow
 
 
-def _parquet_batches(path: Path, reading: Reading) -> Iterator[Any]:
+def _parquet_batches(
+    path: Path, reading: Reading, columns: Collection[str] | None
+) -> Iterator[Any]:
     parquet = _arrow(path).parquet
     with parquet.ParquetFile(path) as file:
-        _check_columns(file.schema_arrow.names, path)
+        names = file.schema_arrow.names
+        _check_columns(names, path)
+        chosen = columns and [name for name in names if name in columns]
         for group in range(file.metadata.num_row_groups):
-            yield from file.iter_batches(_ROWS, row_groups=[group])
+            yield from file.iter_batches(_ROWS, row_groups=[group], columns=chosen)
             reading.tick(path.stat().st_size // file.metadata.num_row_groups)
 
 
-def _arrow_batches(path: Path, reading: Reading) -> Iterator[Any]:
+def _arrow_batches(path: Path, reading: Reading, columns: Collection[str] | None) -> Iterator[Any]:
     """Read an Arrow stream, as written by ``datasets.save_to_disk``, or an Arrow file."""
     arrow = _arrow(path)
     with arrow.memory_map(str(path)) as file:
@@ -106,9 +115,11 @@ def _arrow_batches(path: Path, reading: Reading) -> Iterator[Any]:
             whole = (opened.get_batch(index) for index in range(opened.num_record_batches))
         else:
             whole = iter(opened)
-        _check_columns(opened.schema.names, path)
+        names = opened.schema.names
+        _check_columns(names, path)
+        chosen = [n for n, name in enumerate(names) if columns is None or name in columns]
         before = 0
-        for batch in whole:
+        for batch in (one.select(chosen) for one in whole):
             for first in range(0, batch.num_rows, _ROWS):
                 yield batch.slice(first, _ROWS)
             reading.tick(file.tell() - before)

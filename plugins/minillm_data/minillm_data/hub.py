@@ -25,6 +25,7 @@ from minillm_core import DataError
 from minillm_core.commands import pip_line
 from minillm_core.documents import Document, Format, Reading, Record, documents_of
 from minillm_data.formats import TableRow
+from minillm_data.rows import json_line
 
 _KEYS = {
     "name": str,
@@ -84,20 +85,27 @@ def _records(path: Path, packing: str, reading: Reading) -> Iterator[Record]:
             **options,
         )
         for number, row in enumerate(rows):
+            if column is not None and column not in row:
+                raise DataError(
+                    f"no column {column!r}: it has {', '.join(map(repr, row))}",
+                    where=f"{path}, row {number}",
+                    fix='give the name of the column of the text as "column"',
+                )
             record = dict(row) if column is None else {**row, "text": row[column]}
-            line = json.dumps(record, ensure_ascii=False, default=str).encode("utf-8", "replace")
-            done += len(line) + 1
+            line = json_line(record)
+            done += len(line)
             if done > limit and number:
                 break
-            yield TableRow(path, packing, number, 0), line + b"\n", record
+            yield TableRow(path, packing, number, 0), line, record
             share = int(size * min(done / limit, 1.0))
             reading.tick(share - ticked)
             ticked = share
     except DataError:
         raise
     except Exception as error:  # from the network, or any format that datasets reads
+        said, *_ = str(error).splitlines() or [""]
         raise DataError(
-            f"the dataset cannot be read: {type(error).__name__}: {str(error).splitlines()[:1]}",
+            f"the dataset cannot be read: {type(error).__name__}: {said}",
             where=f"{path}, row {number}",
             fix="check name, config, split and the connection; a dataset that needs a script or an "
             "account is better saved as Parquet first",

@@ -45,7 +45,7 @@ _FLOOR = 1e-8  # added to probabilities, as in the paper's code
 _CACHED = 1 << 20  # maximum number of cached word hashes
 _WEIGHTS, _SIZES = "weights.npy", "sizes.npy"
 _NO_TEXT = (
-    "the document holds ids, and what resembles a target is seen in text",
+    "the document holds token ids, and --like compares text",
     "give the text that they were made from",
 )
 

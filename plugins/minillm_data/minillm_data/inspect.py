@@ -104,7 +104,7 @@ def inspect(
     chosen = _tokenizer(tokenizer, sources, say)
     reading = files.reading("reading", progress)
     tally = _Tally(samples)
-    documents = _documents(sources, reading, found)
+    documents = _documents(sources, reading, found, chosen)
     if chosen is None:
         for document in documents:
             tally.add(document, len(document))
@@ -240,14 +240,21 @@ class _Tally:
 
 
 def _documents(
-    sources: Sequence[Source], reading: Reading, found: Inspection
+    sources: Sequence[Source], reading: Reading, found: Inspection, tokenizer: Tokenizer | None
 ) -> Iterator[Document]:
+    """Read every document; shards are divided as in training.
+
+    The end-of-text id is the tokenizer's, or else the first shard's first id. A shard that begins with
+    another id begins inside a document.
+    """
+    end_of_text = None if tokenizer is None else tokenizer.end_of_text
     for source in sources:
         if source.format.read is None:
             ids, file = map_shard(source.path)
-            starts = np.flatnonzero(ids == ids[0])  # a shard's first id is the end-of-text id
+            end_of_text = int(ids[0]) if end_of_text is None else end_of_text
+            starts = np.union1d([0], np.flatnonzero(ids == end_of_text))
             for first, last in zip(starts, [*starts[1:], len(ids)], strict=True):
-                yield ids[first + 1 : last]
+                yield ids[first + int(ids[first] == end_of_text) : last]
                 reading.tick(int(last - first) * ids.itemsize)
             file.check_unchanged()
         elif source.format.records is not None:

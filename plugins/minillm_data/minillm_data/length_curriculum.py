@@ -127,7 +127,7 @@ class LengthPacker(Packer):
         """Return the next row: the oldest pending piece of the row's length.
 
         Raises:
-            DataError: a hundred thousand documents in a row have no piece of that length.
+            DataError: a hundred thousand consecutive documents have no piece of that length.
         """
         if self._waiting.pieces is not self.pending:  # replaced when a run resumes
             self._waiting = BySize(self.pending)
@@ -142,7 +142,7 @@ class LengthPacker(Packer):
                 waiting.pop(0)  # the shortest piece, which is counted as cut
             elif taken == SEARCHED:
                 raise DataError(
-                    f"{taken:,} documents in a row have fewer than {length:,} tokens, which a row has",
+                    f"{taken:,} consecutive documents are shorter than the {length:,} tokens of a row",
                     where="length_curriculum",
                     fix=f"a train.seq_len below {length:,}, or longer documents",
                 )

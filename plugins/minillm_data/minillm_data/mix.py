@@ -87,8 +87,9 @@ def mix(
     Shares are of the text's bytes in UTF-8, or of tokens where a tokenizer is given, counting each
     document's end-of-text id. After a kill the same call resumes.
 
-    The mixture ends when the source whose turn it is is exhausted, so that the shares hold to the
-    end; the report has the used part of the others. With shares by size all sources end together.
+    The mixture ends as soon as the source that is next in turn has no document left, so that the
+    shares hold to the end; the report has the used part of the others. With shares by size all
+    sources end together.
 
     Args:
         inputs: sources; as text, ``PATH`` or ``PATH:WEIGHT``; either all or none with a weight.
@@ -115,7 +116,8 @@ def mix(
 
     Raises:
         ConfigError: an option is invalid, or has no effect.
-        DataError: a document cannot be read or measured, or the folder cannot be written.
+        DataError: a document cannot be read or measured, the first one exceeds the size, or the folder
+            cannot be written.
     """
     found = [one if isinstance(one, Input) else Input.parse(str(one)) for one in inputs]
     _check(found, temperature, like, size, repeat, seed, doremi, preset)
@@ -395,6 +397,12 @@ class Mixing:
                 return f"{self.inputs[turn].path} is used up"
             row, length = stream.next
             if size is not None and sum(used) + length > size:
+                if not any(used):
+                    raise DataError(
+                        f"the first document of the mixture has more than {size:,} {self.measure.unit}",
+                        where="--size",
+                        fix=f"{length} or more",
+                    )
                 return "the size is reached"
             output.write(row.line)
             stream.advance()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -108,13 +109,14 @@ class Rows(Files):
         self.notes = reading.notes
         for source in self.sources:
             if source.format.records is not None:
-                yield from rows_of(source, source.format.records, reading)
+                rows = rows_of(source, source.format.records, reading)
             else:
-                yield from self._texts(source, reading)
+                rows = self._texts(source, reading)
+            yield from _writable(rows, reading)
             source.check_unchanged()
 
     def _texts(self, source: Source, reading: Reading) -> Iterator[Row]:
-        """Read the documents of a file that has no lines; the size limit is that of a line of JSON."""
+        """Read the documents of a file that has no lines."""
         assert source.format.read is not None
         pieces: list[str] = []
         size, number = 0, 0
@@ -134,11 +136,7 @@ class Rows(Files):
                 pieces.append(document)
                 size += len(document)
                 if size > MAX_LINE_BYTES:
-                    raise MalformedError(
-                        f"a text longer than {MAX_LINE_BYTES >> 20} MiB",
-                        where=str(source.path),
-                        fix="divide it into documents, one JSON object a line",
-                    )
+                    raise _too_long(str(source.path))
         except MalformedError as error:
             reading.malformed(error)
             return
@@ -148,8 +146,46 @@ class Rows(Files):
 
 def _row(content: dict[str, Any], source: Source, number: int) -> Row:
     record = {**content, "source": str(source.path)}
-    line = json.dumps(record, ensure_ascii=False).encode("utf-8") + b"\n"
-    return Row(line, record, f"{source.path}, document {number}")
+    return Row(json_line(record), record, f"{source.path}, document {number}")
+
+
+def _writable(rows: Iterable[Row], reading: Reading) -> Iterator[Row]:
+    """Yield the rows whose lines can be read again, and report the longer ones as malformed."""
+    for row in rows:
+        if len(row.line) > MAX_LINE_BYTES:
+            reading.malformed(_too_long(row.where))
+        else:
+            yield row
+
+
+def _too_long(where: str) -> MalformedError:
+    return MalformedError(
+        f"a document longer than {MAX_LINE_BYTES >> 20} MiB as a line of JSON",
+        where=where,
+        fix="divide it into documents, one JSON object a line, or drop its large keys",
+    )
+
+
+def json_line(record: Mapping[str, Any]) -> bytes:
+    """Write a record as a line of JSON with its LF.
+
+    NaN and infinities become null; dates, decimals, bytes and other values that JSON lacks become text.
+    """
+    try:
+        text = json.dumps(record, ensure_ascii=False, allow_nan=False, default=str)
+    except ValueError:
+        text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False, default=str)
+    # what UTF-8 lacks is a lone surrogate, and its Python escape is that of JSON
+    return text.encode("utf-8", "backslashreplace") + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    """Replace floats that are not finite by None, at any depth."""
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def rows_of(
@@ -179,9 +215,9 @@ def _messages(record: dict[str, Any], place: Place) -> list[Any] | None:
     """
     if "ids" in record or record.get("text"):
         return None
-    given = record.get("messages", record.get("conversations"))
+    given = _first(record, "messages", "conversations")
     if given is None and "prompt" in record:
-        turns = record["prompt"], record.get("completion", record.get("response"))
+        turns = record["prompt"], _first(record, "completion", "response")
         listed = [turn if isinstance(turn, list) else [turn] for turn in turns]
         given = None if None in turns else [*listed[0], *listed[1]]
     if isinstance(given, list):
@@ -192,11 +228,15 @@ def _messages(record: dict[str, Any], place: Place) -> list[Any] | None:
     return None
 
 
+def _first(record: Mapping[str, Any], *keys: str) -> Any:
+    """Return the value of the first key that is there and not null; None: there is none."""
+    return next((record[key] for key in keys if record.get(key) is not None), None)
+
+
 def _content(message: Any) -> str:
     """Return the text of a message, or of a part of its content."""
     if isinstance(message, dict):
-        keys = ("content", "value", "text")
-        message = next((message[key] for key in keys if message.get(key) is not None), None)
+        message = _first(message, "content", "value", "text")
     if isinstance(message, list):
         return "".join(map(_content, message))
     return message if isinstance(message, str) else ""

@@ -20,15 +20,17 @@ class SourceWeights(Plugin, api=1):
         (), help="loss weights, one per --data PATH:WEIGHT, in the same order"
     )
 
-    def on_batch(self, batch: Any, phase: str) -> Any:
-        if phase != "train":
-            return batch
-        if self.weights and ("source" not in batch or batch["source"].max() >= len(self.weights)):
+    def build_data(self, data: Any) -> None:
+        if self.weights and len(self.weights) != data.sources:
             raise ConfigError(
-                f"{len(self.weights)} weights, and --data names other sources",
+                f"{len(self.weights)} weights for the {data.sources} sources of --data",
                 where="source_weights.weights",
                 fix="a weight for each --data PATH:WEIGHT, in their order",
             )
+
+    def on_batch(self, batch: Any, phase: str) -> Any:
+        if phase != "train":
+            return batch
         weights = batch.get("weights", np.ones(batch["ids"].shape, np.float32))
         if self.weights:
             given = np.array(self.weights, np.float32)

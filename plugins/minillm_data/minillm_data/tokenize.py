@@ -122,7 +122,7 @@ def _trained(
     sample = draw_sample(texts, texts.reading("reading", progress, vocab or 1 << 16))
     if sample.ids and sample.total:
         raise DataError(
-            "the data hold text and ids, and a tokenizer trained here would not be theirs",
+            "the data contain both text and token ids; a newly trained tokenizer would not match the ids",
             where=", ".join(map(str, texts.paths)),
             fix="name the tokenizer that the ids were made with: --tokenizer FILE",
         )

@@ -159,15 +159,22 @@ def test_equal_weights_train_as_none_do(sources: list[str], tmp_path: Path) -> N
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize(
+    ("weights", "mixed", "said"),
+    [
+        ([1.0], True, "1 weights for the 2 sources"),
+        ([1.0, 2.0, 9.0], True, "3 weights for the 2 sources"),
+        ([1.0, 2.0], False, "2 weights for the 0 sources"),
+    ],
+)
 def test_weights_for_other_sources_are_refused(
-    sources: list[str], tmp_path: Path, mixed: bool
+    sources: list[str], tmp_path: Path, weights: list[float], mixed: bool, said: str
 ) -> None:
-    options: dict[str, Any] = {"source_weights.weights": [1.0] if mixed else [1.0, 2.0]}
+    options: dict[str, Any] = {"source_weights.weights": weights}
     if not mixed:
         options["data.paths"] = sources
-    with pytest.raises(MinillmError, match="--data names other sources"):
-        run_of(sources, tmp_path, **options).train()
+    with pytest.raises(MinillmError, match=said):
+        run_of(sources, tmp_path, **options)
 
 
 def test_the_command_says_what_it_needs(program: Callable[..., Any], tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ def test_bits_have_bounds_that_are_kept_themselves(
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"language_probability": 0.5}, "a probability of no language"),
+        ({"language_probability": 0.5}, "has no effect without --language"),
         ({"languages": ["en"], "language_probability": 1.5}, "is no probability"),
         ({"max_bits": 2.0}, "without a model"),
         ({"model": "run"}, "without bounds"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from minillm_core import DataError
 from minillm_core.documents import Reading, find
 from minillm_data import formats as module
 from minillm_data.formats import MAGIC
+from minillm_data.mix import mix
 from minillm_data.rows import Rows
 
 Write = Callable[..., Path]
@@ -54,6 +57,36 @@ def test_arrow_as_datasets_saves_it(tmp_path: Path, kind: str) -> None:
     (tmp_path / "state.json").write_text("{}")
     assert documents(tmp_path) == [one["text"] for one in RECORDS]
     assert [json.loads(row.line) for row in Rows([tmp_path])] == RECORDS
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_values_that_json_lacks_are_written_as_text_or_null(tmp_path: Path, suffix: str) -> None:
+    record = {
+        "day": date(2024, 5, 6),
+        "image": {"bytes": b"\x89"},
+        "text": "a",
+        "price": Decimal("1.50"),
+        "scores": [float("nan"), 0.5, float("-inf")],
+    }
+    table, path = pyarrow.Table.from_pylist([record]), tmp_path / f"a.{suffix}"
+    if suffix == "parquet":
+        pyarrow.parquet.write_table(table, path)
+    else:
+        with pyarrow.OSFile(str(path), "wb") as file:
+            pyarrow.ipc.new_stream(file, table.schema).write_table(table)
+    assert documents(path) == ["a"]
+    batches = getattr(module, f"_{suffix}_batches")
+    assert next(batches(path, Reading(300), ("text", "ids"))).schema.names == ["text"]
+    assert mix([path], tmp_path / "out")["documents"] == 1
+    assert documents(tmp_path / "out") == ["a"], "with the core's reader, which refuses NaN"
+    written = json.loads((tmp_path / "out" / "part-00000.jsonl").read_text())
+    assert written == {
+        "day": "2024-05-06",
+        "image": {"bytes": "b'\\x89'"},
+        "text": "a",
+        "price": "1.50",
+        "scores": [None, 0.5, None],
+    }
 
 
 @pytest.mark.parametrize("command", ["inspect", "filter", "dedup", "mix"])

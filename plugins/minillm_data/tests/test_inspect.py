@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core import DataError
+from minillm_core.documents import Tokenizer, write_shard
 from minillm_data.files import size_of
 from minillm_data.inspect import _histogram, inspect, write_page
 from minillm_data.tokenize import tokenize
@@ -62,6 +63,22 @@ def test_shards_are_decoded_with_the_tokenizer_beside_them(
     bare = inspect([tmp_path / "out"])
     assert bare.digest == found.digest
     assert set(bare.samples[0]["text"]) <= set("0123456789 ")
+
+
+def test_shards_are_divided_where_training_divides_them(
+    tmp_path: Path, tokenizer_file: Path
+) -> None:
+    end = Tokenizer.load(tokenizer_file, 300).end_of_text
+    write_shard(tmp_path / "a.bin", np.array([end, 65, 66, 65, end, 67]), 300)
+    write_shard(tmp_path / "b.bin", np.array([66, 65, 66, end, 65, 66, 66]), 300)
+    found = inspect([tmp_path], samples=9)
+    documents = ["65 66 65", "67", "66 65 66", "65 66 66"]
+    assert [one["text"] for one in found.samples] == documents
+    (tmp_path / "a.bin").unlink()
+    found = inspect([tmp_path], tokenizer=tokenizer_file, samples=9)
+    assert [one["length"] for one in found.samples] == [3, 3], (
+        "the end-of-text id is the tokenizer's"
+    )
 
 
 def test_a_digest_changes_with_any_content_or_boundary(jsonl: Write) -> None:

@@ -91,6 +91,7 @@ def test_a_mixture_has_the_sources_documents_in_their_order(
         inputs = [
             f"{write(folder / f'{i}.jsonl', one)}:{weights[i]}" for i, one in enumerate(found)
         ]
+        size = size and max(size, *(one[0] for one in found))  # of any first document
         report = mix(inputs, folder / "out", size=size, repeat=repeat)
         mixed = written(folder / "out")
     total, longest = 0, max(map(max, found))
@@ -232,6 +233,7 @@ def test_a_path_with_a_colon_and_a_number_is_reached_by_a_weight(tmp_path: Path)
         (["a:1", "empty:1"], {"repeat": True}, "has no document"),
         (["a", "b"], {"like": ["empty"], "size": 9}, "there is no text"),
         (["a", "b"], {"like": ["b"], "size": 1}, "has more than 1 bytes"),
+        (["a", "b"], {"size": 3}, "the first document of the mixture has more than 3 bytes"),
         (["a", "b"], {"tokenizer": "a"}, "tokenizer cannot be read"),
     ],
 )

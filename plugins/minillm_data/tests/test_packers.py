@@ -378,7 +378,9 @@ def test_text_without_a_document_that_is_long_enough_ends_the_run_with_what_to_d
 ) -> None:
     monkeypatch.setattr(length_curriculum, "SEARCHED", 50)
     packer = LengthPacker(17, 2, 3)
-    with pytest.raises(DataError, match="50 documents in a row have fewer than 16 tokens") as error:
+    with pytest.raises(
+        DataError, match="50 consecutive documents are shorter than the 16 tokens"
+    ) as error:
         packer.row(Stream([7, 15]).take)
     assert "train.seq_len below 16" in str(error.value.fix)
 

@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from minillm_core import DataError
@@ -42,6 +44,8 @@ def test_texts_chats_and_ids(jsonl: Write, tmp_path: Path) -> None:
         {"text": "", "messages": [chat[0], *parts]},
         {"text": None, "prompt": "Hi", "completion": "Hello"},
         {"prompt": chat[:1], "response": parts},
+        {"messages": None, "conversations": shared},
+        {"messages": None, "prompt": "Hi", "completion": None, "response": "Hello"},
         {"ids": [1, 2]},
         {"text": ""},
         {"messages": [{"role": "user"}]},
@@ -51,19 +55,19 @@ def test_texts_chats_and_ids(jsonl: Write, tmp_path: Path) -> None:
     (tmp_path / "c.md").write_text("")
     rows = Rows([tmp_path])
     found = list(rows)
-    assert [row.text for row in found] == [*["Hi\nHello"] * 5, None, "a whole\nfile"]
+    assert [row.text for row in found] == [*["Hi\nHello"] * 7, None, "a whole\nfile"]
     lines = path.read_bytes().splitlines(keepends=True)
-    assert [row.line for row in found[:6]] == lines[:6]
-    assert json.loads(found[6].line) == {"text": "a whole\nfile", "source": str(tmp_path / "b.txt")}
+    assert [row.line for row in found[:8]] == lines[:8]
+    assert json.loads(found[8].line) == {"text": "a whole\nfile", "source": str(tmp_path / "b.txt")}
     assert rows.notes == {
         "left out: empty documents": 2,
         "left out: chats whose messages hold no text": 1,
     }
     shown = inspect([path])
-    assert (shown.documents, shown.chats, shown.largest_id) == (6, 5, 2)
+    assert (shown.documents, shown.chats, shown.largest_id) == (8, 7, 2)
     assert shown.notes == rows.notes | {"left out: empty documents": 1}
     report = dedup([path], tmp_path / "out", near=False)
-    assert report["counts"] == {"kept": 5, "exact duplicate": 1}, "of the same messages"
+    assert report["counts"] == {"kept": 5, "exact duplicate": 3}, "of the same messages"
 
 
 def test_of_a_line_with_ids_and_text_the_ids_are_read(jsonl: Write, tmp_path: Path) -> None:
@@ -104,16 +108,25 @@ def test_what_cannot_be_read_stops_or_is_counted(tmp_path: Path, line: bytes) ->
     assert rows.notes == {f"left out: {BAD[line]}": 1}
 
 
-def test_a_text_file_that_is_too_long_for_a_row_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("text", ["word " * 300, "ä" * 600, "\n" * 600], ids=["many", "ä", "LF"])
+@pytest.mark.parametrize("suffix", ["txt", "parquet"])
+def test_a_document_that_is_too_long_for_a_line_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, text: str
 ) -> None:
     monkeypatch.setattr(module, "MAX_LINE_BYTES", 1000)
-    path = tmp_path / "a.txt"
-    path.write_text("word " * 300)
-    with pytest.raises(DataError, match="a text longer than"):
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "txt":
+        path.write_text(text)
+    else:
+        table = pyarrow.table({"text": ["kept", "b"], "more": ["", text]})
+        pyarrow.parquet.write_table(table, path)
+    with pytest.raises(DataError, match=r"a document longer than .* as a line of JSON") as raised:
         list(Rows([path]))
+    assert str(path) in str(raised.value.where)
     (tmp_path / "b.txt").write_text("short")
-    assert [row.text for row in Rows([tmp_path], "skip")] == ["short"]
+    rows = Rows([tmp_path], "skip")
+    assert [row.text for row in rows][-1] == "short"
+    assert rows.notes == {"left out: a document longer than 0 MiB as a line of JSON": 1}
 
 
 def test_shards_hold_no_rows(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_ids_alone_need_no_tokenizer(jsonl: Write, tmp_path: Path) -> None:
 
 def test_text_and_ids_need_the_tokenizer_of_the_ids(jsonl: Write, tmp_path: Path) -> None:
     path = jsonl([{"text": "abc"}, {"ids": [1]}])
-    with pytest.raises(DataError, match="the data hold text and ids"):
+    with pytest.raises(DataError, match="the data contain both text and token ids"):
         tokenize([path], tmp_path / "out")
 
 

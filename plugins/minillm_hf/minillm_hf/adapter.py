@@ -1,6 +1,6 @@
 """Reading PEFT adapters: a base directory with the low-rank changes folded into its matrices.
 
-    adapter_config.json         the base, rank and alpha
+    adapter_config.json         the base and its revision, rank and alpha
     adapter_model.safetensors   base_model.model.<module>.lora_A.weight and lora_B.weight
 
 Only LoRA of plain matrices is supported; other features are refused by their key in adapter_config.json.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -41,15 +41,14 @@ from minillm_hf.read import (
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 _READ = {
-    *("base_model_name_or_path", "peft_type", "r", "lora_alpha", "use_rslora", "bias"),
+    *("base_model_name_or_path", "revision", "peft_type", "r", "lora_alpha", "use_rslora", "bias"),
     *("target_modules", "layers_to_transform", "layers_pattern", "exclude_modules"),
 }
 """Keys that are applied, or implied by tensor names."""
 
 _TRAINING = {
     *("auto_mapping", "inference_mode", "init_lora_weights", "lora_dropout", "megatron_core"),
-    *("ensure_weight_tying", "peft_version", "qalora_group_size", "revision", "runtime_config"),
-    "task_type",
+    *("ensure_weight_tying", "peft_version", "qalora_group_size", "runtime_config", "task_type"),
 }
 """Keys on training or loading by PEFT, which do not affect the computation."""
 
@@ -119,7 +118,8 @@ def read_adapter(path: Path) -> AdapterDirectory:
     config = read_json(path / ADAPTER_CONFIG)
     where = str(path / ADAPTER_CONFIG)
     scale, rank = _scale(config, where, path)
-    base = _base(config, path, where)
+    folder = base_folder(config, where, lambda named: fetch(named, lambda line: None))
+    base = read_model_directory(folder)
     pairs: dict[str, dict[str, FileTensor]] = {}
     for name, tensor in _weights(path, config).items():
         if (found := _TENSOR.fullmatch(name)) is None or f"{found[1]}.weight" not in base.stored:
@@ -182,25 +182,42 @@ def _scale(config: Mapping[str, Any], where: str, path: Path) -> tuple[float, in
     return alpha / (math.sqrt(rank) if config.get("use_rslora") is True else rank), rank
 
 
-def _base(config: Mapping[str, Any], path: Path, where: str) -> HuggingFaceDirectory:
-    """Read an adapter's base model: a folder, or a model of the hub."""
-    named = config.get("base_model_name_or_path")
+def base_folder(
+    config: Mapping[str, Any], where: str, fetched: Callable[[str], Path | None]
+) -> Path:
+    """Find the folder of an adapter's base model: a folder, or a model of the hub at its revision.
+
+    Args:
+        config: the adapter_config.json.
+        where: its path.
+        fetched: returns the folder of ``OWNER/NAME`` or ``OWNER/NAME@REVISION``; None: there is none.
+
+    Raises:
+        Refusal: there is no such model here.
+    """
+    named, revision = config.get("base_model_name_or_path"), config.get("revision")
     fix = (
         "base_model_name_or_path: the model directory of the base (minillm export makes one of a "
         "run), or its name on the hub"
     )
     if not isinstance(named, str) or not named or "\0" in named:
         raise Refusal("the adapter does not say which model it changes", where=where, fix=fix)
-    folder = Path(named)
-    if not folder.is_dir() and (fetched := fetch(named, lambda line: None)) is not None:
-        folder = fetched
+    if revision is not None and not isinstance(revision, str):
+        raise Refusal(
+            f"revision is {plain(str(revision), 40)}, which is no branch, tag or commit",
+            where=where,
+            fix="set revision to that of the base model, or to null for its main branch",
+        )
+    folder, asked = Path(named), f"{named}@{revision}" if revision else named
+    if not folder.is_dir():
+        folder = fetched(asked) or folder
     if not (folder / CONFIG).is_file():
         raise Refusal(
-            f"the model that the adapter changes is not here: {plain(named, 200)}",
+            f"the model that the adapter changes is not here: {plain(asked, 200)}",
             where=where,
             fix=fix,
         )
-    return read_model_directory(folder)
+    return folder
 
 
 def _weights(path: Path, config: Mapping[str, Any]) -> dict[str, FileTensor]:

@@ -11,8 +11,10 @@ from typing import Any
 
 from minillm_core import Plan, Refusal
 from minillm_core.directories import DirectoryFormat, TrainedModel
+from minillm_hf.adapter import base_folder
 from minillm_hf.card import card
-from minillm_hf.hub import fetch
+from minillm_hf.hub import cached, fetch
+from minillm_hf.layouts import model_of
 from minillm_hf.match import export_layout, exported
 from minillm_hf.read import (
     ADAPTER_CONFIG,
@@ -20,6 +22,7 @@ from minillm_hf.read import (
     TOKENIZER,
     HuggingFaceDirectory,
     lacks_config,
+    positions_of,
     read_json,
     read_model_directory,
 )
@@ -131,12 +134,33 @@ def sampling_of(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: given[key] for key, fits in SAMPLING.items() if key in given and fits(given[key])}
 
 
+def longest_row(plan: Plan) -> int:
+    """Return the longest row of a model: of its training, or of the directory that it started from.
+
+    The latter applies while the directory is still there, and the rotary base and scaling are its own.
+    """
+    config = plan.config
+    if config.init is None:
+        return config.train.seq_len
+    folder = Path(config.init)
+    try:
+        if (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).exists():
+            where = str(folder / ADAPTER_CONFIG)
+            folder = base_folder(read_json(folder / ADAPTER_CONFIG), where, cached)
+        document = read_json(folder / CONFIG)
+        _, theirs, scaling = model_of(document, str(folder / CONFIG))
+    except Refusal:  # changed or removed since
+        return config.train.seq_len
+    kept = (theirs.rope_base, scaling) == (config.model.rope_base, scaling_of(plan))
+    return max(config.train.seq_len, (positions_of(document) if kept else None) or 0)
+
+
 def config_of(model: TrainedModel) -> dict[str, Any]:
     """Build the config.json of a model that has a layout."""
     config, tokenizer = model.plan.config, model.tokenizer
     return export_layout(model.plan).document(
         config.model,
-        positions=config.train.seq_len,
+        positions=longest_row(model.plan),
         boundary=tokenizer.end_of_text if tokenizer else None,
         scaling=scaling_of(model.plan),
     )
@@ -148,7 +172,6 @@ def documents_of(
     """Build the JSON files of a directory with this config.json: name -> content."""
     tokenizer = model.tokenizer
     boundary = tokenizer.end_of_text if tokenizer else None
-    positions = model.plan.config.train.seq_len
     documents = {
         "config.json": config,
         "generation_config.json": {f"{name}_token_id": boundary for name in ("bos", "eos", "pad")}
@@ -159,12 +182,20 @@ def documents_of(
         return documents
     token = tokenizer.end_of_text_token
     start = tokenizer.start_token
+    positions = config["max_position_embeddings"]
     files = tokenizer_documents(tokenizer.text(), boundary=start, ends=token, positions=positions)
     for name in ("config.json", "generation_config.json"):
         documents[name]["bos_token_id"] = tokenizer.start
     if (asked := model.plan.sourcing).template is not None:
-        chats = {"chat_template": asked.template, "split_special_tokens": False}
-        files["tokenizer_config.json"] |= chats
+        added = {
+            str(one["id"]): {key: value for key, value in one.items() if key != "id"}
+            for one in files[TOKENIZER]["added_tokens"]
+        }
+        files["tokenizer_config.json"] |= {
+            "chat_template": asked.template,
+            "added_tokens_decoder": added,
+            "split_special_tokens": False,
+        }
         ends = [boundary, *(model.specials[name] for name in asked.ends or ())]
         documents["generation_config.json"]["eos_token_id"] = list(dict.fromkeys(ends))
     return documents | files

@@ -87,6 +87,22 @@ def fetch(given: str, say: Callable[[str], None]) -> Path | None:
     return folder
 
 
+def cached(given: str) -> Path | None:
+    """Return the cached copy of a model of the hub, without asking the hub.
+
+    Args:
+        given: as for :func:`fetch`.
+
+    Returns:
+        The folder of its commit; None: there is no whole copy, or the name has another form.
+    """
+    asked = _NAME.fullmatch(given)
+    try:
+        return asked and _copy(*asked.groups())
+    except ImportError:  # without huggingface_hub
+        return None
+
+
 def published(folder: Path) -> str | None:
     """Return the hub model of a folder in the cache: ``OWNER/NAME@COMMIT``.
 
@@ -223,7 +239,7 @@ def _refused(given: str, error: Exception) -> Refusal:
         ("make room or connect again, and give the same command: what has come is kept"),
     )
     if isinstance(error, GatedRepoError):
-        what = f"{given} is given to those alone who accepted its terms"
+        what = f"{given} is a gated model: its terms must be accepted first"
         fix = "accept them on its page, then hf auth login, or set HF_TOKEN"
     elif isinstance(error, RepositoryNotFoundError):
         what = f"{given} is neither a folder here nor a model of the hub that can be read"

@@ -4,7 +4,7 @@
     adapter_model.safetensors       base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight
     tokenizer.json                  with tokenizer_config.json and generation_config.json
 
-The base is the model directory that the run was started from.
+The base is the model directory that the run was started from, or the model of the hub with its commit.
 """
 
 from __future__ import annotations
@@ -55,14 +55,13 @@ class PEFT(DirectoryFormat):
     ) -> int:
         """Write adapter_config.json, the adapters in one safetensors file, and the tokenizer."""
         check_dtype(dtype)
-        plan, started = model.plan, model.record.get("initial")
-        base = started.get("directory") if isinstance(started, Mapping) else None
+        plan, (base, revision) = model.plan, _base(model.record)
         if base is None:
             say("the run was not started from a model directory: PEFT has to be given the base")
         tensors = dict(_tensors(plan, model.arrays))
         documents = documents_of(config_of(model), model, say)
         del documents[CONFIG]
-        documents[ADAPTER_CONFIG] = _config(plan, base)
+        documents[ADAPTER_CONFIG] = _config(plan, base, revision)
         write_directory(
             folder,
             tensors,
@@ -78,6 +77,17 @@ class PEFT(DirectoryFormat):
         return {"PEFT": f"PeftModel.from_pretrained(model, {json.dumps(folder)})"}
 
 
+def _base(record: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """Return the base of a run's adapters and, for a model of the hub, its commit; None: unknown."""
+    started = record.get("initial")
+    if not isinstance(started, Mapping):
+        return None, None
+    if not isinstance(published := started.get("published"), str):
+        return started.get("directory"), None
+    name, _, commit = published.partition("@")
+    return name, commit or None
+
+
 def _adapters(plan: Plan) -> dict[str, LowRank]:
     """Map linear layers to their adapters, all with the same rank and alpha.
 
@@ -88,7 +98,7 @@ def _adapters(plan: Plan) -> dict[str, LowRank]:
     alike = {(one.rank, one.alpha) for one in found.values() if isinstance(one, LowRank)}
     if len(alike) != 1 or not all(isinstance(one, LowRank) for one in found.values()):
         raise PlanError(
-            "the layout peft is of adapters, and the model has none of the plugin lora, or others",
+            "the layout peft writes LoRA adapters only, and this model has none, or other modules besides",
             where="plugins: " + (", ".join(one.name for one in plan.plugins) or "none"),
             fix="leave the layout out: the whole model is exported",
         )
@@ -119,7 +129,7 @@ def _tensors(plan: Plan, arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str
             )
 
 
-def _config(plan: Plan, base: str | None) -> dict[str, Any]:
+def _config(plan: Plan, base: str | None, revision: str | None) -> dict[str, Any]:
     """Build adapter_config.json."""
     modules, first = _modules(plan), next(iter(_adapters(plan).values()))
     layers = sorted({int(leaf.split(".")[1]) for leaf in modules})
@@ -128,6 +138,7 @@ def _config(plan: Plan, base: str | None) -> dict[str, Any]:
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
+        "revision": revision,
         "r": first.rank,
         "lora_alpha": int(first.alpha) if first.alpha.is_integer() else first.alpha,
         "lora_dropout": 0.0,

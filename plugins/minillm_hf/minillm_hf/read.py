@@ -232,8 +232,7 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
         )
     config = read_json(path / CONFIG)
     layout, model, scaling = model_of(config, str(path / CONFIG))
-    positions = config.get("max_position_embeddings")
-    positions = positions if type(positions) is int and positions > 0 else None
+    positions = positions_of(config)
     stored = _stored(path)
     _check(layout.tensors(model), stored, path, tied=model.tied)
     notes, tokenizer = [], path / TOKENIZER
@@ -243,7 +242,8 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
         )
     if not tokenizer.is_file():
         notes.append(
-            f"{path} has no {TOKENIZER}: its model knows other ids than a new one would give"
+            f"{path} has no {TOKENIZER}: a newly trained tokenizer would not match the ids that the model "
+            "was trained on"
         )
     elif tokenizer.stat().st_size > LARGEST_TOKENIZER:
         raise Refusal(
@@ -261,6 +261,12 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
         **tokenizer_facts(path),
         notes=tuple(notes),
     )
+
+
+def positions_of(config: Mapping[str, Any]) -> int | None:
+    """Read the longest row of a config.json; None: not declared."""
+    positions = config.get("max_position_embeddings")
+    return positions if type(positions) is int and positions > 0 else None
 
 
 def tokenizer_facts(folder: Path) -> dict[str, str | None]:

@@ -104,6 +104,8 @@ FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
         (lambda at: changed(at, lora_alpha="7"), "is no factor"),
         (lambda at: changed(at, r=4), "has the shapes"),
         (lambda at: changed(at, base_model_name_or_path=None), "does not say which model"),
+        (lambda at: changed(at, revision=5), "is no branch, tag or commit"),
+        (lambda at: changed(at, base_model_name_or_path="./a", revision="b"), "not here: ./a@b"),
         (lambda at: changed(at, base_model_name_or_path="/no\\where"), "is not here"),
         (lambda at: changed(at, base_model_name_or_path="a\0b"), "does not say which model"),
         (lambda at: changed(at, base_model_name_or_path=str(at)), "is not here"),

@@ -20,6 +20,7 @@ import minillm_core as minillm
 from minillm_core import Refusal, build_plan
 from minillm_core.cli.main import main
 from minillm_core.train.initial import initial_layer
+from minillm_hf.adapter import read_adapter
 from minillm_hf.hub import fetch, published
 
 constants = pytest.importorskip(
@@ -170,7 +171,10 @@ def test_a_run_is_recorded_with_the_commit_that_it_started_from(
 ) -> None:
     text, out = tmp_path / "text.txt", tmp_path / "run"
     text.write_text("It was a dark and stormy night.\n" * 100)
+    longer = json.loads(model["config.json"]) | {"max_position_embeddings": 8192}
+    hub.files[COMMITS[0]]["config.json"] = json.dumps(longer).encode()
     words = ["--data", str(text), "--steps", "1", "train.rows=2", "eval.samples=0"]
+    words += ["--plugins", "lora"]
     code = main(["train", "--init", NAME, "--out", str(out), *words, "train.seq_len=16"])
     said = capsys.readouterr().err
     assert code == 0, said
@@ -186,6 +190,21 @@ def test_a_run_is_recorded_with_the_commit_that_it_started_from(
     run = minillm.Run.open(out)
     run.export(tmp_path / "exported")
     assert f"{NAME}@{COMMITS[0]}" in (tmp_path / "exported" / "README.md").read_text()
+    written = {path.name: path.read_bytes() for path in (tmp_path / "exported").iterdir()}
+    assert json.loads(written["config.json"])["max_position_embeddings"] == 8192
+    assert json.loads(written["tokenizer_config.json"])["model_max_length"] == 8192
+    run.export(tmp_path / "adapter", layout="peft")
+    path = tmp_path / "adapter" / "adapter_config.json"
+    config = json.loads(path.read_text())
+    assert (config["base_model_name_or_path"], config["revision"]) == (NAME, COMMITS[0])
+    hub.asked.clear()
+    base = read_adapter(path.parent).base
+    assert base is not None
+    assert (str(base.path), hub.asked) == (folder, [])
+    path.write_text(json.dumps(config | {"revision": None}))
+    with pytest.raises(Refusal, match="no model of architecture"):
+        read_adapter(path.parent)
+    assert any(COMMITS[1] in asked for asked in hub.asked)
 
 
 @pytest.mark.slow
@@ -265,7 +284,7 @@ def test_a_download_that_breaks_off_is_continued(
     ("status", "said", "fix"),
     [
         (404, "neither a folder here nor a model of the hub", "check the name"),
-        (403, "who accepted its terms", "accept them on its page"),
+        (403, "a gated model: its terms must be accepted first", "accept them on its page"),
         (400, "the hub cannot be reached, and no whole copy", "connect"),
     ],
 )

@@ -23,6 +23,7 @@ from minillm_core.plugins.manager import load as load_plugins
 from minillm_core.train.record import Record
 from minillm_core.train.settings import settings as settings_of
 from minillm_hf import HUGGING_FACE
+from minillm_hf.directory import longest_row
 from minillm_hf.lora import LowRank
 from minillm_hf.peft import PEFT_ADAPTER
 from minillm_kit.subject import after, rows, supervised, traced_trainer, trainer
@@ -238,6 +239,33 @@ def test_an_adapter_gives_the_same_logits_in_peft(
     np.testing.assert_allclose(logits(Theirs()), expected, atol=1e-5, rtol=0)
 
 
+def test_an_export_keeps_the_positions_of_its_start_where_they_turn_the_same(
+    tmp_path: Path,
+) -> None:
+    def config(name: str) -> dict[str, Any]:
+        return json.loads((tmp_path / name).read_text())
+
+    Run.open(leave_run(tmp_path / "base", None)).export(tmp_path / "model")
+    longer = config("model/config.json") | {"max_position_embeddings": 8192}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(longer))
+    Run.open(leave_run(tmp_path / "run")).export(tmp_path / "adapter", layout="peft")
+    based = config("adapter/adapter_config.json")
+    based |= {"base_model_name_or_path": str(tmp_path / "model")}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(based))
+    for name in ("model", "adapter"):
+        Run.open(tmp_path / name, device="cpu").export(tmp_path / f"{name}-again")
+        assert config(f"{name}-again/config.json")["max_position_embeddings"] == 8192
+        start = str(tmp_path / name)
+        assert longest_row(planned(init=start)) == 8192
+        assert longest_row(planned(init=start, train__seq_len=9000)) == 9000
+        assert longest_row(planned(init=start, model__rope_base=5e5)) == ROW
+        assert longest_row(planned("lora,yarn_rope", init=start)) == ROW
+    (tmp_path / "model" / "config.json").unlink()
+    for name in ("model", "adapter", "base", "nowhere"):
+        assert longest_row(planned(init=str(tmp_path / name))) == ROW
+    assert longest_row(planned()) == ROW
+
+
 @pytest.mark.slow
 def test_a_directory_is_tuned_by_adapters_and_names_itself_in_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -293,7 +321,7 @@ def test_a_directory_is_tuned_by_adapters_and_names_itself_in_them(
 @pytest.mark.parametrize(
     ("plugins", "changed", "layout", "said"),
     [
-        (None, {}, "peft", "has none of the plugin lora"),
+        (None, {}, "peft", "writes LoRA adapters only, and this model has none"),
         ("lora", {}, "nosuch", "cannot be written in the layout nosuch"),
         ("lora,qk_norm", {"qk_norm__gains": True}, "llama", "a qwen3 model cannot be written"),
     ],

@@ -242,7 +242,7 @@ def test_it_says_what_a_run_must_be_told(folder: Path, planned: Planned) -> None
     model = planned().config.model.model_dump()
     settings = {f"model.{key}": value for key, value in model.items()} | {"train.lr": 3e-4}
     assert found.settings == settings
-    assert "other ids" in found.notes[0]
+    assert "would not match the ids" in found.notes[0]
     (folder / "tokenizer.json").write_text("{}")
     found = read_model_directory(folder)
     assert found.settings["data.tokenizer"] == str(folder / "tokenizer.json")

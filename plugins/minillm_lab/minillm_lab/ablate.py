@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class Request:
         None  # runs and results; an interrupted ablation is resumed there. None: a new one
     )
     seeds: int = 3
-    minutes: float | None = None  # of each run, instead of steps
+    minutes: float | None = None  # of each run, instead of steps; None: those of the settings
     leave_one_out: bool = False
     evaluations: int | None = None  # of each run; None: as many as take a quarter of its time
     devices: tuple[str, ...] = ()  # that train runs at the same time; (): the one that is prepared
@@ -115,6 +115,8 @@ def prepare_ablation(
     loaded, plugins = request.prepared.loaded, request.prepared.plugins
     config, detected = loaded.config, request.prepared.detected
     assert detected is not None  # otherwise already refused
+    if request.minutes is None and config.train.steps is None:
+        request = replace(request, minutes=config.train.minutes)
     _check(request)
     check_devices(request.devices, detected)
     _refuse_watchers(plugins)

@@ -230,8 +230,8 @@ class Ablation:
         earlier = read(path) or {}
         if (kind := earlier.get("design", self.design.kind)) != self.design.kind:
             yield (
-                f"{path} has the result of {FLAGS.get(kind, kind)}, which is replaced: the runs stay, and the "
-                "same command as then writes it again"
+                f"{path} has the result of {FLAGS.get(kind, kind)}, which is replaced now. Its runs are kept; "
+                "repeating the earlier command writes that result again"
             )
         judged = {one.plugin for one in self.design.comparisons}
         if gone := sorted(earlier.get("plugins", {}).keys() - judged):
@@ -379,12 +379,16 @@ class Ablation:
         self._write(finished=False)
 
     def _steps_in_minutes(self) -> int:
-        """Measure the steps that the first variant makes in ``minutes``; reuse an earlier start's number."""
-        earlier = read(self.out / RESULT) or {}
-        if earlier.get("steps") and earlier.get("minutes") == self.minutes:
+        """Measure the steps that the first variant makes in ``minutes``.
+
+        The number of an earlier start is reused, unless its first variant was another set of plugins.
+        """
+        earlier, first = read(self.out / RESULT) or {}, self.reference
+        before = next(iter(earlier.get("variants", {}).values()), {}).get("plugins")
+        same = before == [one.name for one in first.plan.active]
+        if earlier.get("steps") and earlier.get("minutes") == self.minutes and same:
             return int(earlier["steps"])
         assert self.minutes is not None
-        first = self.reference
         self.say("measuring how long a step takes")
         try:
             seconds = self.study.step_seconds(first.plan, self.seeds[0])

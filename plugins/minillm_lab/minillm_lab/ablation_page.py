@@ -407,7 +407,7 @@ def _curves(result: Json) -> Markup:
 def _differences(
     result: Json, runs: Sequence[Json], colours: Mapping[str, int], size: Size
 ) -> Markup:
-    """Plot each plugin's paired differences (faint) and their mean, at every evaluation common to both runs."""
+    """Plot each plugin's paired differences (faint) and their mean, where both were evaluated after as many tokens."""
     by = {(run["variant"], run["seed"]): run["curve"] for run in runs}
     faint, means = [], []
     for plugin, one in result["plugins"].items():
@@ -417,14 +417,13 @@ def _differences(
         for seed in result["seeds"]:
             having, without = by.get((one["with"], seed)), by.get((one["without"], seed))
             if having and without:
-                at = {point["step"]: point["val_loss"] for point in without}
-                pairs.append(
-                    [
-                        (p["tokens"], p["val_loss"] - at[p["step"]])
-                        for p in having
-                        if p["step"] in at
-                    ]
-                )
+                at = {point["tokens"]: point["val_loss"] for point in without}
+                points = [
+                    (p["tokens"], p["val_loss"] - at[p["tokens"]])
+                    for p in having
+                    if p["tokens"] in at
+                ]
+                pairs += [points] if points else []
         number = colours[changed]
         faint += [Line(plugin, number, pair, faint=True) for pair in pairs if len(pairs) > 1]
         if pairs:

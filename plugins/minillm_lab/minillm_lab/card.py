@@ -179,7 +179,7 @@ def worth(shown: Mapping[str, Any]) -> list[str]:
         named = shown["name"] if shown["distribution"] else shown["source"]
         how = f"not measured yet: minillm ablate --plugins {named} --seeds {PAIRS}"
         if shown.get("slots_refused"):
-            how += "; --with names what it needs beside it"
+            how += "; add --with and the plugins that it requires"
         return [plain(shown.get("cards_refused", how), limit=4096)]
     defaults = {one["name"]: one.get("default") for one in shown["options"]}
     texts = ["\n".join(map(plain, card_lines(card, defaults))) for card in known]

@@ -23,7 +23,7 @@ FRESH = 1000
 """Offset of the final comparison's seeds above the seeds used for selection."""
 
 BESIDE = 3
-"""Number of parts whose runs take as long as those of recipe and baseline by the clock: three seeds of two."""
+"""The final timed comparison (recipe and baseline, three seeds each) costs as much as the runs of three parts."""
 
 LEFT_OUT, MANY = 2, 4
 """Number of seeds without each part where the recipe has at least ``MANY`` of them."""

@@ -177,7 +177,7 @@ class PairedRuns:
         self._compiling: list[float] = []  # the same, of runs that compiled their graph
         self._graphs: list[str] = []  # of the runs so far
         self._alive: list[Candidate] = []
-        self._stage, self._number, self._runs = "", 0, 0
+        self._stage, self._number, self._runs = "", 0, 1
 
     def begin(self, stage: str, runs: int, table: Sequence[Candidate] = ()) -> None:
         """Begin a stage with its number of runs and its candidates."""
@@ -264,7 +264,8 @@ class PairedRuns:
             if isinstance(found, str):
                 self.say(f"{label}, seed {seed}: {found}")
         if isinstance(found, Trained):
-            beside = self.members.wall * self._at_once - (1 + EVALUATION) * found.seconds
+            at_once = min(self._at_once, self._runs)  # the first run is alone on the machine
+            beside = self.members.wall * at_once - (1 + EVALUATION) * found.seconds
             if self._pool and self.by_pace and not self._graphs:  # nothing was beside the first run
                 beside /= self._pool.each
             (self._compiling if self._compiles(plan) else self._overheads).append(max(0.0, beside))

@@ -388,10 +388,18 @@ def check_devices(devices: Collection[str], detected: Detected) -> None:
     """Check that this machine has the GPUs of ``--gpus``.
 
     Raises:
-        Refusal: it has fewer, or another device was chosen.
+        Refusal: it has fewer, or another device or one of them was chosen.
     """
     cards, here = sum(one.startswith("cuda") for one in devices), probe().nvidia
-    if cards and (detected.device.partition(":")[0] != "cuda" or cards > here):
+    kind, _, number = detected.device.partition(":")
+    if cards and number:
+        uses = "cuda:0" if cards == 1 else f"cuda:0 to cuda:{cards - 1}"
+        raise Refusal(
+            f"--gpus {cards} uses {uses}",
+            where=f"--gpus {cards} --device {detected.device}",
+            fix=f"leave --device out, or CUDA_VISIBLE_DEVICES={number}",
+        )
+    if cards and (kind != "cuda" or cards > here):
         raise Refusal(
             f"--gpus {cards} asks for NVIDIA GPUs, and {here} can be used on {detected.device}",
             where=f"--gpus {cards}",

@@ -20,7 +20,7 @@ from minillm_core import (
     build_plan,
 )
 from minillm_core.commands import counted, duration, few, listed
-from minillm_core.inspection import find_plugin
+from minillm_core.inspection import find_plugin, installed_plugins
 from minillm_core.studies import (
     Binding,
     Prepared,
@@ -215,16 +215,18 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
     )
     space = usual
     if request.space is not None:
-        space = read_space(request.space, usual, [*installed([], 0), *named])
+        names = [one.name for one in installed_plugins()]
+        space = read_space(request.space, usual, [*names, *named])
         if named:
             space = replace(space, plugins=tuple(named))
+    all_installed = not named and space.plugins == usual.plugins
     known = prospects(
         {name: named.get(name, name) for name in space.plugins},
         equal_seconds=request.tokens is None,
+        leave_out=request.say if all_installed else None,
     )
-    space = replace(space, prospects=known)
-    if not named and request.space is None:
-        space = replace(space, plugins=tuple(known))
+    order = known if request.space is None and not named else space.plugins
+    space = replace(space, prospects=known, plugins=tuple(one for one in order if one in known))
     out = request.out or choose_folder(request.runs, "search")
     _refuse_folder(out, resume=request.resume)
     notes = list[str](prepared.loaded.notes)
@@ -292,9 +294,9 @@ class Job:
         self.measured = self.earlier.get("measured") or self._measure(base)
         speed = float(self.measured["tokens_per_second"])
         self.pool = self._pool(base)
+        self.study.release()  # the first run is to compile, as it is counted
         if self.pool is None:
             return self._run(base, speed)
-        self.study.release()
         self.say(self.pool.opening)
         with self.pool:
             return self._run(base, speed)
@@ -318,14 +320,15 @@ class Job:
 
     def _run(self, base: Plan, speed: float) -> dict[str, Any]:
         request = self.request
-        length = Length(request.minutes, request.tokens)
+        paired_runs = self._paired_runs(Length(request.minutes, request.tokens), speed)
         if request.target is not None:
             if not self.earlier:  # written before the first run: its length depends on the speed
                 start = {"measured": self.measured, "finished": False, **self.about}
                 write(self.out / RESULT, start)
-            length = self._reaching(base, speed, request.target)
+            self._reach(paired_runs, base, request.target)
+        length = paired_runs.length
         self.halving = SuccessiveHalving(
-            *(self._paired_runs(length, speed), self.plans, self.space, self.plans.base),
+            *(paired_runs, self.plans, self.space, self.plans.base),
             budget=request.budget,
             note=self._note,
         )
@@ -405,15 +408,16 @@ class Job:
             pool=self.pool,
         )
 
-    def _reaching(self, base: Plan, speed: float, target: float) -> Length:
-        """Find a length at which the baseline settings reach the target.
+    def _reach(self, paired_runs: PairedRuns, base: Plan, target: float) -> None:
+        """Set the length of the runs to one at which the baseline settings reach the target.
 
         Raises:
             MinillmError: they miss it within their share of the budget.
         """
+        speed = paired_runs.speed
         length = Length(minutes=FIRST * base.tokens_per_step / speed / 60)
         while True:
-            paired_runs = self._paired_runs(length, speed)
+            paired_runs.length = length
             run = paired_runs.alone(
                 f"looking for a loss of {target:g}",
                 *(base, length, base.config.seed, f"as it is, {length.words}"),
@@ -424,7 +428,7 @@ class Job:
                 )
             self.say(f"{length.words}: loss {run.val_loss:.4f}")
             if run.val_loss <= target:
-                return length
+                return
             length = length.shorter(1 / LONGER)
             if self.members.spent + length.seconds(speed) > REACH * self.request.budget:
                 raise MinillmError(
@@ -465,8 +469,10 @@ class Job:
         )
         self.say(f"data    {self.about['data']['description']}")
         if idle := self.space.inactive(halving.base_plan):
+            which = f"{idle[0]} is" if len(idle) == 1 else "they are"
             self.say(
-                f"the space's options of {listed(idle)} are not tried: neither active nor in its plugins"
+                f"options of {listed(idle)} are not tried: {which} not enabled, and not in the space's list "
+                "of plugins"
             )
 
     def result(self, *, finished: bool) -> dict[str, Any]:
@@ -493,6 +499,7 @@ class Job:
             "refused": halving.refused,
             "untried": halving.untried,
             "finished": finished,
+            "command": self._command(halving.plan),
             **self.about,
         }
 
@@ -501,12 +508,22 @@ class Job:
         self._write(finished=False)
 
     def _write(self, *, finished: bool) -> dict[str, Any]:
+        """Write the results, unless those of the earlier start reach further than this one has so far."""
         result = self.result(finished=finished)
+        if not finished and self.members.spent < self.earlier.get("spent_seconds", 0.0):
+            return result
         write(self.out / RESULT, result)
         replace_file(self.out / PAGE, search_page(result).encode())
         replace_file(self.out / TEXT, markdown(result).encode())
         replace_file(self.out / BEST, self._best(result).encode())
         return result
+
+    def _command(self, plan: Plan) -> str:
+        """Return the command that trains the recipe, with its single-file plugins."""
+        command = f"minillm train --preset {shlex.quote(str(self.out / BEST))}"
+        if files := [one.origin.source for one in plan.active if one.distribution is None]:
+            command += f" --plugins {shlex.quote(','.join(files))}"
+        return command
 
     def _best(self, result: Mapping[str, Any]) -> str:
         """Render the recipe with its length as the text of a settings file."""
@@ -515,9 +532,6 @@ class Job:
         minutes = self.reached.get("minutes")
         length = Length(minutes=minutes) if minutes else halving.length
         plan = length.of(halving.plan)
-        command = f"minillm train --preset {shlex.quote(str(self.out / BEST))}"
-        if files := [one.origin.source for one in plan.active if one.distribution is None]:
-            command += f" --plugins {shlex.quote(','.join(files))}"
         parts = " ".join(result["recipe"]) or "nothing that is distinguishable"
         reached = reached_words(result)
         gain = result["last"].get("gain") or {}
@@ -525,7 +539,7 @@ class Job:
         return settings_file(
             plan.config,
             (
-                command,
+                result["command"],
                 f"minillm search, preset {result['preset']}, runs of {halving.length.words}: {parts}",
                 *([f"held-out loss against the settings as they were: {found}"] if found else []),
                 *([reached] if reached else []),

@@ -84,7 +84,10 @@ def _found(result: Json) -> str:
             return f"Nothing that was tried is distinguishable from the settings as they were: {counts}."
         return f"Not finished: {counts} so far."
     if not result["recipe"]:
-        return f"What the rounds accepted is within noise for seeds that chose nothing, and left out: {counts}."
+        return (
+            "The accepted changes made no measurable difference with fresh seeds, and were dropped: "
+            f"{counts}."
+        )
     gain, recipe = (
         result["last"]["gain"],
         ", ".join(result["recipe"]) or "the settings as they were",
@@ -93,7 +96,8 @@ def _found(result: Json) -> str:
         return f"{recipe}: the last comparison failed; {counts}."
     found = f"{_effect(gain)} nats a token against the settings as they were"
     sure = "" if gain["distinguishable"] else ", within noise"
-    return f"{recipe}: {found}{sure}, by seeds that chose nothing. {_cap(counts)}."
+    fresh = "measured with fresh seeds that played no part in the selection"
+    return f"{recipe}: {found}{sure}, {fresh}. {_cap(counts)}."
 
 
 def _seconds(number: float) -> str:
@@ -190,8 +194,8 @@ def _last_words(result: Json) -> str:
     )
     dropped = last["dropped"]
     return (
-        f"Seeds {last['seeds'][0]} to {last['seeds'][-1]}, which chose nothing: {losses}. The worth of a "
-        "part is the recipe's loss minus that of the recipe without it; its interval uses the noise of all "
+        f"Seeds {last['seeds'][0]} to {last['seeds'][-1]}, which played no part in the selection: {losses}. The "
+        "worth of a part is the recipe's loss minus that of the recipe without it; its interval uses the noise of all "
         "sets of runs with losses near these."
         + (
             f" Left out of the result, since they make no difference: {', '.join(dropped)}."
@@ -299,7 +303,7 @@ def _tables(result: Json) -> Iterator[tuple[str, str, Row, Sequence[Row]]]:
     if result["untried"]:
         yield (
             "Not tried",
-            "The budget did not hold them.",
+            "The budget was too small to try these.",
             ("changes",),
             [(", ".join(result["untried"]),)],
         )

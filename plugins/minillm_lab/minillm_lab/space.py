@@ -12,13 +12,13 @@ import math
 import random
 import tomllib
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from minillm_core import Plan, Plugin, Refusal
+from minillm_core import MinillmError, Plan, Plugin, Refusal
 from minillm_core.commands import listed, nearest, rounded
 from minillm_core.inspection import Config, find_plugin, installed_plugins
 from minillm_core.studies import plugins_of, recipe_names
@@ -294,27 +294,43 @@ def usual_space(plan: Plan, plugins: Sequence[str], parameters: int) -> Space:
 
 
 def installed(named: Collection[str], seed: int) -> list[str]:
-    """List the installed plugins except those in ``named``, in an order set by the seed."""
-    found = [one.name for one in installed_plugins() if one.name not in named]
+    """List the installed plugins except broken ones and those in ``named``, in an order set by the seed."""
+    found = [one.name for one in installed_plugins() if not one.broken and one.name not in named]
     random.Random(seed).shuffle(found)
     return found
 
 
-def prospects(plugins: Mapping[str, Any], *, equal_seconds: bool) -> dict[str, Prospect]:
+def prospects(
+    plugins: Mapping[str, Any],
+    *,
+    equal_seconds: bool,
+    leave_out: Callable[[str], None] | None = None,
+) -> dict[str, Prospect]:
     """Read the technique cards of plugins.
 
     Args:
         plugins: name -> the name, or the file to load it from.
         equal_seconds: use the effect at equal time, which some cards lack, else at equal tokens.
+        leave_out: called with a line for each plugin that cannot be imported, which is left out; None: that
+            is an error.
 
     Returns:
         Plugin -> what its newest card shows, the largest gain first. Of those without a gain or a card the
         ones that minillm's recipes name are first, and measured harm is last.
+
+    Raises:
+        MinillmError: a plugin cannot be imported, and ``leave_out`` is None.
     """
     recipes = [plugins_of(name) for name in recipe_names()]
     found = {}
     for name, spec in plugins.items():
-        cls = find_plugin(str(spec)).cls
+        try:
+            cls = find_plugin(str(spec)).cls
+        except MinillmError as error:
+            if leave_out is None:
+                raise
+            leave_out(f"not tried: {name}: {error.what}")
+            continue
         try:
             cards = read_cards(name, card_sources(inspect.getfile(cls)))
         except BadCard:  # plugins info says why

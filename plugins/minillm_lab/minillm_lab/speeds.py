@@ -21,8 +21,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 
-from minillm_core import DataError, Plan
+from minillm_core import BackendError, DataError, Plan
 from minillm_core.documents import digest, find
+from minillm_core.inspection import launched
 from minillm_core.studies import Binding, Detected, hardware, replace_file
 from minillm_lab.card import BadCard, card_sources, read_cards
 
@@ -77,6 +78,8 @@ def remember(
 ) -> None:
     """Store the throughput of a run and the size of its data; runs of too few steps are skipped.
 
+    Of a run of several processes only the size of its data is stored: its speed is not that of one.
+
     Args:
         cache: the folder; where it cannot be written, nothing is stored.
         plan: of the run.
@@ -99,13 +102,15 @@ def remember(
         by=by,
         date=datetime.now(UTC).date().isoformat(),
     )
-    kept = [one for one in _speeds(cache) if (one.machine, one.run) != (new.machine, new.run)]
+    kept = _speeds(cache)
+    if _alone():
+        kept = [one for one in kept if (one.machine, one.run) != (new.machine, new.run)] + [new]
     counts = _tokens(cache)
     if (key := _corpus(plan)) is not None:
         counts.pop(key, None)
         counts[key] = tokens
     document = {
-        "speeds": [asdict(one) for one in (*kept, new)[-MOST:]],
+        "speeds": [asdict(one) for one in kept[-MOST:]],
         "tokens": dict(list(counts.items())[-MOST:]),
     }
     try:
@@ -140,8 +145,9 @@ def expected(
     names = {plugin.name for plugin in plan.plugins}
     for one in reversed(here):
         if one.model == model and (times := _times(one, names, ratio)) is not None:
-            others = ", ".join(sorted(names ^ set(one.plugins)))
-            basis = f"by a {one.by} of {one.date} here and the cards of {others}"
+            basis = f"as in a {one.by} of {one.date} here with other options of its plugins"
+            if others := ", ".join(sorted(names ^ set(one.plugins))):
+                basis = f"by a {one.by} of {one.date} here and the cards of {others}"
             return Expected(one.tokens_per_second * times, basis)
     flops = max(plan.estimate().flops_per_token, 1)
     near = [one for one in here if 1 / _FAR < flops / one.flops_per_token < _FAR]
@@ -192,6 +198,14 @@ def _hardware(bound: Binding) -> str:
     about = hardware(bound.device_name)
     cores = f", {about['cores']} cores" if about["device"] == about["machine"] else ""
     return f"{bound.device_name}{cores}, {bound.backend} in {bound.dtype}"
+
+
+def _alone() -> bool:
+    """Return whether this process trains alone, as far as its launcher's environment says so."""
+    try:
+        return launched()[1] == 1
+    except BackendError:
+        return False
 
 
 def _machine(backend: str, device: str, dtype: str) -> str:

@@ -280,8 +280,11 @@ class SuccessiveHalving:
         """Choose the number of candidates per rung; the shortest rung gets the remaining time."""
         first, *middle, final = self._rungs
         cost = self.paired_runs.cost
+        again = (
+            first.length == final.length
+        )  # the runs of the first seed are those of the first rung
         for last in (3, 2, 1):
-            runs = last + 1 + (min(last, 2) + 1) * (PAIRS - 1)
+            runs = (0 if again else last + 1) + (min(last, 2) + 1) * (PAIRS - 1)
             sizes, left = [last], share - cost(final.length, runs=runs)
             for rung in reversed(middle):
                 sizes.insert(0, ETA * sizes[0])
@@ -306,14 +309,21 @@ class SuccessiveHalving:
         return len(queued)
 
     def _leave_out_short_runs(self) -> None:
-        """Leave out rungs that are hardly cheaper than the next one, where compiling takes most of a run."""
+        """Leave out rungs that are hardly cheaper than the next one, where compiling takes most of a run.
+
+        Where only the longest one is left, the first rung is one pair at full length.
+        """
         for rung, longer in pairwise([*self._rungs]):
+            if rung.length == longer.length:
+                continue
             cost = self.paired_runs.cost(rung.length, runs=rung.pairs, graphs=1)
             if self.paired_runs.cost(longer.length, runs=longer.pairs, graphs=1) < 2 * cost:
                 self._rungs.remove(rung)
                 self.paired_runs.say(
                     f"no runs of {rung.length.words}: most of their time would be compiling"
                 )
+        if len(self._rungs) == 1:
+            self._rungs.insert(0, Rung(self.length, 1))
 
     def _round(self, number: int, queued: Sequence[Candidate], share: float) -> None:
         sizes = self._sizes(queued, share)

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from minillm_core import MinillmError, OutOfMemory, Plan, Refusal
+from minillm_core import Interrupted, MinillmError, OutOfMemory, Plan, Refusal, Stopped
 from minillm_core.inspection import find_plugin, installed_plugins, verdicts
 from minillm_core.studies import Detected, hardware, sized, versions
 from minillm_lab.bench import WARM, refuse_no_time
@@ -39,6 +39,9 @@ __all__ = ["Candidate", "Request", "kernel_plugins", "tune"]
 
 KERNELS = "kernel_provider"
 """The one hook of a plugin that only offers kernels."""
+
+UNFINISHED = "the tuning is not finished: this is its best candidate so far"
+"""A remark in the settings file of a tuning that was ended by a signal."""
 
 CROWDED = 0.92
 """Maximum fraction of memory for an estimate, which excludes the framework's own memory."""
@@ -145,11 +148,13 @@ def tune(
 
     Returns:
         The JSON document printed by ``--json``: ``candidates`` in the order of trial, and
-        ``best``, the settings of the chosen one by key; and its plan.
+        ``best``, the settings of the chosen one by key; and its plan. ``finished`` is False after a signal,
+        where the best of the candidates so far is the chosen one.
 
     Raises:
         Refusal: the micro-batches of this plan are fixed, or nothing fits into memory.
-        MinillmError: a plugin's code raised.
+        MinillmError: a plugin's code raised, one that the run names.
+        KeyboardInterrupt: a signal, before any candidate was timed.
     """
     refuse_no_time(request.steps, request.repeats)
     _refuse_fixed(plan)
@@ -157,11 +162,17 @@ def tune(
     corpus = open_corpus(plan.config, cache=cache, say=say, plans=[plan])
     study = Study(corpus, detected, say=say, create=create)
     tuning = Tuning(request, plan, detected, binding.dtype, study, say, profile)
-    tuning.batches()
-    if planned is not None:
-        tuning.plugins(offered, planned)
-    tuning.kernels()
-    best, gain = tuning.confirmed()
+    finished = True
+    try:
+        tuning.batches()
+        if planned is not None:
+            tuning.plugins(offered, planned)
+        tuning.kernels()
+        best, gain = tuning.confirmed()
+    except KeyboardInterrupt:
+        if not any(one.speeds for one in tuning.candidates):
+            raise
+        best, gain, finished = tuning.best(), None, False
     document = {
         "device": binding.device_name,
         "backend": binding.backend,
@@ -176,6 +187,7 @@ def tune(
         "best": best.settings(),
         "as_they_were": tuning.given.settings(),
         "gain": gain,
+        "finished": finished,
         "hardware": hardware(binding.device_name),
         "versions": versions(
             binding.backend, [one.distribution for one in plan.active if one.distribution]
@@ -373,7 +385,11 @@ class Tuning:
         return found
 
     def _run(self, one: Candidate, *, listed: bool = True) -> None:
-        """Time a candidate alone in memory; record running out of memory as its reason."""
+        """Time a candidate alone in memory; record why it did not run to its end.
+
+        Raises:
+            MinillmError: a plugin's code raised, in a candidate without plugins or kernels of the tuning's own.
+        """
         if listed:
             self.candidates.append(one)
         try:
@@ -383,6 +399,15 @@ class Tuning:
             one.reason = f"out of memory: {error.where or error.what}"  # the framework's message
         except Refusal as refusal:  # the kernel of a plugin that has no effect without it
             one.reason = f"refused: {refusal.what}"
+        except KeyboardInterrupt:
+            one.speeds.clear()
+            one.reason = "ended by a signal"
+            raise
+        except MinillmError as error:
+            if not (one.added or one.kernel) or isinstance(error, Interrupted | Stopped):
+                raise
+            one.speeds.clear()
+            one.reason = f"failed: {error.what}"
         gc.collect()  # compiled steps are in reference cycles
         speed = f"{one.speed:,.0f} tokens/s" if one.speeds else one.reason
         self._say(f"{one.named}: {speed}")

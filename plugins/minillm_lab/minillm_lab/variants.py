@@ -63,13 +63,13 @@ def one_at_a_time(loaded: Loaded, plugins: Sequence[LoadedPlugin], judged: Seque
         except PlanError as error:
             ways = []
             if base := _base(name, loaded, plugins, company):
-                ways.append(f"name '{base}' in --with, for every run, and not in --plugins")
+                ways.append(f"add --with {base}, and leave {base} out of --plugins")
             ways += ["--leave-one-out"] * _together(loaded, plugins)
             raise Refusal(
                 f"'{name}' cannot be judged alone: {error.what}",
                 where=error.where,
                 fix=", or ".join(ways)
-                or f"{error.fix}; in an ablation in --with, for every run, and not in --plugins",
+                or f"{error.fix}; in an ablation, by --with instead of --plugins",
             ) from error
     return Design(
         "one at a time",

@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, linear_regression, median
+from statistics import fmean, linear_regression, median, stdev
 from typing import Any
 
 from minillm_lab.study import Trained
@@ -85,25 +85,29 @@ def noise_of(losses: Sequence[Sequence[float]]) -> Noise | None:
     return Noise(math.sqrt(2.0 * squares / freedom), freedom)
 
 
-NEAR, NEAREST = 3.0, 3
-"""Sets of runs that show the noise of a difference: those no further from ours than this multiple of it, and
-at least so many."""
+NEAR = 3.0
+"""Sets of runs show the noise of a difference if their distance from ours is within this factor of it."""
 
 
 def near(sets: Sequence[Runs], ours: Runs, others: Runs) -> list[Runs]:
-    """Choose the sets of runs that are about as noisy as two that are compared: those with losses near ours.
+    """Choose the sets of runs that are about as noisy as two that are compared: ours, and those about as far away.
 
-    Runs that learn badly differ more from seed to seed: without `muon` by ten times as much. Where a set's
-    mean loss lies says nothing of how its runs scatter around it, so the choice does not bias the noise.
+    Runs that learn badly differ more from seed to seed: without `muon` by ten times as much. So sets that are
+    much nearer to ours than the others show too little noise, and sets much further away too much; a distance
+    within the noise is none. Where a set's mean loss lies says nothing of how its runs scatter around it, so
+    the choice does not bias the noise.
     """
 
-    def distance(one: Runs) -> float:
-        pairs = [run.val_loss - ours[seed].val_loss for seed, run in one.items() if seed in ours]
-        return abs(fmean(pairs)) if pairs else math.inf
+    def differences(one: Runs) -> list[float]:
+        return [run.val_loss - ours[seed].val_loss for seed, run in one.items() if seed in ours]
 
-    ranked = sorted(sets, key=distance)
-    within = [one for one in ranked if distance(one) <= NEAR * distance(others)]
-    return max(within, ranked[:NEAREST], key=len)
+    def distance(one: Runs) -> float:
+        return abs(fmean(differences(one))) if differences(one) else math.inf
+
+    apart, pairs = distance(others), differences(others)
+    reach = NEAR * max(apart, stdev(pairs) if len(pairs) > 1 else 0.0)
+    rest = (one for one in sets if any(one.get(seed) != run for seed, run in ours.items()))
+    return [ours, *(one for one in rest if apart / NEAR <= distance(one) <= reach)]
 
 
 def noise_among(

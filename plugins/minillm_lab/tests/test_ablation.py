@@ -238,8 +238,8 @@ def test_what_a_result_replaces_is_said(ablation: Any, rigged: Any, tmp_path: Pa
     design, gone, seeds = other.replaced()
     path = tmp_path / "ablation.json"
     assert design == (
-        f"{path} has the result of --one-at-a-time, which is replaced: the runs stay, and the same "
-        "command as then writes it again"
+        f"{path} has the result of --one-at-a-time, which is replaced now. Its runs are kept; repeating "
+        "the earlier command writes that result again"
     )
     assert gone.startswith(f"{path} will be without scale")
     assert seeds == (
@@ -321,6 +321,8 @@ def test_minutes_become_steps_once(ablation: Any, rigged: Any) -> None:
     slower.step_seconds = lambda *_: 0.5  # the speed of another day
     assert ablation(slower, ("rule",), steps=None, minutes=0.1).run()["steps"] == 60
     assert not slower.made
+    other = ablation(slower, ("rule",), steps=None, minutes=0.1, design=leave_one_out)
+    assert other.run()["steps"] == 12  # those of another first set are measured
     assert ablation(slower, ("rule",), steps=None, minutes=0.2).run()["steps"] == 24
 
 

@@ -186,6 +186,24 @@ def test_there_is_a_line_a_run_in_the_colour_of_its_set() -> None:
     assert "<title>+muon, seed 2: 3.85 at 60</title>" in wide
 
 
+def test_losses_are_compared_after_as_many_tokens() -> None:
+    result = ablation([-0.1, -0.2])
+    for one in result["runs"]:
+        if one["variant"] == "+muon":  # twice the steps of half the tokens
+            for point in one["curve"]:
+                point["tokens"] //= 2
+    page = ablation_page(result).split("<h3>Loss with minus loss without, same seed</h3>")[1]
+    wide = page.split('<div class="wide">')[1].split("</svg>")[0]
+    shown = re.findall(r"<title>muon, mean of 2: (\S+) at (\d+)</title>", wide)
+    assert [int(tokens) for _, tokens in shown] == [30, 20, 10]
+    assert float(shown[0][0]) == pytest.approx(-0.15 - 1 / 3, abs=0.01)
+    for one in result["runs"]:
+        if one["variant"] == "+muon":
+            for point in one["curve"]:
+                point["tokens"] += 1
+    assert "mean of" not in ablation_page(result)  # nothing was evaluated after as many tokens
+
+
 @pytest.mark.slow
 @given(st.text())
 def test_whatever_a_plugin_is_called_it_stays_text(name: str) -> None:

@@ -12,9 +12,21 @@ from typing import Any
 
 import pytest
 
-from minillm_core import OutOfMemory, Plan, build_plan
-from minillm_core.studies import StopRequest
-from minillm_lab.pool import GO, RELEASE, Made, Pool, State, Wanted, processes_for, shared
+from minillm_core import OutOfMemory, Plan, Refusal, build_plan
+from minillm_core.inspection import Machine
+from minillm_core.studies import Detected, StopRequest
+from minillm_lab.cli.devices import cards
+from minillm_lab.pool import (
+    GO,
+    RELEASE,
+    Made,
+    Pool,
+    State,
+    Wanted,
+    check_devices,
+    processes_for,
+    shared,
+)
 from minillm_lab.study import Trained
 
 
@@ -212,3 +224,13 @@ def test_compiled_runs_share_a_gpu_unless_the_processes_are_given(
     monkeypatch.setattr("os.cpu_count", lambda: 12)
     about = {"device": device, "compiled": compiled, "peak": 1 << 30, "memory": 80 << 30}
     assert shared(gpus, processes, **about) == expected
+
+
+def test_gpus_beside_the_number_of_one_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minillm_lab.pool.probe", lambda: Machine(nvidia=4))
+    check_devices(cards(4), Detected("torch", "cuda", "the test says so"))
+    check_devices(cards(None), Detected("torch", "cuda:3", "the test says so"))
+    with pytest.raises(Refusal, match="--gpus 2 uses cuda:0 to cuda:1") as refused:
+        check_devices(cards(2), Detected("torch", "cuda:3", "the test says so"))
+    assert refused.value.where == "--gpus 2 --device cuda:3"
+    assert refused.value.fix == "leave --device out, or CUDA_VISIBLE_DEVICES=3"

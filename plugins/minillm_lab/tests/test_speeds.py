@@ -90,6 +90,11 @@ def test_a_card_made_on_this_hardware_says_what_a_plugin_costs(tmp_path: Path) -
     assert "FLOP/s" in other.basis
     remember(tmp_path, *job(planned(plugin=Scale(by=0.25))), 500.0, steps=20)
     assert ask(tmp_path, planned(plugin=Scale(by=0.25))) != ask(tmp_path, planned())
+    options = ask(tmp_path, planned(plugin=Scale(by=0.125)))
+    assert options is not None
+    assert options.tokens_per_second == 500.0
+    assert options.basis.startswith("as in a run of 2")
+    assert options.basis.endswith(" here with other options of its plugins")
 
 
 @pytest.mark.parametrize("far", ["model.hidden=20000", "--device"])
@@ -105,6 +110,25 @@ def test_what_nothing_like_it_was_measured_of_is_unknown(tmp_path: Path, far: st
 def test_the_first_gpu_has_two_names(tmp_path: Path) -> None:
     remember(tmp_path, *job(planned(), device="cuda:0"), 1000.0, steps=20)
     assert ask(tmp_path, planned(), device="cuda") is not None
+
+
+def test_of_a_run_of_several_processes_only_the_tokens_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, cache = tmp_path / "a.txt", tmp_path / "cache"
+    text.write_text("words " * 100)
+    plan = planned(f'data.paths=["{text}"]')
+    remember(cache, *job(plan), 1000.0, steps=20)
+    with monkeypatch.context() as launcher:
+        launcher.setenv("RANK", "0")
+        launcher.setenv("WORLD_SIZE", "8")
+        remember(cache, *job(plan, tokens=77), 8000.0, steps=20)
+        launcher.delenv("RANK")  # one of several processes, and not of which rank
+        remember(cache, *job(plan, tokens=78), 8000.0, steps=20)
+    assert known_tokens(cache, plan) == 78
+    found = ask(cache, plan)
+    assert found is not None
+    assert found.tokens_per_second == 1000.0
 
 
 def test_a_few_steps_tell_nothing_and_what_is_kept_is_bounded(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import tomllib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -15,12 +16,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from minillm_core import Candidate, OutOfMemory, Plan, Plugin, Refusal, build_plan
+from minillm_core import Candidate, MinillmError, OutOfMemory, Plan, Plugin, Refusal, build_plan
 from minillm_core.backends.base import Binding, StepResult
 from minillm_core.config.schema import Stage
 from minillm_core.studies import Detected, LoadedPlugin
 from minillm_lab.cli.tune import print_whole, render, verdict
-from minillm_lab.tune import Request, kernel_plugins, tune
+from minillm_lab.tune import UNFINISHED, Request, kernel_plugins, tune
 
 DETECTED = Detected("torch", "cpu", "the test says so")
 MIB = 2**20
@@ -232,9 +233,110 @@ def test_kernels_of_plugins_that_are_not_named_are_tried_and_the_faster_ones_sta
         assert any(str(name) in line for line in lines), "in one piece"
 
 
+def test_a_kernel_of_its_own_that_fails_is_listed_with_the_reason(tuned) -> None:
+    """One of a plugin that was added, and one of the core."""
+
+    def seconds(train: Any, kernels: str) -> float:
+        if "quick" in kernels or "composed" in kernels:
+            raise MinillmError("the kernel broke", where="quick.py:3")
+        return 1.0
+
+    result = tuned(Machine(seconds), rows=1, offered=(Quick(), Slow()))
+    failed = {one["kernel"]: one for one in result["candidates"] if one["reason"]}
+    assert {None, "attention=composed"} <= failed.keys()
+    assert failed[None]["plugins"] == ["quick"]
+    for one in failed.values():
+        assert one["reason"] == "failed: the kernel broke"
+        assert one["tokens_per_second"] is None
+    assert ["slow"] in [one["plugins"] for one in result["candidates"]]
+    assert result["finished"]
+
+    def broken(train: Any, kernels: str) -> float:
+        raise MinillmError("the model broke")
+
+    with pytest.raises(MinillmError, match="the model broke"):
+        tuned(Machine(broken), rows=1)
+
+
+def test_a_signal_leaves_the_best_candidate_so_far(tuned) -> None:
+    def seconds(train: Any, kernels: str) -> float:
+        if "quick" in kernels:
+            signal.raise_signal(signal.SIGINT)
+        return {8: 2.0, 4: 1.0, 2: 3.0}[train.rows]
+
+    result = tuned(Machine(seconds), offered=(Quick(),))
+    assert not result["finished"]
+    assert result["best"]["train.rows"] == 4
+    assert result["candidates"][-1]["reason"] == "ended by a signal"
+    assert verdict(result) == "best so far: train.rows=4 train.accumulate=2"
+    assert [*render(result).columns[-1].cells].count("chosen") == 1
+
+    def at_once(train: Any, kernels: str) -> float:
+        signal.raise_signal(signal.SIGINT)
+        return 1.0
+
+    with pytest.raises(KeyboardInterrupt):  # there is no best one
+        tuned(Machine(at_once))
+
+
 def test_installed_plugins_of_kernels_are_found_and_others_are_not() -> None:
     assert {*kernel_plugins(())} >= {"cute", "fp8_head", "liger", "metal", "triton"}
     assert not {"liger", "muon", "fp8_mlp"} & {*kernel_plugins({"liger"})}
+
+
+@pytest.mark.parametrize(
+    ("plugins", "loaded", "offered"),
+    [
+        ("-liger", set(), False),
+        ("muon,-liger", {"muon"}, False),
+        ("muon", {"muon"}, True),
+        ("-qk_norm,-liger", {"half_rope"}, False),
+    ],
+)
+def test_kernels_of_a_plugin_are_left_out_whether_or_not_the_run_names_it(
+    program,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plugins: str,
+    loaded: set[str],
+    offered: bool,
+) -> None:
+    """And a signal is told, with the file that has the best candidate so far."""
+    seen: dict[str, Any] = {}
+
+    def interrupted(request: Any, plan: Plan, *given: Any, **more: Any) -> Any:
+        seen.update(more, names={one.name for one in plan.active})
+        best = {"train.rows": 4}
+        empty = {"device": "a CPU", "backend": "torch", "candidates": []}
+        found = {**empty, "finished": False, "best": best, "as_they_were": {}, "gain": None}
+        return found, plan
+
+    monkeypatch.setattr("minillm_lab.tune.tune", interrupted)
+    file, to = tmp_path / "run.toml", tmp_path / "tuned.toml"
+    table = "[plugins.qk_norm]\n[plugins.half_rope]\n" if "qk_norm" in plugins else ""
+    file.write_text(f'preset = "tiny"\n{table}')
+    where = ("--data", str(folder / "text.txt"), "--backend", "torch", "--device", "cpu")
+    code, out, said = program(
+        *("tune", "-c", str(file), "--plugins", plugins, *where, "--to", str(to), "--json")
+    )
+    assert code == 130, said
+    assert seen["names"] == loaded
+    assert ("liger" in seen["offered"]) == offered
+    assert "triton" in seen["offered"]
+    assert json.loads(out)["file"] == str(to)
+    assert f"# {UNFINISHED}\n" in to.read_text()
+    assert f"{to} has the best candidate so far: minillm train -c {to}" in said
+
+
+def test_another_plugin_that_the_run_does_not_name_cannot_be_taken_away(
+    program, tmp_path: Path
+) -> None:
+    to = ("--to", str(tmp_path / "a.toml"), "--backend", "torch", "--device", "cpu")
+    for wrong in ("-muon", "-lieger", "liger,-liger"):
+        code, _, said = program("tune", "--preset", "tiny", "--plugins", wrong, *to)
+        assert code == 2
+        assert "taken away" in said
 
 
 @pytest.mark.slow

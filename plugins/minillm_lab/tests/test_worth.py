@@ -141,6 +141,24 @@ def test_intervals_by_the_noise_of_many_sets_hold_as_often_as_they_say_and_are_n
     assert np.median(narrower) > 2
 
 
+def test_quiet_sets_do_not_narrow_the_interval_of_a_noisy_one() -> None:
+    """Among 20 sets, one learns badly and differs ten times as much from seed to seed."""
+    draw, hits = np.random.default_rng(0), {1: 0, 19: 0}
+    worths, spreads = [*draw.normal(0, 0.02, 19), 0.6], [0.002] * 19 + [0.02]
+    for _ in range(400):
+        of_seed = draw.normal(0, 0.1, 3)
+        sets = [
+            {s: trained(s, 1.0, w + of_seed[s] + draw.normal(0, spread)) for s in range(3)}
+            for w, spread in zip(worths, spreads, strict=True)
+        ]
+        for at in hits:
+            told = worth(
+                {STEPS: sets[0]}, {STEPS: sets[at]}, STEPS, reference=False, pairs=3, sets=sets
+            )
+            hits[at] += told["low"] <= worths[0] - worths[at] <= told["high"]
+    assert all(0.92 < hit / 400 < 0.98 for hit in hits.values())
+
+
 @pytest.mark.parametrize("losses", [[], [[1.0, 2.0]], [[1.0], [2.0]]])
 def test_one_set_or_one_seed_shows_no_noise(losses: list[list[float]]) -> None:
     assert noise_of(losses) is None

@@ -18,7 +18,7 @@ mlx_ranks       collectives by mx.distributed
 cost            the cost model: bytes, FLOPs and bandwidths -> seconds
 forecast        memory, traffic and step time on N cards
 automatic       sizes of the mesh that settings leave open, and minillm plan --gpus N
-heartbeat       heartbeats: a stopped or hanging process is named, and the run ends
+heartbeat       heartbeats: a stopped or lost process is named, and the run ends
 """
 
 from __future__ import annotations

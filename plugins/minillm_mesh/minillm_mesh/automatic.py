@@ -31,12 +31,14 @@ def forecast(plan: Plan, gpus: int, card: str | None, dtype: str) -> Forecast:
         dtype: the compute dtype.
 
     Raises:
-        ConfigError: an unknown card, too many cards, or layers that the cards cannot share.
+        ConfigError: an unknown card, too many cards, or rows or layers that the cards cannot share.
         PlanError: a plugin's part does not support the parallelism.
     """
     check_ranks(gpus)
     if plan.config.mesh.shard == "weights":
         weight_checks.check(plan)
+    if (context := plan.config.mesh.context) > 1:
+        context_checks.check(plan, context)
     if (tensor := plan.config.mesh.tensor) > 1:
         tensor_spec.check(plan, tensor)
         if gpus % tensor:

@@ -6,6 +6,7 @@ buffer in place returns it twice where torch 2.11 compiles it, and its gradient 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,13 @@ _gathered = getattr(functional, "all_gather_single", None) or functional.all_gat
 
 FIRST_WITH_GRADIENTS = Version("2.11")
 """The first torch whose functional collectives have gradients."""
+
+
+LOST = re.compile(r"[Cc]onnection|[Bb]roken pipe|peer(?! access)|remote process")
+"""Words of the errors of gloo and NCCL about another process that has ended, and of no others."""
+
+STORE = (dist.DistNetworkError, dist.DistStoreError)
+"""torch's errors of the connection to the store, whatever they say."""
 
 
 class Ended(MinillmError):
@@ -62,12 +70,12 @@ def all_reduce_autograd(x: Tensor, group: Any) -> Tensor:
 
 @contextmanager
 def met() -> Iterator[None]:
-    """Convert an error of a collective into its usual cause: another process has ended."""
+    """Convert an error of a lost connection into its usual cause: another process has ended."""
     try:
         yield
-    except RuntimeError as error:  # torch's own, or gloo's, which has no class
-        text, ours = str(error), isinstance(error, dist.DistError)
-        if not ours and "onnection" not in text and "peer" not in text:
+    except RuntimeError as error:  # NCCL's has a class, gloo's has none
+        text = str(error)
+        if not isinstance(error, STORE) and not LOST.search(text):
             raise
         raise Ended(
             "another process of the run has ended",

@@ -112,21 +112,19 @@ class ContextScope(Scope):
 
     def __init__(self, reads: dict[str, Any], columns: Columns, shape: tuple[int, int]) -> None:
         super().__init__(reads)
-        self.columns, self.shape = columns, shape
+        self.ours, self.shape = columns, shape
         self.chunk = shape[1] // 2  # c
 
     def positions(self, ops: Any) -> Any:
         """Return the columns' positions in their rows, int32 (T / N,)."""
-        row = ops.arange(2 * self.columns.size * self.chunk)
-        return torch.cat(
-            [row[at * self.chunk : (at + 1) * self.chunk] for at in self.columns.chunks]
-        )
+        row = ops.arange(2 * self.ours.size * self.chunk)
+        return torch.cat([row[at * self.chunk : (at + 1) * self.chunk] for at in self.ours.chunks])
 
     def run_block(
         self, block: Any, x: Any, *, checkpointing: bool, turn: int = 0
     ) -> tuple[Any, ...]:
         """Run a block on a scope of the same columns; recomputation repeats its collectives."""
-        scope_of = partial(type(self), columns=self.columns, shape=self.shape)
+        scope_of = partial(type(self), columns=self.ours, shape=self.shape)
         run = partial(block, scope_of=scope_of)
         reads = [self.reads[name] for name in block.inputs]
         return block.framework.checkpoint(run, x, *reads) if checkpointing else run(x, *reads)
@@ -143,7 +141,7 @@ class ContextScope(Scope):
         given = [names[name] for name in node.bound]
         before = [self.before(v, node.lookback) if self.of_columns(v) else None for v in given]
         found = []
-        for place, at in enumerate(self.columns.chunks):
+        for place, at in enumerate(self.ours.chunks):
             earlier = min(node.lookback, at * self.chunk)
             mine = slice(place * self.chunk, (place + 1) * self.chunk)
             behind = [
@@ -163,9 +161,9 @@ class ContextScope(Scope):
         """
         tail = min(count, self.chunk)
         ends = torch.stack([one[:, -tail:] for one in x.split(self.chunk, 1)])
-        chunks = self.columns.chunked(ends)  # (B, tail, ...) each
+        chunks = self.ours.chunked(ends)  # (B, tail, ...) each
         needed, found = -(-count // tail), []
-        for at in self.columns.chunks:
+        for at in self.ours.chunks:
             row = torch.cat([x[:, :0], *chunks[max(0, at - needed) : at]], 1)
             found.append(row[:, max(0, row.shape[1] - count) :])
         return found
@@ -173,11 +171,11 @@ class ContextScope(Scope):
     def attend(self, attention: Any, call: Any, x: Any) -> Any:
         """Compute attention of this rank's chunks over the gathered keys and values of all columns up to them."""
         size = self.chunk * attention.stretch  # positions of a chunk
-        k, v = self.columns.row(torch.stack([call.k, call.v], 2)).unbind(2)  # (B, S, K, D) each
-        documents = None if call.documents is None else self.columns.row(call.documents)  # (B, S)
+        k, v = self.ours.row(torch.stack([call.k, call.v], 2)).unbind(2)  # (B, S, K, D) each
+        documents = None if call.documents is None else self.ours.row(call.documents)  # (B, S)
         window = None if attention.core is not None else call.window
         found, queries = [], call.q.split(size, 1)
-        for place, at in enumerate(self.columns.chunks):
+        for place, at in enumerate(self.ours.chunks):
             end, first = (at + 1) * size, 0
             if isinstance(window, int):  # rounded to the blocks of 128 keys that kernels skip
                 first = max(0, at * size - window + 1) // 128 * 128
@@ -198,10 +196,10 @@ class HeadsScope(ContextScope):
 
     def attend(self, attention: Any, call: Any, x: Any) -> Any:
         """Compute attention of this rank's heads over all columns, as in one process."""
-        q, k, v = self.columns.to_heads([call.q, call.k, call.v])
-        documents = None if call.documents is None else self.columns.row(call.documents)
+        q, k, v = self.ours.to_heads([call.q, call.k, call.v])
+        documents = None if call.documents is None else self.ours.row(call.documents)
         whole = call._replace(q=q, k=k, v=v, documents=documents)
-        return self.columns.to_columns(attention.attended(whole, x, self))
+        return self.ours.to_columns(attention.attended(whole, x, self))
 
 
 __all__ = ["Columns", "ContextScope", "HeadsScope"]

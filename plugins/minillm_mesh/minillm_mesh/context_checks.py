@@ -52,7 +52,8 @@ def check(plan: Any, size: int) -> None:
         if module.lookback >= EVERYTHING:
             raise _refused(owner, "computes each column from all of its row", path)
         if module.lookback and path.startswith("terms_nodes."):
-            raise _refused(owner, "looks back in a term, which is one number of whole rows", path)
+            why = "reads earlier columns in a loss term, which is computed once per whole row"
+            raise _refused(owner, why, path)
         if module.lookback and module.statistics:
             raise _refused(owner, "looks back, and emits statistics of what it is given", path)
 

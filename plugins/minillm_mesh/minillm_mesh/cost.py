@@ -16,6 +16,8 @@ A collective of S bytes over n cards on h hosts takes latency + bytes / bandwidt
     pairs     base + a hop to each other card;  (n - 1) / n S bytes; an all-to-all
     one       base + a hop;  S bytes; a send to one other card
 
+The cards of a collective are adjacent or ``stride`` ranks apart: then a host has fewer of them.
+
 Latencies are those of NCCL's own model (``src/graph/tuning.cc``, protocol Simple). docs/scale.md compares
 predictions with measurements.
 """
@@ -132,8 +134,11 @@ def _number(key: str, text: str) -> float:
         number = float(text)
     except ValueError:
         number = math.nan
-    if not (least <= number <= most and 0 < number < math.inf):
+    broken = key == "host" and not number.is_integer()
+    if broken or not (least <= number <= most and 0 < number < math.inf):
         what = f"a number above 0{' and at most 1' if most == 1 else ''}"
+        if key == "host":
+            what = "a whole number of at least 1"
         raise ConfigError(f"{key} is not {what}", where=f"--card {key}={plain(text)}", fix=what)
     return number
 
@@ -162,7 +167,7 @@ def sent(kind: str, size: float, ranks: int) -> float:
     return size if how == "one" else times * (ranks - 1) / ranks * size
 
 
-def seconds(kind: str, size: float, ranks: int, card: Card) -> float:
+def seconds(kind: str, size: float, ranks: int, card: Card, stride: int = 1) -> float:
     """Estimate the seconds of a collective without overlap; ``size`` is each card's full input or output.
 
     Args:
@@ -170,10 +175,12 @@ def seconds(kind: str, size: float, ranks: int, card: Card) -> float:
         size: bytes of the whole array.
         ranks: participating cards, host by host.
         card: their type.
+        stride: distance between the ranks of two neighbours.
     """
     if ranks == 1 or size == 0:
         return 0.0
-    here, hosts = min(ranks, card.host), math.ceil(ranks / card.host)
+    here = min(ranks, max(1, card.host // stride))
+    hosts = math.ceil(ranks / here)
     times, how = MOVED[kind]
     if how == "one":  # with several hosts the other card may be on another one
         hop, bandwidth = (
@@ -206,10 +213,12 @@ class Collective:
     turns: int = 1  # number of collectives for these bytes
     beside: float = 0.0  # fraction of the step's computation that overlaps
     among: int | None = None  # participating neighbours; None: all cards
+    stride: int = 1  # distance between the ranks of two neighbours
 
     def seconds(self, ranks: int, card: Card) -> float:
         """Estimate the seconds of all turns without overlap."""
-        return self.turns * seconds(self.kind, self.size / self.turns, self.among or ranks, card)
+        cards, size = self.among or ranks, self.size / self.turns
+        return self.turns * seconds(self.kind, size, cards, card, self.stride)
 
     def sent(self, ranks: int) -> float:
         """Compute the bytes that each card sends over all turns."""

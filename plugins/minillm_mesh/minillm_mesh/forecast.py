@@ -461,7 +461,8 @@ class Forecast:
         gradients, weights = MASTER * numbers, COMPUTE[self.dtype] * numbers
         if updates == REPLICATED:
             return (Collective("gradients", "all-reduce", gradients),)
-        single = weights < gradients and self.part[1] <= 1  # one micro-batch, in 16 bits
+        # one micro-batch in 16 bits; stages of a pipeline always add up in float32
+        single = weights < gradients and self.part[1] <= 1 and self.mesh.pipeline == 1
         return (
             Collective("gradients", "all-to-all", weights)
             if single
@@ -513,32 +514,45 @@ class Forecast:
         shares = {path: getattr(one, "share", 1.0) for path, one in named_modules(whole)}
         leaves = summed(whole, decoder(divided(spec, self.tensor)))
         passes = 3 if train.checkpointing is True else 2
-        calls = passes * sum(self._turns(leaf) for leaf in leaves)
-        tokens = passes * sum(self._turns(leaf) * shares[leaf] for leaf in leaves) * self.part[2]
+        often = {leaf: self._turns(int(leaf.split(".")[1])) for leaf in leaves}
+        calls = passes * sum(often.values())
+        tokens = passes * sum(often[leaf] * shares[leaf] for leaf in leaves) * self.part[2]
         size, turns = tokens * spec.geometry.dim * COMPUTE[self.dtype], round(calls * self.part[1])
         return (Collective("sums of layers", "all-reduce", size, turns, among=self.tensor),)
 
-    def _turns(self, leaf: str) -> int:
-        """Return how often a leaf's block runs in a micro-batch, at the end of training."""
-        return self.plan.turns.get(int(leaf.split(".")[1]), (1, 1))[1]
+    def _turns(self, layer: int) -> int:
+        """Return how often a block runs in a micro-batch, at the end of training."""
+        return self.plan.turns.get(layer, (1, 1))[1]
 
     def _of_columns(self) -> tuple[Collective, ...]:
-        """List the collectives of context parallelism, as in context.py."""
+        """List the collectives of context parallelism, forward and backward, as in context.py."""
         size, g = self.mesh.context, divided(self.plan.spec, self.tensor).geometry
         if size == 1:
             return ()
-        way, layers = chosen(self.plan, size).way, len(self.plan.spec.attentions)
+        way, calls = chosen(self.plan, size).way, self._attended
         tokens, micro = self.part[2] * size, math.ceil(self.part[1])
         bytes_moved = numbers(way, g.heads, g.kv_heads, size) * g.head_dim * COMPUTE[self.dtype]
-        bytes_moved *= layers * tokens
+        bytes_moved *= calls * tokens
+        turns = calls * micro
+        forward = 2 if self.plan.config.train.checkpointing is True else 1  # and recomputed
         if way == HEADS:
-            turns = 4 * layers * micro
-            return (Collective("heads", "all-to-all", 2 * bytes_moved, turns, among=size),)
-        turns = layers * micro
+            passes = forward + 1  # two all-to-alls in each
+            return (
+                Collective(
+                    "heads", "all-to-all", passes * bytes_moved, 2 * passes * turns, among=size
+                ),
+            )
+        apart: dict[str, int] = {"among": size, "stride": self.tensor}
+        on = ("keys and values", "all-gather", forward * bytes_moved, forward * turns)
         return (
-            Collective("keys and values", "all-gather", bytes_moved, turns, among=size),
-            Collective("their gradients", "reduce-scatter", bytes_moved, turns, among=size),
+            Collective(*on, **apart),
+            Collective("their gradients", "reduce-scatter", bytes_moved, turns, **apart),
         )
+
+    @property
+    def _attended(self) -> int:
+        """The number of attentions in a micro-batch; those of a block that runs twice count twice."""
+        return sum(map(self._turns, self.plan.spec.attentions))
 
     def _of_stages(self) -> tuple[Collective, ...]:
         """List the sends of the pipeline stage with the most traffic, as in pipeline.py: arrays and gradients."""
@@ -594,9 +608,9 @@ class Forecast:
         if chosen(self.plan, self.mesh.context).way == HEADS:
             return 0  # as many as the rank's own, which they replace
         g, train = divided(self.plan.spec, self.tensor).geometry, self.plan.config.train
-        layers = 1 if train.checkpointing is True else len(self.plan.spec.attentions)
+        calls = 1 if train.checkpointing is True else self._attended
         each = 2 * g.kv_heads * g.head_dim * COMPUTE[self.dtype]
-        return round(layers * rows * train.seq_len * each)
+        return round(calls * rows * train.seq_len * each)
 
     def _in_rows(self) -> dict[str, int]:
         """Count the bytes of sharded weights and gradients: shards of all, and the gathered layers in use."""

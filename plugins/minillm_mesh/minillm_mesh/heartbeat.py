@@ -2,7 +2,8 @@
 
 A collective that waits for a missing process reports no error. So each process increments a counter once
 a second in the rendezvous store and reads the others' counters: a process whose counter stops is named,
-and the run ends.
+and the run ends. Heartbeats come from a thread: a stopped or lost process is named; one whose code hangs is
+not, unless it holds Python's global lock.
 """
 
 from __future__ import annotations

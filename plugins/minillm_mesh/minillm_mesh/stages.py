@@ -197,10 +197,12 @@ def check(plan: Plan, count: int, parts: int) -> None:
         )
     blocks = min(len(decoder(spec).order(plan.values(at))) for at in (0.0, 1.0))
     if blocks < count:
+        ranks = count * parts
+        fitting = max(n for n in range(1, blocks + 1) if ranks % n == 0)
         raise ConfigError(
             f"{count} pipeline stages need as many blocks, and there are {blocks}",
             where=where,
-            fix=f"mesh.pipeline={blocks}, or fewer",
+            fix=f"mesh.pipeline={fitting}, which divides {ranks} processes",
         )
     for other in ("context", "tensor"):
         if (shared := getattr(mesh, other)) > 1:

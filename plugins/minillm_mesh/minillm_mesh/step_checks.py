@@ -35,40 +35,45 @@ def check(plan: Plan, ranks: int) -> None:
     each = math.prod(sizes(mesh)) if ranks > 1 else 1
     if ranks % each:
         raise ConfigError(
-            f"{ranks} processes, and each row is to be shared by {each} of them",
+            f"{ranks} processes cannot be split into groups of {each} "
+            f"({' x '.join(f'mesh.{name}' for name in SIZES)})",
             where=", ".join(f"mesh.{name}={n}" for name, n in zip(SIZES, sizes(mesh), strict=True)),
             fix=f"numbers whose product divides {ranks}, or a multiple of {each} processes",
         )
     parts = ranks // each
     if mesh.data not in (0, parts):
         raise ConfigError(
-            f"{ranks} processes, {each} for each part of a step, train {parts} at once",
+            f"{ranks} processes, {each} per data-parallel part, make {counted(parts, 'part')}, not the "
+            f"{mesh.data} of mesh.data",
             where=f"mesh.data={mesh.data}",
             fix=f"{mesh.data * each} processes, or mesh.data={parts}; 0 takes what there is",
         )
+    who = f"{parts} processes"
+    if each > 1:
+        who = f"{parts} data-parallel parts of {each} processes"
     for shape in plan.course:
         if shape.accumulate % parts and shape.rows % parts:
             raise ConfigError(
-                f"{parts} processes cannot divide a step of {shape.accumulate} "
+                f"{who} cannot divide a step of {shape.accumulate} "
                 f"micro-batch{'es' * (shape.accumulate > 1)} of {counted(shape.rows, 'row')}",
                 where="train.accumulate, train.rows",
-                fix=f"make either a multiple of {parts}, or take {_fitting(plan, parts)}",
+                fix=f"make either a multiple of {parts}, or take {_fitting(plan, parts, each)}",
             )
         if shape.accumulate % parts and (whole := plan.spec.loss.whole):
             raise PlanError(
                 "what is trained on is chosen in a whole micro-batch, which cannot be divided",
-                where=f"loss of '{whole.owner}', {parts} processes",
+                where=f"loss of '{whole.owner}', {who}",
                 fix=f"make train.accumulate a multiple of {parts}",
             )
 
 
-def _fitting(plan: Plan, ranks: int) -> str:
-    """Suggest the nearest numbers of processes that divide every step of a run."""
+def _fitting(plan: Plan, parts: int, each: int) -> str:
+    """Suggest the nearest numbers of processes, ``each`` per part, that divide every step of a run."""
     sizes = [(shape.accumulate, shape.rows) for shape in plan.course]
     most = max(max(size) for size in sizes)
     fit = [n for n in range(1, most + 1) if all(a % n == 0 or r % n == 0 for a, r in sizes)]
-    below, above = (n for n in fit if n < ranks), (n for n in fit if n > ranks)
-    found = [n for n in (max(below), min(above, default=None)) if n]
+    below, above = (n for n in fit if n < parts), (n for n in fit if n > parts)
+    found = [n * each for n in (max(below), min(above, default=None)) if n]
     return f"{' or '.join(f'{n:,}' for n in found)} process{'es' * (found != [1])}"
 
 

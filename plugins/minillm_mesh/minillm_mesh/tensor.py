@@ -51,14 +51,15 @@ class Share:
         """Build this process's model on the whole one's parameters, State and constants, and validate it.
 
         Raises:
-            PlanError: a node does not compute heads independently.
+            PlanError: a node does not compute heads independently, or does not call its leaves.
         """
-        part = self._part(trainer.model, trainer.plan.spec)
+        part, sums = self._part(trainer.model, trainer.plan.spec)
         trainer.model.add_module("part", part)  # without parameters; train() and eval() reach it
-        validate(trainer, part, self.rank, self.size, self.group)
+        validate(trainer, part, sums, self.rank, self.size, self.group)
         return part
 
-    def _part(self, whole: Any, spec: Any) -> Any:
+    def _part(self, whole: Any, spec: Any) -> tuple[Any, set[str]]:
+        """Build the model of this rank's heads; return it and the paths of leaves that are all-reduced."""
         framework = whole.framework
         spec = divided(replace(spec, geometry=whole.geometry), self.size)
         with materialising(framework), torch.device("meta"):
@@ -88,7 +89,7 @@ class Share:
             module.__dict__["_whole"] = (known[path],)  # in a tuple, so that it is no submodule
             kind = type(module)
             module.__class__ = type(kind.__name__, (kind,), body)
-        return part
+        return part, sums
 
     def _slice(self, attribute: str, cut: Cut | None) -> property:
         """Return a property that reads the whole model's array, or this rank's slice of it."""

@@ -4,6 +4,9 @@ The model is the plan's own, built from a smaller geometry: H / N heads, K / N k
 multiple of K), hidden / N units inside the MLP; dim is unchanged. Each of its parameters is the whole
 model's, or a slice along an axis named ``heads``, ``kv_heads`` or ``hidden``. So nodes are written for whole
 geometries without special cases; a node whose parameters are no such slices is refused by name.
+
+The outputs of leaves with a slice of their input are added up in the leaves' ``forward``. A module that computes
+the products of its linear layers without calling them has ``own_products = True`` and is refused.
 """
 
 from __future__ import annotations
@@ -20,6 +23,10 @@ AXES = ("heads", "kv_heads", "hidden")
 
 OF_LEAVES = ("in", "out")
 """Names of a leaf's own axes, in the node that replaces its product (an adapter)."""
+
+OWN_PRODUCTS = "computes the products of its linear layers itself, without their all-reduce"
+
+UNDIVIDED = "has no parameter that shrinks with the number of heads or hidden units"
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,7 @@ def check(plan: Plan, size: int) -> None:
             where=refusal.where or f"mesh.tensor={size}",
             fix=f"{refusal.fix}, or mesh.tensor=1" if refusal.fix else "mesh.tensor=1",
         ) from refusal
+    _check_products(part)
     _check_parts(decoder(spec), part)
 
 
@@ -158,6 +166,13 @@ def _check_sizes(spec: Any, size: int) -> None:
             raise _refused(block.mlp.owner, f"is {width} wide inside", f"layers.{index}.mlp")
 
 
+def _check_products(part: Any) -> None:
+    """Check that every module calls its linear layers, whose ``forward`` has the all-reduce."""
+    for path, module in named_modules(part):
+        if getattr(module, "own_products", False):
+            raise _refused(getattr(module, "owner", None), OWN_PRODUCTS, path)
+
+
 def _check_parts(whole: Any, part: Any) -> None:
     """Check that every layer has a slice for each process, and that no node is wrong on a slice."""
     sliced = {name.rpartition(".")[0] for name, _ in cuts(whole, part)}
@@ -177,7 +192,7 @@ def _check_parts(whole: Any, part: Any) -> None:
             inside = (f"{name}.".startswith(f"{path}.") for name in sliced)
             if module is not None and not any(inside):
                 owner = getattr(module, "owner", None)
-                raise _refused(owner, "is as large with fewer heads and hidden units", path)
+                raise _refused(owner, UNDIVIDED, path, so="there is nothing to split")
 
 
 def summed(whole: Any, part: Any) -> set[str]:
@@ -187,14 +202,16 @@ def summed(whole: Any, part: Any) -> set[str]:
     return found & leaves
 
 
-def _refused(owner: str | None, why: str, path: str) -> PlanError:
+def _refused(
+    owner: str | None, why: str, path: str, *, so: str = "tensor parallelism cannot split it"
+) -> PlanError:
     whose = f"plugin '{owner}'" if owner else "the model"
     others = f"--plugins -{owner}, or " if owner else ""
     return PlanError(
-        f"{whose} {why}: processes that share a layer have some of its heads and hidden units each",
+        f"{whose} {why}, so {so}",
         where=path,
         fix=f"{others}mesh.tensor=1",
     )
 
 
-__all__ = ["Cut", "check", "cuts", "divided", "summed"]
+__all__ = ["OWN_PRODUCTS", "Cut", "check", "cuts", "divided", "summed"]

@@ -3,11 +3,14 @@
 Nodes do not declare that they treat heads independently. So each process runs one short row through the whole
 model and through the model of its heads, with constant parameters perturbed (a gate that starts closed hides
 later nodes). The output of each node must be the whole model's or a slice of it; else it is refused by name.
+
+A module may compute the products of its linear layers by a kernel of its own in training alone. So the row passes
+through the process's model a second time, as in training: every leaf with an all-reduce must be called.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +21,7 @@ from torch import Tensor
 
 from minillm_core import PlanError, PluginCodeError
 from minillm_core.inspection import named_modules
+from minillm_mesh.tensor_spec import OWN_PRODUCTS
 
 COLUMNS_TRIED = 64
 """Maximum length of the row."""
@@ -32,27 +36,33 @@ APART: Mapping[torch.dtype, float] = {
 MOVED = 0.05
 """Standard deviation of the perturbation of constant parameters."""
 
+DIFFERS = "gives a different result for a subset of the heads than for all of them"
 
-def validate(trainer: Any, part: Any, rank: int, size: int, group: Any) -> None:
-    """Check that every node computes the same on some heads as on all.
+
+def validate(
+    trainer: Any, part: Any, sums: Collection[str], rank: int, size: int, group: Any
+) -> None:
+    """Check that every node computes the same on some heads as on all, and calls the leaves that are summed.
 
     Collective: every neighbour must call it, and all raise the same error. Synchronises.
 
     Args:
         trainer: with the whole, initialised model.
         part: the model of this process's heads.
+        sums: the paths of the leaves whose outputs are all-reduced.
         rank: of this process among its neighbours.
         size: N.
         group: the neighbours' process group.
 
     Raises:
-        PlanError: the first node that differs; names the plugin and the reason.
+        PlanError: the first node that differs, or does not call such a leaf; names the plugin and the reason.
     """
     whole, seen = trainer.model, trainer.framework.evidence.copy()
     with trainer.inferring(), _moved(whole):
         batch, given = trainer.to_device(_row(trainer.plan)), trainer.final_values()
         every, _ = _recorded(whole, batch, given)
         own, failed = _recorded(part, batch, given)
+        trained, broken = _as_in_training(part, batch, given)
     trainer.framework.evidence.clear()
     trainer.framework.evidence.update(seen)  # this is no evidence of training
     order = [path for path in every if not path.endswith(".product")]  # before it is added up
@@ -64,10 +74,16 @@ def validate(trainer: Any, part: Any, rank: int, size: int, group: Any) -> None:
     first = torch.tensor([min(wrong, default=len(order))], device=trainer.device)
     dist.all_reduce(first, dist.ReduceOp.MIN, group=group)
     if (at := int(first)) < len(order):
-        raise _refused(whole, order[at], "finds something else of some heads than of all of them")
-    if failed is not None:
-        path, error = failed
-        raise _refused(whole, path, f"cannot be computed of some heads ({_line(error)})")
+        inside = {path for path in sums if path.startswith(f"{order[at]}.")}
+        why = OWN_PRODUCTS if inside - own.keys() else DIFFERS
+        raise _refused(whole, order[at], why)
+    if (failure := failed or broken) is not None:
+        path, error = failure
+        raise _refused(
+            whole, path, f"cannot be computed for a subset of the heads ({_line(error)})"
+        )
+    if uncalled := [path for path in order if path in sums and path not in trained]:
+        raise _refused(whole, uncalled[0], OWN_PRODUCTS)
 
 
 def _row(plan: Any) -> dict[str, np.ndarray]:
@@ -118,6 +134,18 @@ def _recorded(
     return found, None
 
 
+def _as_in_training(
+    part: Any, batch: dict[str, Tensor], given: dict[str, Any]
+) -> tuple[dict[str, list[Tensor]], tuple[str, Exception] | None]:
+    """Record the same in training mode and with gradients, which are not computed."""
+    part.train()
+    try:
+        with torch.enable_grad():
+            return _recorded(part, batch, given)
+    finally:
+        part.eval()
+
+
 def _begins(begun: list[str], path: str) -> Callable[..., None]:
     def hook(_module: Any, _given: Any) -> None:
         begun.append(path)
@@ -162,7 +190,7 @@ def _refused(model: Any, path: str, why: str) -> PlanError:
     named = [owners[above]] if above else sorted(inside)
     whose = f"plugin {' or '.join(map(repr, named))}" if named else "the model"
     return PlanError(
-        f"{whose} {why}: processes that share a layer have some of its heads and hidden units each",
+        f"{whose} {why}, so tensor parallelism cannot split it",
         where=path,
         fix=f"--plugins {','.join(f'-{one}' for one in named)}, or mesh.tensor=1"
         if named

@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from minillm_core import BackendError, Plan
+from minillm_core.commands import counted
 from minillm_core.inspection import Detected, Ranks
 from minillm_mesh import context as rows
 from minillm_mesh import context_checks, stages, step_checks, tensor_spec, weight_checks
@@ -38,8 +39,8 @@ from minillm_mesh.torch_share import ShardedArrays, TorchShare
 TIMEOUT = timedelta(hours=24)
 """Timeout of host collectives: rank 0 may write a checkpoint or a long sample. The heartbeat is quicker."""
 
-ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
-"""The environment variables of the meeting point."""
+ADDRESS: Mapping[str, str] = {"MASTER_ADDR": "address", "MASTER_PORT": "port"}
+"""The environment variables of the meeting point -> what they hold."""
 
 Layout = list[tuple[torch.Size, int]]
 
@@ -51,7 +52,7 @@ class TorchRanks(Ranks):
         detected: the command's backend and device; each process uses the GPU of its local rank.
 
     Raises:
-        BackendError: the environment does not say where the processes meet.
+        BackendError: the environment does not say where the processes meet, or which GPU is this one's.
     """
 
     unsharded_reason = ""
@@ -61,14 +62,15 @@ class TorchRanks(Ranks):
     def __init__(self, detected: Detected) -> None:
         if missing := [name for name in ADDRESS if not os.environ.get(name)]:
             raise BackendError(
-                f"RANK and WORLD_SIZE are set, and where the processes meet is not: no {missing[0]}",
+                f"RANK and WORLD_SIZE are set, but {missing[0]}, the {ADDRESS[missing[0]]} where the "
+                "processes meet, is not",
                 where=f"{', '.join(missing)} in the environment",
                 fix="start them with torchrun, which sets all four: torchrun --nproc-per-node 2 "
                 "-m minillm_core train (docs/scale.md); to train alone, unset RANK and WORLD_SIZE",
             )
         kind = detected.device.partition(":")[0]
-        local = int(os.environ.get("LOCAL_RANK", "0"))
         if kind == "cuda":
+            local = _local_rank()
             self.device = f"cuda:{local}"
             torch.cuda.set_device(local)
         backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
@@ -253,6 +255,30 @@ class TorchRanks(Ranks):
         from minillm_mesh.launcher import launch
 
         return launch(processes, ["-m", "minillm_core", *arguments])
+
+
+def _local_rank() -> int:
+    """Return this process's place on its machine, which is the index of its GPU.
+
+    Raises:
+        BackendError: the launcher does not say it, or there are not so many GPUs.
+    """
+    given, gpus = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
+    if not given.isdecimal():
+        raise BackendError(
+            "RANK and WORLD_SIZE are set, but LOCAL_RANK, the index of this process's GPU, is not",
+            where="LOCAL_RANK in the environment",
+            fix="start them with torchrun, which sets all of them; otherwise set LOCAL_RANK to 0, 1, ... "
+            "on each machine",
+        )
+    if int(given) >= gpus:
+        raise BackendError(
+            f"this is process {int(given) + 1} of its machine, and torch sees {counted(gpus, 'GPU')} there",
+            where=f"LOCAL_RANK={given}",
+            fix=f"at most {gpus} processes on each machine (--nproc-per-node), or more GPUs in "
+            "CUDA_VISIBLE_DEVICES",
+        )
+    return int(given)
 
 
 def _dtype(plan: Plan) -> str:

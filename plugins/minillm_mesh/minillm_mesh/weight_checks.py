@@ -24,15 +24,15 @@ def check(plan: Plan) -> None:
     for setting, why in BESIDE.items():
         if (others := getattr(mesh, setting)) > 1:
             raise ConfigError(
-                f"weights cannot be divided beside mesh.{setting}: {why}",
+                f"weights cannot be sharded beside mesh.{setting}: {why}",
                 where=f"{where}, mesh.{setting}={others}",
                 fix=f"mesh.shard=updates, or mesh.{setting}=1",
             )
     scalar = next((info for info in plan.parameters.values() if not info.shape), None)
     if scalar is not None:
         raise PlanError(
-            f"weights cannot be divided: '{scalar.name}' of plugin '{scalar.owner}' is a scalar, of which "
-            "FSDP cannot take rows",
+            f"weights cannot be sharded: parameter '{scalar.name}' of plugin '{scalar.owner}' is a scalar, "
+            "and FSDP shards parameters by rows",
             where=where,
             fix="mesh.shard=updates, or a parameter of shape (1,)",
         )

@@ -20,7 +20,7 @@ from minillm_kit import small
 from minillm_kit.subject import with_stand_ins
 from minillm_mesh import step_checks
 from minillm_mesh.collectives import require_gradients
-from minillm_mesh.context import Columns
+from minillm_mesh.context import Columns, HeadsScope
 from minillm_mesh.context_checks import check
 
 
@@ -48,6 +48,16 @@ def test_every_column_is_one_processes_and_has_its_labels(
         np.testing.assert_array_equal(one["vectors"], batch["vectors"][:, own])
         np.testing.assert_array_equal(one[ahead(offset)], further[:, own])
         assert all(field.flags.c_contiguous for field in one.values())
+
+
+def test_a_part_of_a_row_has_all_methods_of_a_scope() -> None:
+    """An attention that reads documents asks its scope for their columns."""
+    scope = HeadsScope({}, Columns(0, 2), (1, 4))
+    for cls in HeadsScope.__mro__[:-1]:
+        assert all(
+            callable(getattr(scope, name)) for name, one in vars(cls).items() if callable(one)
+        )
+    assert scope.columns(None, "documents") == "documents"
 
 
 def plan_of(**settings: Any) -> minillm.Plan:
@@ -160,7 +170,7 @@ class Two(Ranks):
 def test_processes_that_cannot_share_rows_say_so() -> None:
     with pytest.raises(minillm.BackendError, match="those of pigeons do not"):
         Two().share_rows(2)
-    with pytest.raises(minillm.ConfigError, match=r"4 processes, and each row .* by 3") as refused:
+    with pytest.raises(minillm.ConfigError, match=r"4 processes .* groups of 3 ") as refused:
         step_checks.check(plan_of(mesh_context=3), 4)
     assert "product divides 4" in str(refused.value.fix)
 

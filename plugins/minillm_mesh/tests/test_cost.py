@@ -53,6 +53,17 @@ def test_an_all_to_all_is_as_slow_as_its_way_out() -> None:
     assert seconds("all-to-all", 8e9, 8, ROUND) == pytest.approx(expected)
 
 
+def test_neighbours_that_are_apart_are_on_more_hosts() -> None:
+    # hosts of 4: pairs of ranks 2 apart share one, those 4 apart never do; 4 ranks 2 apart are on two
+    near, far = (seconds("all-gather", 8e9, 2, ROUND, stride) for stride in (2, 4))
+    assert near == seconds("all-gather", 8e9, 2, ROUND)
+    assert far == pytest.approx(8.4e-6 + 9.6e-6 + 4e9 / 1e9 / 0.5)
+    pairs = seconds("all-gather", 8e9, 4, ROUND, 2)
+    assert pairs == pytest.approx(8.4e-6 + 9.6e-6 + 2 * 3.4e-6 + 6e9 / 2e9 / 0.5)
+    other = Collective("x", "all-gather", 16e9, turns=2, among=2, stride=4)
+    assert other.seconds(8, ROUND) == pytest.approx(2 * far)
+
+
 def test_many_cards_add_little_up_in_a_tree() -> None:
     card = CARDS["h200"]
     ring = 8.4e-6 + 2 * 127 * 9.6e-6 + (2 * 1023 - 2 * 127) * 3.4e-6
@@ -145,6 +156,9 @@ def test_cards_are_read() -> None:
         ("h100,b200", "there is no card 'b200'", ""),
         ("h100,flop=1", "a card has no number 'flop'", "did you mean flops?"),
         ("h100,flops=fast", "flops is not a number above 0", ""),
+        ("h100,host=0.5", "host is not a whole number of at least 1", ""),
+        ("h100,host=2.7", "host is not a whole number of at least 1", ""),
+        ("h100,host=inf", "host is not a whole number of at least 1", ""),
         ("h100,utilisation=1.5", "utilisation is not a number above 0 and at most 1", ""),
         ("flops=1e15", "a card is not described whole", "add memory=..., bandwidth=..."),
     ],

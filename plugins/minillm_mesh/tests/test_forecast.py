@@ -226,6 +226,32 @@ def shown(found: Forecast) -> str:
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("plugins", "settings", "what"),
+    [
+        ("muon", {"mesh_context": 2, "train_seq_len": 1026}, "rows of 1026 tokens cannot be cut"),
+        ("sparse_loss", {"mesh_context": 2}, "'sparse_loss' chooses the supervised positions"),
+        ("sparse_loss", {"mesh_tensor": 2}, "'sparse_loss' gathers the supervised positions"),
+        ("fp8_mlp", {"mesh_tensor": 2}, "'fp8_mlp' computes the products of its linear layers"),
+    ],
+)
+def test_a_mesh_that_training_refuses_has_no_figures(
+    plugins: str, settings: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(minillm.MinillmError, match=what):
+        forecast(planned(plugins, **settings), 4, None, "bfloat16")
+
+
+def test_neighbours_of_shared_rows_are_as_far_apart_as_those_of_layers() -> None:
+    plan = planned(mesh_context=2, mesh_tensor=4)
+    near, far = (
+        forecast(plan, 8, card, "bfloat16").data()["exchanges"] for card in ("h200", "h200,host=4")
+    )
+    seconds_of = [{one["what"]: one["seconds"] for one in each} for each in (near, far)]
+    assert seconds_of[1]["sums of layers"] == seconds_of[0]["sums of layers"]  # adjacent cards
+    assert seconds_of[1]["keys and values"] > 3 * seconds_of[0]["keys and values"]
+
+
 def test_what_training_refuses_is_said_beside_the_figures(eight: Forecast) -> None:
     assert eight.data()["refused"] is None
     assert "training refuses" not in shown(eight)
@@ -324,6 +350,9 @@ def test_cards_that_share_layers_by_hand() -> None:
     held = [len(one["layers"]) / 12 * (4 - at) for at, one in enumerate(pipeline["stages"])]
     assert data["memory"]["activations"] == pytest.approx(alone * max(held))
     assert data["memory"]["pipeline buffers"] == 2 * 2 * 768 * tokens  # arrays and gradients
+    single = planned(mesh_pipeline=4, mesh_schedule="gpipe", train_accumulate=1)
+    reduce, *_ = forecast(single, 4, None, "bfloat16").data()["exchanges"]
+    assert (reduce["collective"], reduce["sent_bytes"]) == ("reduce-scatter", 4 * NUMBERS * 3 / 4)
     longer = forecast(planned(mesh_pipeline=4, mesh_schedule="gpipe"), 8, None, "bfloat16").data()
     assert longer["memory"]["activations"] > 1.9 * data["memory"]["activations"]
     words = " ".join(shown(found).split())
@@ -348,6 +377,19 @@ def test_cards_that_share_rows_by_hand() -> None:
     assert keys["tokens"] == tokens / 4
     assert keys["memory"]["keys and values"] == 12 * 32 * 1024 * 2 * 2 * 768  # of whole rows
     assert "keys and values" not in heads["memory"]
+    for way, plain in (("keys", keys), ("heads", heads)):
+        given = {"mesh_context": 4, "mesh_context_exchange": way, "train_checkpointing": True}
+        again = forecast(planned(**given), 8, None, "bfloat16").data()
+        for field in ("sent_bytes", "turns"):  # forward passes, with their collectives, run twice
+            now, once = ([one[field] for one in met["exchanges"][2:]] for met in (again, plain))
+            assert now == ([2 * once[0], once[1]] if way == "keys" else [1.5 * once[0]])
+    looped = planned("layer_loop", mesh_context=4, mesh_context_exchange="keys")
+    often = 12 + sum(most - 1 for _, most in looped.turns.values())
+    data = forecast(looped, 8, None, "bfloat16").data()
+    assert often > 12
+    assert data["exchanges"][2]["turns"] == often * 8
+    assert data["exchanges"][2]["sent_bytes"] == often / 12 * gather["sent_bytes"]
+    assert data["memory"]["keys and values"] == often / 12 * keys["memory"]["keys and values"]
     auto = forecast(planned(mesh_context=4), 8, None, "bfloat16")
     assert auto.data()["context"] == {"cards": 4, "exchange": "heads"}
     assert auto.chosen.bytes < forecast(planned(), 2, None, "bfloat16").chosen.bytes

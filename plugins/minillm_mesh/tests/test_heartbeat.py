@@ -122,6 +122,6 @@ def test_processes_that_are_not_told_where_to_meet_are_refused(
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(missing)
-    with pytest.raises(BackendError, match=f"no {missing}") as caught:
+    with pytest.raises(BackendError, match=f"but {missing}, the .* meet, is not") as caught:
         join(Detected("torch", "cpu", "named"))
     assert "torchrun" in (caught.value.fix or "")

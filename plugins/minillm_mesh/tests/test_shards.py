@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 import minillm_core as minillm
 from minillm_core.backends.ranks import divides
+from minillm_core.inspection import Detected
+from minillm_mesh.collectives import Ended
 from minillm_mesh.part_writer import PartWriter
 from minillm_mesh.torch_ranks import TorchRanks
 
@@ -113,17 +116,53 @@ def test_a_scalar_is_refused_by_name(ranks: TorchRanks, tmp_path: Path) -> None:
     file = tmp_path / "adds.py"
     file.write_text(SCALAR)
     plan = planned(f"{file}:Adds", mesh_shard="weights")
-    with pytest.raises(minillm.PlanError, match=r"adds\.a' of plugin 'adds' is a scalar") as caught:
+    with pytest.raises(
+        minillm.PlanError, match=r"parameter '.*adds\.a' of .* is a scalar"
+    ) as caught:
         ranks.check(plan)
     assert caught.value.fix == "mesh.shard=updates, or a parameter of shape (1,)"
 
 
-def test_the_end_of_another_process_is_told_from_other_errors(ranks: TorchRanks) -> None:
-    ended = "another process of the run has ended"
-    with pytest.raises(minillm.MinillmError, match=ended), ranks.collective_errors():
-        raise RuntimeError("gloo/transport/tcp/pair.cc:553: Connection closed by peer [::1]")
-    with pytest.raises(RuntimeError, match="shapes differ"), ranks.collective_errors():
-        raise RuntimeError("shapes differ")
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [
+        (RuntimeError("gloo/transport/tcp/pair.cc:553: Connection closed by peer [::1]"), True),
+        (RuntimeError("writev [127.0.0.1]:31337: Broken pipe"), True),
+        (RuntimeError("shapes differ"), False),
+        (dist.DistStoreError("wait timeout after 1000ms"), True),
+        (dist.DistBackendError("ncclRemoteError: ... or a remote process exiting"), True),
+        (dist.DistBackendError("NCCL: socketProgress: Connection closed by remote peer"), True),
+        (dist.DistBackendError("ncclInvalidUsage: Duplicate GPU detected"), False),
+        (dist.DistBackendError("Cuda failure 'peer access is not supported'"), False),
+    ],
+)
+def test_the_end_of_another_process_is_told_from_other_errors(
+    ranks: TorchRanks, error: RuntimeError, ended: bool
+) -> None:
+    with pytest.raises((minillm.MinillmError, RuntimeError)) as raised, ranks.collective_errors():
+        raise error
+    said = "another process of the run has ended"
+    assert (said in str(raised.value)) == isinstance(raised.value, Ended) == ended
+
+
+@pytest.mark.parametrize(
+    ("given", "what", "fix"),
+    [
+        (None, "but LOCAL_RANK, the index of this process's GPU, is not", "torchrun"),
+        ("2", "this is process 3 of its machine, and torch sees 2 GPUs there", "at most 2"),
+    ],
+)
+def test_a_process_without_a_gpu_of_its_own_is_refused(
+    given: str | None, what: str, fix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    named = {"MASTER_ADDR": "h", "MASTER_PORT": "1"} | ({"LOCAL_RANK": given} if given else {})
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for name, value in named.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(minillm.BackendError, match=what) as refused:
+        TorchRanks(Detected("torch", "cuda", "named"))
+    assert fix in (refused.value.fix or "")
 
 
 @pytest.mark.slow

@@ -121,7 +121,9 @@ class Rows(minillm.Plugin, api=1):
 
 def test_what_cannot_be_divided_is_refused() -> None:
     cases: tuple[tuple[dict[str, Any], int, str, str], ...] = (
-        ({"model_layers": 3, "mesh_pipeline": 4}, 1, "4 pipeline stages", "mesh.pipeline=3"),
+        ({"model_layers": 3, "mesh_pipeline": 4}, 1, "4 pipeline stages", "mesh.pipeline=2,"),
+        ({"model_layers": 3, "mesh_pipeline": 4}, 3, "4 pipeline stages", "mesh.pipeline=3,"),
+        ({"model_layers": 12, "mesh_pipeline": 16}, 1, "there are 12", "mesh.pipeline=8,"),
         (
             {"train_accumulate": 6, "mesh_pipeline": 4},
             2,
@@ -143,7 +145,7 @@ def test_what_cannot_be_divided_is_refused() -> None:
         check(small.plan(Rows()), 2, 1)
     with pytest.raises(minillm.BackendError, match="each row's layers, and this one is alone"):
         ALONE.share_layers(2)
-    with pytest.raises(minillm.ConfigError, match=r"4 processes, .* shared by 3") as refused:
+    with pytest.raises(minillm.ConfigError, match=r"4 processes .* groups of 3 ") as refused:
         step_checks.check(plan_of(mesh_pipeline=3), 4)
     assert "numbers whose product divides 4" in str(refused.value.fix)
     assert plan_of(mesh_pipeline=2).hash == plan_of().hash

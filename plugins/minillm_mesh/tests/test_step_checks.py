@@ -32,11 +32,20 @@ def test_the_numbers_next_to_one_that_does_not_fit_are_named(
         check(plan, number)
 
 
+def test_processes_are_counted_where_several_share_a_part() -> None:
+    plan = planned(mesh_tensor=2, train_rows=5, train_accumulate=1)
+    with pytest.raises(ConfigError, match="3 data-parallel parts of 2 processes cannot") as refused:
+        check(plan, 6)
+    assert refused.value.fix == "make either a multiple of 3, or take 2 or 10 processes"
+    check(plan, 2)
+    check(plan, 10)
+
+
 def test_the_parts_of_a_step_can_be_demanded() -> None:
     check(planned(mesh_data=2, mesh_context=2, train_rows=4), 4)
     check(planned(mesh_data=0, train_rows=4), 4)
     with pytest.raises(
-        ConfigError, match="4 processes, 2 for each part of a step, train 2 at once"
+        ConfigError, match="4 processes, 2 per data-parallel part, make 2 parts, not the 4 of"
     ) as one:
         check(planned(mesh_data=4, mesh_context=2, train_rows=4), 4)
     assert one.value.fix == "8 processes, or mesh.data=2; 0 takes what there is"
@@ -53,5 +62,6 @@ def test_sizes_that_a_plugin_brings_are_looked_at() -> None:
 
 def test_a_choice_in_a_whole_micro_batch_is_refused_where_its_rows_are_divided() -> None:
     check(planned("jest", train_accumulate=2), 2)
-    with pytest.raises(PlanError, match="whole micro-batch"):
+    with pytest.raises(PlanError, match="whole micro-batch") as refused:
         check(planned("jest", train_rows=4), 2)
+    assert refused.value.where == "loss of 'jest', 2 processes"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,9 @@ def test_fewer_heads_for_keys_than_processes_are_those_of_several() -> None:
         ("sparse_loss", "gathers the supervised positions"),
         ("jest", "chooses rows to train on"),
         ("rho1", "weighs positions"),
+        ("fp8_mlp", "computes the products of its linear layers itself"),
+        ("fused_relu2", "computes the products of its linear layers itself"),
+        ("fused_swiglu", "computes the products of its linear layers itself"),
     ],
 )
 def test_what_is_not_divided_is_refused_by_name(plugins: str, why: str) -> None:
@@ -63,6 +67,49 @@ def test_what_is_not_divided_is_refused_by_name(plugins: str, why: str) -> None:
         check(plan, 2)
     assert refused.value.fix == f"--plugins -{plugins}, or mesh.tensor=1"
     assert axes_of(plan)["tensor"] == refused.value.what
+
+
+OWN = '''
+import torch
+from minillm_core import Linear, Module, Plugin
+
+class Own(Plugin, api=1):
+    """An MLP that does not call its last linear layer, as a kernel of its own would."""
+
+    def build_model(self, model):
+        model.mlp(1, MLP, hidden=model.hidden)
+
+class MLP(Module):
+    """x (B, T, C) -> relu(x Wup^T) Wdown^T (B, T, C)."""
+
+    def __init__(self, geometry, hidden):
+        super().__init__()
+        self.up = Linear(geometry.dim, hidden, role="mlp.up", axes=("hidden", "dim"))
+        self.down = Linear(hidden, geometry.dim, role="mlp.down", axes=("dim", "hidden"))
+
+    def forward(self, x):
+        """x (B, T, C) -> (B, T, C)."""
+        h = self.ops.relu(self.up(x))
+        return self.ops.linear(h, self.down.weight) if WHEN else self.down(h)
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["True", "self.training and torch.is_grad_enabled()"])
+def test_products_that_pass_over_their_leaves_are_found_before_training(
+    when: str, processes: Callable[..., str], tmp_path: Path
+) -> None:
+    plugin, text = tmp_path / "own.py", tmp_path / "text.txt"
+    plugin.write_text(OWN.replace("WHEN", when))
+    text.write_text("One and one is two. " * 2000)
+    given = ("--preset", "tiny", "--device", "cpu", "--backend", "torch", "--data", str(text))
+    sizes = ("model.layers=2", "model.vocab=300", "model.kv_heads=4", "mesh.tensor=2")
+    more = ("--plugins", f"{plugin}:Own", "--out", str(tmp_path / "run"), "--steps", "1")
+    said = processes(2, "minillm_core", "train", *given, *sizes, *more, code=2)
+    words = " ".join(said.split())
+    assert "plugin 'own' computes the products of its linear layers itself, without" in words
+    assert "so tensor parallelism cannot split it" in words
+    assert "--plugins -own, or mesh.tensor=1" in words
 
 
 def test_numbers_that_cannot_be_divided_are_refused() -> None:
@@ -117,7 +164,7 @@ def test_a_term_that_looks_back_is_refused_where_columns_are_shared(tmp_path: Pa
         "        return self.ops.mean(x[:, 1:] * x[:, :-1])\n"
     )
     axes = axes_of(plan_of(f"{tmp_path}/repeats.py:Repeats"))
-    assert "plugin 'repeats' looks back in a term" in (axes["context"] or "")
+    assert "plugin 'repeats' reads earlier columns in a loss term" in (axes["context"] or "")
     assert axes["rows"] is None
 
 

@@ -3,9 +3,9 @@
     p_ij = exp(s_ij) / (exp(b_h) + sum_j exp(s_ij))         b_h learned, one per head
 
 The weights of a query sum to less than 1. Without a sink, a head with no relevant key puts its
-weight on the first token, whose value becomes small (StreamingLLM, arXiv:2309.17453, which also
-names fixed ``b = 0`` the "softmax-off-by-one", ``learned=false`` here; in gpt-oss b is learned,
-arXiv:2508.10925). Equal to softmax attention times sigmoid(logsumexp_j s_ij - b_h).
+weight on the first token, whose value becomes small (StreamingLLM, arXiv:2309.17453). With b fixed
+at 0 (``learned=false``, ``start=0``) this is "softmax-off-by-one"; gpt-oss learns b (arXiv:2508.10925).
+Equal to softmax attention times sigmoid(logsumexp_j s_ij - b_h).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minillm_core import Constant, Layers, Module, Param, Plugin, option
+from minillm_core import Constant, Layers, Module, Param, PlanError, Plugin, option
 
 __all__ = ["Mixed", "ValueResidual"]
 
@@ -43,8 +43,23 @@ class ValueResidual(Plugin, api=1):
             )
 
     def build_model(self, model):
-        if any(layer > self.source for layer in self.layers.resolve(model.layers)):
-            model.tap(f"layers.{self.source}.attention.v", name=TAP)
+        last = model.layers - 1
+        if self.source >= last:
+            raise PlanError(
+                f"value_residual.source={self.source}: no layer of {model.layers} comes after it",
+                where=f"model.layers={model.layers}",
+                fix=f"value_residual.source from 0 to {last - 1}"
+                if last
+                else "model.layers=2 or more",
+            )
+        if max(self.layers.resolve(model.layers)) <= self.source:
+            raise PlanError(
+                f"value_residual.layers={self.layers} has no layer after "
+                f"value_residual.source={self.source}",
+                where=f"model.layers={model.layers}",
+                fix=f"name layers from {self.source + 1} to {last} in value_residual.layers",
+            )
+        model.tap(f"layers.{self.source}.attention.v", name=TAP)
 
 
 class Mixed(Module):

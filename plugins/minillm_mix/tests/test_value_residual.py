@@ -62,6 +62,23 @@ def test_numbers_that_stay_are_no_parameters(lab: Any) -> None:
     assert {p.owner for p in lab.plan(ValueResidual(learned=False)).parameters.values()} == {"core"}
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"source": 3}, r"source=3: no layer of 4 comes after it[\s\S]*source from 0 to 2"),
+        ({"layers": Layers([0])}, r"layers=\[0\] has no layer after[\s\S]*from 1 to 3"),
+        ({"source": 2, "layers": Layers("every:2")}, r"has no layer after[\s\S]*from 3 to 3"),
+    ],
+)
+def test_without_a_layer_after_the_source_it_is_refused(
+    lab: Any, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PlanError, match=said):
+        lab.plan(ValueResidual(**options))
+    with pytest.raises(PlanError, match=r"model\.layers=2 or more"):
+        lab.plan(ValueResidual(), layers=1)
+
+
 class Gone(Plugin, api=1):
     """Removes the first attention."""
 

@@ -11,8 +11,9 @@ batch size (Adam, arXiv:2205.10287) and the batch size itself. nanochat left it 
 here each size is compiled before the first step.
 
 ``train.rows`` is the largest batch, which must fit into memory. ``train.lr`` is the learning rate of
-the smallest batch. ``lengths`` also changes the row length, in place of `seq_schedule`, whose batches
-keep the number of tokens constant.
+the smallest batch. A rate with a schedule of its own (``schedule_free``, ``muon.cooldown``) gets no
+factor. ``lengths`` also changes the row length, in place of `seq_schedule`, whose batches keep the number
+of tokens constant.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class BatchSchedule(Plugin, api=1):
         help="relative batch sizes, stage by stage; the largest has train.rows rows",
     )
     rates: tuple[Positive, ...] = option(
-        (1.0, 1.52, 1.73), min_length=2, help="factors on every learning rate, stage by stage"
+        (1.0, 1.52, 1.73),
+        min_length=2,
+        help="factors on every learning rate that follows the run's schedule, stage by stage",
     )
     lengths: tuple[Share, ...] | None = option(
         None,
@@ -63,9 +66,17 @@ class BatchSchedule(Plugin, api=1):
             raise PlanError(
                 f"batch_schedule: batches of {list(self.parts)} parts all have {shapes[0][0]} rows",
                 where=f"train.rows={data.rows}",
-                fix=f"train.rows={round(max(self.parts) / min(self.parts))} or more, or leave it out",
+                fix=f"{self._differing()}, or leave it out",
             )
         data.shapes(stage_of, shapes, stages=len(shapes))
+
+    def _differing(self) -> str:
+        """Format the setting with which the number of rows changes."""
+        least, most = min(self.parts), max(self.parts)
+        if least == most:
+            return "batch_schedule.parts that differ"
+        rounded_apart = int(0.5 * most / (most - least)) + 1
+        return f"train.rows={max(round(most / least), rounded_apart)} or more"
 
     def optimizer_factory(self, optimizer):
         knots = [(index / len(self.rates), rate) for index, rate in enumerate(self.rates)]
@@ -73,9 +84,9 @@ class BatchSchedule(Plugin, api=1):
             optimizer.rates(plateaus(*knots))
         elif self.rates[0] != 1:
             raise PlanError(
-                f"batch_schedule.rates={list(self.rates)} are one factor throughout",
+                f"batch_schedule.rates={list(self.rates)} are all equal",
                 where="batch_schedule.rates",
-                fix="train.lr has it; or rates that differ",
+                fix=f"multiply train.lr by {self.rates[0]:g} instead, or give different rates",
             )
 
 

@@ -27,8 +27,7 @@ class KeyOffset(Plugin, api=1):
 
     layers: Layers | None = option(
         None,
-        help="layers with a key offset, such as [0, -1]; none: the layers with a long window "
-        "(plugin windows)",
+        help="layers with a key offset, such as [0, -1]; none: the default long layers of windows",
     )
     across: bool = option(
         False, help="apply the offset across document boundaries, as the records do"

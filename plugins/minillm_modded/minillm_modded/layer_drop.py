@@ -34,10 +34,14 @@ class LayerDrop(Plugin, api=1):
         }
         if not left["attention"] | left["mlp"]:
             self._refuse("leaves nothing out", "layer_drop.attention=[0]")
-        if empty := sorted(left["attention"] & left["mlp"]):
-            self._refuse(f"leaves nothing of layer {empty[0]}", f"model.layers={model.layers - 1}")
         if len(left["attention"]) == model.layers:
-            self._refuse("leaves no attention: no token would see another", "fewer layers")
+            fewer = "list fewer layers in layer_drop.attention"
+            fix = fewer if model.layers > 1 else "layer_drop.attention=[0] model.layers=2 or more"
+            self._refuse("leaves no attention: no token would see another", fix)
+        if empty := sorted(left["attention"] & left["mlp"]):
+            rest = ",".join(str(layer) for layer in sorted(left["mlp"] - left["attention"]))
+            fix = f"layer_drop.mlp=[{rest}]" if rest else "layer_drop.mlp=none"
+            self._refuse(f"leaves nothing of layer {empty[0]}", fix)
         for layer in sorted(left["attention"]):
             model.attention(layer, None)
         for layer in sorted(left["mlp"]):

@@ -26,15 +26,16 @@ class SparseGate(Plugin, api=1):
     layers: Layers = option("all", help='layers with gates: "all", [0, -1], "every:2"')
 
     def build_attention(self, attn):
-        if attn.layer not in self.layers.resolve(attn.layers):
-            return
-        if self.width > (dim := attn.heads * attn.head_dim):
+        if attn.layer in self.layers.resolve(attn.layers):
+            attn.out.gate(Gate, width=self.width, lr_mul=self.lr_mul)
+
+    def build_model(self, model):
+        if self.width > model.dim:
             raise PlanError(
-                f"sparse_gate reads {self.width} features of a stream of {dim}",
+                f"sparse_gate reads {self.width} features of a stream of {model.dim}",
                 where=f"sparse_gate.width={self.width}",
-                fix=f"sparse_gate.width={dim} at most",
+                fix=f"sparse_gate.width={model.dim} at most",
             )
-        attn.out.gate(Gate, width=self.width, lr_mul=self.lr_mul)
 
 
 class Gate(Module):

@@ -85,15 +85,16 @@ class ValueEmbeds(Plugin, api=1):
         reads = {"table": f"value_embedding_{table}"}
         if self.mix == "lambdas":
             attn.v(Mixed, reads=reads)
-            return
-        if self.gate_width > (dim := attn.heads * attn.head_dim):
-            raise PlanError(
-                f"value_embeds.gate_width={self.gate_width}: x has {dim} features",
-                fix=f"value_embeds.gate_width={dim}, or less",
-            )
-        attn.v(Gated, reads=reads, width=self.gate_width)
+        else:
+            attn.v(Gated, reads=reads, width=self.gate_width)
 
     def build_model(self, model):
+        if self.mix == "gates" and self.gate_width > model.dim:
+            raise PlanError(
+                f"value_embeds.gate_width={self.gate_width}: x has {model.dim} features",
+                where=f"model.dim={model.dim}",
+                fix=f"value_embeds.gate_width={model.dim}, or less",
+            )
         std = {"gates": model.dim**-0.5, "lambdas": 1.0}[self.mix] if self.std is None else self.std
         for table in sorted(set(self._table_of(model.layers).values())):
             model.stream(

@@ -31,8 +31,8 @@ class ZeroInit(Plugin, api=1):
         roles = [role for role, zeroed in wanted.items() if zeroed]
         if not roles:
             raise PlanError(
-                "zero_init is to start nothing at zero",
-                where="zero_init.attention, .mlp and .head are false",
+                "zero_init has nothing to do: attention, mlp and head are all false",
+                where="zero_init.attention, .mlp, .head",
                 fix="set one of them, or leave zero_init out",
             )
         for role in roles:

@@ -60,8 +60,22 @@ def test_rates_follow_another_rule_too(lab: Any) -> None:
 @pytest.mark.parametrize(
     ("plugins", "train", "said"),
     [
-        ((BatchSchedule(),), {"rows": 1}, "all have 1 rows"),
-        ((BatchSchedule(rates=(2, 2, 2)),), {"rows": 6}, "one factor throughout"),
+        ((BatchSchedule(),), {"rows": 1}, r"all have 1 rows[\s\S]*train\.rows=3 or more"),
+        (
+            (BatchSchedule(parts=(3, 4), rates=(1, 2)),),
+            {"rows": 2},
+            r"all have 2 rows[\s\S]*train\.rows=3 or more",
+        ),
+        (
+            (BatchSchedule(parts=(1, 1), rates=(1, 2)),),
+            {"rows": 8},
+            r"all have 8 rows[\s\S]*batch_schedule\.parts that differ",
+        ),
+        (
+            (BatchSchedule(rates=(2, 2, 2)),),
+            {"rows": 6},
+            r"are all equal[\s\S]*multiply train\.lr by 2 instead",
+        ),
         ((BatchSchedule(), SeqSchedule()), {"rows": 6}, "claimed by both"),
     ],
 )

@@ -41,8 +41,15 @@ def test_the_stream_passes_what_is_not_there(
     ("options", "said"),
     [
         ({"attention": None}, "leaves nothing out"),
-        ({"mlp": Layers([0])}, "leaves nothing of layer 0"),
-        ({"attention": Layers("all")}, "leaves no attention"),
+        ({"mlp": Layers([0])}, r"leaves nothing of layer 0[\s\S]*layer_drop\.mlp=none"),
+        (
+            {"attention": Layers([1]), "mlp": Layers("all")},
+            r"leaves nothing of layer 1[\s\S]*layer_drop\.mlp=\[0,2,3\]",
+        ),
+        (
+            {"attention": Layers("all"), "mlp": Layers([0])},
+            r"leaves no attention[\s\S]*list fewer layers in layer_drop\.attention",
+        ),
         ({"attention": Layers([7])}, "7"),
     ],
 )
@@ -51,6 +58,11 @@ def test_a_model_needs_something_of_each_layer(
 ) -> None:
     with pytest.raises(PlanError, match=said):
         lab.plan(LayerDrop(**options))
+
+
+def test_a_model_of_one_layer_needs_a_second_one(lab: Any) -> None:
+    with pytest.raises(PlanError, match=r"layer_drop\.attention=\[0\] model\.layers=2 or more"):
+        lab.plan(LayerDrop(), layers=1)
 
 
 def test_others_are_in_the_layers_that_are_left(lab: Any) -> None:

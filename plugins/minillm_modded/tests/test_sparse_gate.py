@@ -35,8 +35,10 @@ def test_every_gate_is_half_open_at_first(lab: Any, rng: Any) -> None:
 
 
 def test_it_reads_no_more_than_there_is(lab: Any) -> None:
-    with pytest.raises(PlanError, match="sparse_gate reads 33 features of a stream of 32"):
-        lab.plan(SparseGate(width=33))
+    for head_dim in (4, None, 16):  # the stream's width does not depend on it
+        assert lab.plan(SparseGate(width=32), head_dim=head_dim)
+        with pytest.raises(PlanError, match="sparse_gate reads 33 features of a stream of 32"):
+            lab.plan(SparseGate(width=33), head_dim=head_dim)
 
 
 def test_its_gates_are_neither_decayed_nor_orthogonalised(lab: Any) -> None:

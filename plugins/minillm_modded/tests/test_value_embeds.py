@@ -23,8 +23,11 @@ from minillm_modded.value_embeds import ValueEmbeds
 DIM, VOCAB = 16, 11
 
 
-def planned(plugin: ValueEmbeds, *, layers: int = 2, heads: int = 4, kv_heads: int = 2) -> Plan:
+def planned(
+    plugin: ValueEmbeds, *, layers: int = 2, heads: int = 4, kv_heads: int = 2, **more: int
+) -> Plan:
     sizes = {"layers": layers, "dim": DIM, "heads": heads, "kv_heads": kv_heads, "hidden": 8}
+    sizes |= more
     config = load(
         preset="tiny",
         assignments=(*(f"model.{k}={v}" for k, v in sizes.items()), f"model.vocab={VOCAB}"),
@@ -138,6 +141,13 @@ def test_what_does_not_fit_the_model_is_refused(
 ) -> None:
     with pytest.raises(PlanError, match=said):
         planned(ValueEmbeds(**options), layers=layers)
+
+
+@pytest.mark.parametrize("head_dim", [2, 8])
+def test_a_gate_reads_the_stream_however_wide_heads_are(head_dim: int) -> None:
+    assert planned(ValueEmbeds(gate_width=16), head_dim=head_dim)
+    with pytest.raises(PlanError, match="x has 16 features"):
+        planned(ValueEmbeds(gate_width=17), head_dim=head_dim)
 
 
 def test_tables_and_layers_are_refused_together() -> None:

@@ -48,5 +48,5 @@ def test_a_tied_head_cannot_start_at_zero(lab: Any) -> None:
 
 
 def test_something_has_to_start_at_zero(lab: Any) -> None:
-    with pytest.raises(PlanError, match="to start nothing at zero"):
+    with pytest.raises(PlanError, match="has nothing to do"):
         lab.plan(ZeroInit(attention=False, mlp=False))

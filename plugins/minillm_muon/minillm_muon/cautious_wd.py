@@ -34,15 +34,25 @@ class CautiousWD(Plugin, api=1):
 
     squared: tuple[str, ...] = option(
         (),
-        help='rules among these whose decay is multiplied by the schedule twice, such as ["adamw"]',
+        help='rules among these whose decay is multiplied by the schedule twice, such as ["adamw"], named '
+        'in rules as well: ["adamw", "muon"]',
     )
 
     def optimizer_factory(self, optimizer):
+        named = {*self.rules, *self.squared} - {"*"}
+        if named and "*" in (*self.rules, *self.squared):
+            raise PlanError(
+                f'cautious_wd.rules and cautious_wd.squared name {", ".join(sorted(named))} beside "*", '
+                "which is every rule",
+                where="opt.extend",
+                fix=f"cautious_wd.rules={json.dumps(sorted({*named, 'adamw', 'muon'}))} beside muon: in both, "
+                "rules by their names (minillm plan lists them)",
+            )
         if strangers := {*self.squared} - {*self.rules}:
             raise PlanError(
                 f"cautious_wd.squared names {', '.join(sorted(strangers))}, and cautious_wd.rules does not",
                 where="opt.extend",
-                fix=f"cautious_wd.rules={json.dumps([*self.rules, *sorted(strangers)])}, each by its name",
+                fix=f"cautious_wd.rules={json.dumps([*self.rules, *sorted(strangers)])}",
             )
         for rule in self.rules:
             more = {"fading": scheduled(1.0)} if rule in self.squared else {}

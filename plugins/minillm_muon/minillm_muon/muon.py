@@ -20,6 +20,9 @@ from minillm_core import PlanError, Plugin, option, piecewise, scheduled, stage
 
 __all__ = ["Muon", "match_rms", "nesterov", "newton_schulz", "normalised", "quintic", "spectral"]
 
+PARTNERS = {"floor": "cooldown", "momentum_rise": "momentum_start", "momentum_fall": "momentum_end"}
+"""Option -> the option without which it has no effect."""
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of :func:`quintic`: steepest at 0, so that small singular values grow fast."""
 
@@ -65,6 +68,7 @@ class Muon(Plugin, api=1):
     )
 
     def optimizer_factory(self, optimizer):
+        self._check_partners()
         optimizer.rule(
             "muon",
             lr=self._lr(),
@@ -74,6 +78,21 @@ class Muon(Plugin, api=1):
             scale=stage({"spectral": spectral, "match_rms": match_rms}[self.adjust]),
         )
         optimizer.assign("muon", lambda name, p: len(p.shape) == 2 and _hidden(p.role))
+
+    def _check_partners(self) -> None:
+        """Refuse an option that is set where its partner is not.
+
+        Raises:
+            PlanError: the option would have no effect.
+        """
+        for name, partner in PARTNERS.items():
+            value = getattr(self, name)
+            if getattr(self, partner) is None and value != type(self).model_fields[name].default:
+                raise PlanError(
+                    f"muon.{name}={value} has no effect without muon.{partner}",
+                    where="opt.rule[muon]",
+                    fix=f"set muon.{partner} too, or leave muon.{name} out",
+                )
 
     def _lr(self) -> Any:
         """Schedule the learning rate: the run's warm-up and decay; or constant, and then linear to the floor."""
@@ -86,12 +105,12 @@ class Muon(Plugin, api=1):
         start, end = self.momentum_start, self.momentum_end
         if start is None and end is None:
             return self.momentum
-        if self.momentum_rise + self.momentum_fall >= 1:
+        if None not in (start, end) and self.momentum_rise + self.momentum_fall >= 1:
             raise PlanError(
-                f"muon.momentum_rise={self.momentum_rise} and muon.momentum_fall="
-                f"{self.momentum_fall} leave nothing of the run between them",
+                f"momentum_rise + momentum_fall must be below 1: they are {self.momentum_rise} and "
+                f"{self.momentum_fall}",
                 where="opt.rule[muon].momentum",
-                fix="shares of the run that are less than 1 together",
+                fix="muon.momentum_rise=0.2 muon.momentum_fall=0.03",
             )
         rise = [] if start is None else [(0.0, start), (self.momentum_rise, self.momentum)]
         fall = [] if end is None else [(1 - self.momentum_fall, self.momentum), (1.0, end)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any
 
 import numpy as np
@@ -97,14 +99,35 @@ def test_adamw_decays_as_record_50_does(
         assert all(now[one] == pytest.approx(now["train.lr"] / 0.02) for one in faded)
 
 
-def test_squared_names_one_of_the_rules(planned: Any) -> None:
-    with pytest.raises(PlanError, match="squared names adamw, and"):
-        planned({"cautious_wd": CautiousWD(squared=("adamw",))})
+@pytest.mark.parametrize(
+    ("rules", "squared"),
+    [(("*",), ("adamw",)), (("*", "adamw"), ()), (("muon",), ("*",)), (("muon",), ("adamw",))],
+)
+def test_squared_names_one_of_the_rules(
+    planned: Any, rules: tuple[str, ...], squared: tuple[str, ...]
+) -> None:
+    starred = "*" in (*rules, *squared)
+    said = 'beside "\\*", which is every rule' if starred else "squared names adamw, and"
+    with pytest.raises(PlanError, match=said) as caught:
+        planned({"cautious_wd": CautiousWD(rules=rules, squared=squared), "muon": Muon()})
+    (given,) = re.findall(r"^cautious_wd\.rules=(\[.*?\])", str(caught.value.fix))
+    fixed = CautiousWD(rules=json.loads(given), squared=("adamw",))
+    found = decays(planned({"cautious_wd": fixed, "muon": Muon()}))
+    assert {name: bool(values) for name, (_, _, values) in found.items()} == {
+        "adamw": True,
+        "muon": False,
+    }
+
+
+def test_every_rule_may_be_squared(planned: Any) -> None:
+    every = CautiousWD(squared=("*",))
+    found = decays(planned({"cautious_wd": every, "muon": Muon()}))
+    assert all([*values] == ["fading"] for _, _, values in found.values())
 
 
 @pytest.mark.parametrize(
     ("rules", "said"),
-    [(("muon",), "--plugins muon,cautious_wd"), (("*", "adamw"), "claims slot .* twice")],
+    [(("muon",), "--plugins muon,cautious_wd"), (("adamw", "adamw"), "claims slot .* twice")],
 )
 def test_rules_that_are_not_there_or_named_twice_are_refused(
     planned: Any, rules: tuple[str, ...], said: str

@@ -265,5 +265,29 @@ def test_decay_may_be_its_own() -> None:
 
 
 def test_a_rise_into_the_fall_is_refused() -> None:
-    with pytest.raises(PlanError, match="leave nothing of the run between them"):
-        planned(Muon(momentum_start=0.5, momentum_rise=0.99, momentum_fall=0.03))
+    options: dict[str, Any] = {"momentum_start": 0.5, "momentum_rise": 0.99, "momentum_fall": 0.03}
+    said = r"momentum_rise \+ momentum_fall must be below 1"
+    with pytest.raises(PlanError, match=said) as caught:
+        planned(Muon(momentum_end=0.6, **options))
+    assert caught.value.fix == "muon.momentum_rise=0.2 muon.momentum_fall=0.03"
+    planned(Muon(momentum_end=0.6, momentum_start=0.5))
+    plugin = Muon(momentum_start=0.8, momentum_rise=1)  # nothing falls
+    assert muon_values(plugin, 0.5)["muon.momentum"] == pytest.approx(0.875)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "partner"),
+    [
+        ("floor", 0.1, "cooldown"),
+        ("momentum_rise", 0.5, "momentum_start"),
+        ("momentum_fall", 0.3, "momentum_end"),
+    ],
+)
+def test_an_option_without_its_partner_is_refused(name: str, value: float, partner: str) -> None:
+    said = f"muon.{name}={value} has no effect without muon.{partner}"
+    options: dict[str, Any] = {name: value}
+    with pytest.raises(PlanError, match=said) as caught:
+        planned(Muon(**options))
+    assert caught.value.fix == f"set muon.{partner} too, or leave muon.{name} out"
+    options[partner] = 0.5
+    planned(Muon(**options))

@@ -7,7 +7,7 @@
 m1^ and v^ are divided by 1 - beta^t, m2 is not. Both warm up over a fraction T of the run: alpha rises linearly
 from 0, and beta3 from beta1 such that the mean's half-life rises linearly:
 
-    beta3(t) = exp(ln b1 ln b3 / ((1 - t/T) ln b3 + t/T ln b1)), at most b3         b = beta1, beta3
+    beta3(t) = exp(ln b1 ln b3 / ((1 - t/T) ln b3 + t/T ln b1))         b = beta1, beta3
 
 The slow mean covers gradients of thousands of updates, while the fast one follows the newest: three
 numbers of state per weight instead of two. The paper's beta3 of 0.9999 is meant for runs of 100,000 updates
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from minillm_core import Plugin, option, piecewise, scheduled, stage
+from minillm_core import PlanError, Plugin, option, piecewise, scheduled, stage
 from minillm_optim.adaptive import ADAMS_LR, unbiased
 from minillm_optim.scope import Scope, in_scope
 
@@ -50,12 +50,19 @@ class AdEMAMix(Plugin, api=1):
     scope: Scope = option("all", help="parameters with this rule: all, hidden (matrices), rest")
 
     def optimizer_factory(self, optimizer):
+        if self.beta3 < self.beta1:
+            raise PlanError(
+                f"ademamix.beta3={self.beta3} is below ademamix.beta1={self.beta1}: the slow mean "
+                "would be the faster one",
+                where="opt.rule[ademamix]",
+                fix=f"ademamix.beta3={self.beta1} or more, or ademamix.beta1={self.beta3} or less",
+            )
         means = stage(
             two_means,
             state={"fast": "like", "slow": "like", "v": "like"},
             beta1=self.beta1,
             beta2=self.beta2,
-            beta3=max(self.beta1, self.beta3),
+            beta3=self.beta3,
             alpha=self.alpha,
             epsilon=self.epsilon,
             warm=piecewise((0.0, 0.0), (self.warmup, 1.0)),

@@ -44,7 +44,7 @@ class EMANesterov(Plugin, api=1):
             raise PlanError(
                 f"ema_nesterov.start={self.start} is not before ema_nesterov.stop={self.stop}",
                 where="opt.extend(*, lookahead)",
-                fix="shares of the run, the first below the second",
+                fix="set ema_nesterov.start below ema_nesterov.stop",
             )
         off = [(0.0, 0.0)] if self.start else []
         over = [(self.stop, 0.0)] if self.stop < 1 else []

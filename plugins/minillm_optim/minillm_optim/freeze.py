@@ -56,7 +56,7 @@ class Freeze(Plugin, api=1):
             raise PlanError(
                 f"freeze.until={self.until} is not before freeze.after={self.after}",
                 where="opt.set",
-                fix="they are trained in between, or leave one of them out",
+                fix="set freeze.until below freeze.after, or leave one of them out",
             )
         chosen = {
             info.lr_mul for name, info in optimizer.parameters.items() if self._chosen(name, info)

@@ -8,8 +8,9 @@
 Every ``every`` updates P is set to orthonormal columns near the largest left singular vectors of that g: by
 orthogonal iteration, P <- the orthonormal factor of (g g^T + damping |g|^2 1) P, ``iterations`` times, from the
 previous P, or the first columns of 1 at the start; the paper computes the SVD. Moments are unchanged when P
-changes, as in the paper. Epsilon is 1e-8 plus 1e-4 of the largest sqrt(v^) of a matrix, so that directions missing
-in a gradient of lower rank do not move.
+changes, as in the paper. If the first step is skipped, P is the first columns of 1 until it is next set. Epsilon
+is 1e-8 plus 1e-4 of the largest sqrt(v^) of a matrix, so that directions missing in a gradient of lower rank do
+not move.
 
 It applies to the hidden matrices; the others stay with AdamW. State: 2 rank (R + C) - R rank numbers per matrix,
 instead of AdamW's 2 R C. At full rank P is a rotation of the whole space, and nothing is projected out.
@@ -115,11 +116,10 @@ def adam_of_projection(
     """Compute Adam's update of rank ``rank`` (N, R, C); m, v (N, rank, C), basis (N, R, rank) where R <= C."""
     tall = update.shape[-2] > update.shape[-1]
     g = ops.matrix_transpose(update) if tall else update
-    basis = state["basis"]
+    size = ops.sum(ops.square(state["basis"]), (-2, -1), keepdims=True)  # state is initialised to 0
+    basis = ops.where(size > 0, state["basis"], eye(ops, *state["basis"].shape[-2:]))
     if due:
-        first = eye(ops, *basis.shape[-2:])  # state is initialised to 0
-        start = ops.where(updates > 1, basis, first)
-        basis = turned_to(ops, g, start, iterations=iterations, damping=damping)
+        basis = turned_to(ops, g, basis, iterations=iterations, damping=damping)
     low = ops.matrix_transpose(basis) @ g
     m = state["m"] * beta1 + low * (1 - beta1)
     v = state["v"] * beta2 + ops.square(low) * (1 - beta2)

@@ -57,7 +57,14 @@ class InfiniteLR(Plugin, api=1):
                 f"infinite_lr.cooldown={self.cooldown} and infinite_lr.annealing={self.annealing} "
                 "are more than the run",
                 where="opt.schedule",
-                fix="shares of the run that are 1 together, or less",
+                fix="choose fractions whose sum is at most 1",
+            )
+        if self.annealing and self.least > self.constant:
+            raise PlanError(
+                f"infinite_lr.least={self.least} is above infinite_lr.constant={self.constant}: "
+                "annealing would raise the rate",
+                where="opt.schedule",
+                fix=f"infinite_lr.least={self.constant} or less, or infinite_lr.annealing=0",
             )
         optimizer.schedule(
             phased,

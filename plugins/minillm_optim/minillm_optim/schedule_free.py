@@ -20,8 +20,9 @@ equal numbers:
 
 The learning rate rises over the run's warm-up (train.warmup) and stays constant: its cooldown (train.schedule)
 is ignored. A run need not know its length, and can be evaluated at any step as if the rate had decayed there.
-The authors advise rates of 1 to 10 times AdamW's, and beta1 of 0.95 to 0.98 for long runs. A stage that moves the
-parameter after the write (``snoo``, ``ema_nesterov``) is refused: z and x would refer to its former place.
+The authors advise rates of 1 to 10 times AdamW's, and beta1 of 0.95 to 0.98 for long runs. A parameter whose
+learning rate is 0 (``freeze``) is unchanged, and so is its average. A stage that moves the parameter after the
+write (``snoo``, ``ema_nesterov``) is refused: z and x would refer to its former place.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ from typing import Any
 
 from minillm_core import Plugin, option, piecewise, stage
 from minillm_optim.scope import Scope, in_scope
+from minillm_optim.snoo import unless_still
+
+TINY = 1e-37  # of a sum of squared rates, which is 0 while the rate is
 
 
 class ScheduleFree(Plugin, api=1):
@@ -107,9 +111,12 @@ def write(
     z = ops.where(state["total"] > 0, state["z"], param)
     peak = ops.maximum(state["peak"], lr)
     total = state["total"] + ops.square(peak)
-    share, step = ops.square(peak) / total, update * (lr * lr_mul)
+    share, step = ops.square(peak) / ops.maximum(total, TINY), update * (lr * lr_mul)
     moved = param + share * (z - param) - step * (1 - beta1 * (1 - share))
-    return moved, {"z": z - step, "total": total, "peak": peak}
+    moved = unless_still(ops, moved, param, lr_mul)
+    z = unless_still(ops, z - step, state["z"], lr_mul)
+    total = unless_still(ops, total, state["total"], lr_mul)
+    return moved, {"z": z, "total": total, "peak": peak}
 
 
 def evaluated(ops: Any, param: Any, state: Mapping[str, Any], *, beta1: float) -> Any:

@@ -17,7 +17,8 @@ smallest eigenvalue of M by (1 + 1/p)^p = 2.44: 20 of them suffice for damping o
 float32 rounding is 2e-3 of a root. All iterations are one graph, which torch compiles for minutes.
 
 It applies to the hidden matrices; the others stay with AdamW. Between two roots a step costs four products per
-matrix. State: two numbers per weight, and four square matrices.
+matrix; if the first step is skipped, the roots are 1 until they are next computed. State: two numbers per weight,
+and four square matrices.
 """
 
 from __future__ import annotations
@@ -137,10 +138,14 @@ def precondition(
 ) -> Any:
     """Compute an update with Adam's norm; update, m, v (N, R, C); left (N, R, R), right (N, C, C), roots."""
     left, right = statistics(ops, update, state, beta2)
-    left_root, right_root = state["left_root"], state["right_root"]
     if due:
         how = {"damping": damping, "iterations": iterations}
         left_root, right_root = (inverse_root(ops, one, **how) for one in (left, right))
+    else:  # state is initialised to 0
+        kept = state["left_root"], state["right_root"]
+        left_root, right_root = (
+            ops.where(norm(ops, one) > 0, one, identity(ops, one)) for one in kept
+        )
     m = state["m"] * beta1 + update * (1 - beta1)
     v = state["v"] * beta2 + ops.square(update) * (1 - beta2)
     root = ops.sqrt(unbiased(ops, v, beta2, updates))

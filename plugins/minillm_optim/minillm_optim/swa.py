@@ -13,6 +13,7 @@ Training does not depend on it: in eager mode, the weights are bitwise those of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,9 +30,19 @@ class SWA(Plugin, api=1):
         search=(0.1, 0.2, 0.3),
         help="last fraction of the run, whose weights are averaged",
     )
-    every: int = option(1, ge=1, help="updates between two averaged weights")
+    every: int = option(
+        1,
+        ge=1,
+        help="updates between two averaged weights; a multiple of it has to be in that last fraction",
+    )
 
     def optimizer_factory(self, optimizer):
+        if self.every > 1:
+            optimizer.note(
+                f"the last {self.last:g} of a run of fewer than "
+                f"{math.ceil(self.every / self.last):,} steps may have no multiple of "
+                f"swa.every={self.every}: then the weights themselves are evaluated"
+            )
         begun = plateaus((0.0, 0.0), (1.0 - self.last, 1.0)) if self.last < 1 else 1.0
         state = {"mean": "like", "count": "scalar"}
         tail = stage(mean, state=state, period=self.every, begun=begun)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core import Plugin
+from minillm_core import PlanError, Plugin
 from minillm_muon.muon import Muon
 from minillm_optim.adafactor import Adafactor
 from minillm_optim.ademamix import AdEMAMix
@@ -106,6 +106,13 @@ def test_updates_are_the_papers(planned: Any, drawn: Any, stepped: Any, name: st
             decayed = 0.5 * plan.parameters[parameter].wd_mul * weight
             weight = weight - 0.1 * (rule.step(weight, grad[parameter], t) + decayed)
         np.testing.assert_allclose(got[parameter], weight, rtol=1e-9, err_msg=parameter)
+
+
+def test_a_slow_mean_that_is_the_faster_one_is_refused(planned: Any) -> None:
+    with pytest.raises(PlanError, match=r"beta3=0\.8 is below ademamix\.beta1=0\.9") as caught:
+        planned({"ademamix": AdEMAMix(beta3=0.8)})
+    assert "ademamix.beta3=0.9 or more, or ademamix.beta1=0.8 or less" in str(caught.value)
+    assert planned({"ademamix": AdEMAMix(beta3=0.9)})
 
 
 def test_adafactors_are_torchs_where_steps_are_relative(

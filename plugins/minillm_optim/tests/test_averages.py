@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from minillm_core.inspection import views_of
 from minillm_kit import NumPyFramework
 from minillm_muon.muon import Muon
 from minillm_optim.ema import EMA
+from minillm_optim.freeze import Freeze
 from minillm_optim.lion import Lion
 from minillm_optim.schedule_free import ScheduleFree
 from minillm_optim.swa import SWA
@@ -86,6 +88,8 @@ def test_swa_is_the_mean_of_the_tail(
             mean = np.mean([one[name] for one in tail], 0) if tail else now[name]
             np.testing.assert_allclose(views[name], mean, rtol=1e-12, atol=1e-14)
     assert len(tail) == count
+    noted = "steps may have no multiple of swa.every" in " ".join(plan.notes)
+    assert noted == (every > 1)
 
 
 @pytest.mark.broad(2)
@@ -117,6 +121,35 @@ def test_schedule_free_is_the_papers(
             y = (1 - beta1) * z[name] + beta1 * x[name]
             np.testing.assert_allclose(now[name], y, rtol=1e-10, atol=1e-12)
             np.testing.assert_allclose(views[name], x[name], rtol=1e-10, atol=1e-12)
+
+
+def test_its_first_step_may_have_the_rate_0(planned: Any, drawn: Any, stepped: Any) -> None:
+    """By the clock, progress is 0 until the seconds of the first step are known."""
+    plan, rng = planned({"free": ScheduleFree()}, "train.warmup=0.5"), np.random.default_rng(0)
+    start, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(3)]
+    still, state = stepped(plan, start, grads[:1], [plan.values(0.0)])
+    groups = {str(i): group for i, group in enumerate(plan.groups)}
+    views = dict(views_of(NumPyFramework(), groups, still, state))
+    for name in start:
+        np.testing.assert_array_equal(still[name], start[name])
+        np.testing.assert_array_equal(views[name], start[name])
+    got, _ = stepped(plan, still, grads[1:], [plan.values(x) for x in (0.1, 0.2)], state, first=2)
+    assert all(np.isfinite(got[name]).all() and (got[name] != start[name]).any() for name in got)
+
+
+@pytest.mark.parametrize(("until", "after", "trained"), [(0.5, None, 6), (None, 0.5, 0)])
+def test_a_frozen_parameter_keeps_its_average(
+    planned: Any, followed: Any, until: float | None, after: float | None, trained: int
+) -> None:
+    freeze = Freeze(of=("norm",), until=until, after=after)
+    steps = [*followed(planned({"free": ScheduleFree(lr=0.1), "freeze": freeze}))]
+    for step, (before, following) in enumerate(pairwise(steps)):
+        moves = trained <= step < trained + 6
+        for place in range(2):  # the parameter, and its average
+            one, other = before[place]["norm.weight"], following[place]["norm.weight"]
+            assert np.array_equal(one, other) != moves
+    now, views, _ = steps[trained + 1]  # the average starts with the first update that moves it
+    np.testing.assert_allclose(views["norm.weight"], now["norm.weight"], rtol=1e-12)
 
 
 def test_its_rate_follows_the_run_s_warm_up_and_no_cooldown(planned: Any) -> None:

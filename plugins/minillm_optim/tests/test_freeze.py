@@ -12,6 +12,7 @@ from minillm_muon.muon import Muon
 from minillm_muon.role_lr import RoleLR
 from minillm_optim.ema_nesterov import EMANesterov
 from minillm_optim.freeze import Freeze
+from minillm_optim.schedule_free import ScheduleFree
 from minillm_optim.snoo import Snoo
 
 STEPS = 10
@@ -35,7 +36,13 @@ def moves(planned: Any, drawn: Any, stepped: Any, plugins: Any, name: str) -> li
 )
 @pytest.mark.parametrize(
     "plugins",
-    [{}, {"muon": Muon()}, {"snoo": Snoo(every=2)}, {"ahead": EMANesterov(start=0, stop=1)}],
+    [
+        {},
+        {"muon": Muon()},
+        {"snoo": Snoo(every=2)},
+        {"ahead": EMANesterov(start=0, stop=1)},
+        {"free": ScheduleFree()},
+    ],
 )
 def test_steps_of_a_share_are_left_out(
     planned: Any, drawn: Any, stepped: Any, until: Any, after: Any, trained: range, plugins: Any
@@ -77,8 +84,9 @@ def test_for_good_they_are_in_no_group(planned: Any) -> None:
 def test_what_cannot_be_frozen_is_refused(planned: Any) -> None:
     with pytest.raises(PlanError, match=r"'layers.9.*' is no parameter's name or role"):
         planned({"freeze": Freeze(of=("norm", "layers.9.*"))})
-    with pytest.raises(PlanError, match=r"until=0.6 is not before freeze.after=0.4"):
+    with pytest.raises(PlanError, match=r"until=0.6 is not before freeze.after=0.4") as caught:
         planned({"freeze": Freeze(until=0.6, after=0.4)})
+    assert "set freeze.until below freeze.after" in str(caught.value)
     with pytest.raises(PlanError, match=r"lr_mul is claimed by both .freeze. and .role_lr."):
         planned({"freeze": Freeze(of=("norm",), until=0.5), "role_lr": RoleLR(norm=2.0)})
     with pytest.raises(PlanError, match="every parameter is frozen"):

@@ -90,6 +90,25 @@ def test_a_resume_between_projections_is_exact(planned: Any, drawn: Any, stepped
         np.testing.assert_array_equal(got[name], array)
 
 
+def test_before_the_first_projection_it_is_the_first_columns_of_1(
+    planned: Any, drawn: Any, stepped: Any
+) -> None:
+    """A first step that is skipped leaves the state at 0, and the second is not due."""
+    plan = planned({"galore": GaLore(rank=4)}, "train.weight_decay=0")
+    rng, name = np.random.default_rng(3), "layers.0.attention.q.weight"
+    params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(2)]
+    got, state = stepped(plan, params, grads, RATES, first=2)
+    assert (got[name][:4] != params[name][:4]).all()
+    np.testing.assert_array_equal(got[name][4:], params[name][4:])
+    bases = [
+        one["precondition"]["basis"] for one in state.values() if "basis" in one["precondition"]
+    ]
+    for basis in bases:
+        np.testing.assert_array_equal(
+            basis, np.broadcast_to(eye(OPS, *basis.shape[1:]), basis.shape)
+        )
+
+
 def test_a_matrix_has_one_rule(planned: Any) -> None:
     with pytest.raises(PlanError, match="claimed by both 'galore' and 'muon'"):
         planned({"galore": GaLore(), "muon": Muon()})

@@ -77,6 +77,9 @@ def test_a_run_has_one_schedule_and_says_whose(planned: Any) -> None:
         planned({"p": PowerCooldown(), "i": InfiniteLR()})
     with pytest.raises(PlanError, match="are more than the run"):
         planned({"i": InfiniteLR(cooldown=0.9)})
+    with pytest.raises(PlanError, match=r"least=0\.6 is above infinite_lr\.constant=0\.55"):
+        planned({"i": InfiniteLR(least=0.6)})
+    assert planned({"i": InfiniteLR(least=0.6, annealing=0)})
 
 
 def test_a_rate_of_its_own_does_not_follow_it(planned: Any) -> None:

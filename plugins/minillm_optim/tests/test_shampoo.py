@@ -65,6 +65,20 @@ def test_a_matrix_without_gradients_stays(planned: Any, drawn: Any, stepped: Any
         np.testing.assert_array_equal(got[name], array)
 
 
+def test_before_the_first_roots_they_are_1(planned: Any, drawn: Any, stepped: Any) -> None:
+    """A first step that is skipped leaves the state at 0, and the second is not due."""
+    plan = planned({"shampoo": Shampoo()}, "train.weight_decay=0")
+    rng = np.random.default_rng(2)
+    params, grad = drawn(plan, rng), drawn(plan, rng)
+    got, _ = stepped(plan, params, [grad], {"shampoo.lr": 0.1, "train.lr": 0.1}, first=2)
+    for name in ("layers.0.attention.q.weight", "layers.1.mlp.down.weight"):
+        g = grad[name]
+        m, v = 0.1 * g / (1 - 0.9**2), 0.05 * g**2 / (1 - 0.95**2)
+        size = np.linalg.norm(m / (np.sqrt(v) + 1e-8))
+        want = params[name] - 0.1 * size * g / np.linalg.norm(g)
+        np.testing.assert_allclose(got[name], want, rtol=1e-9, atol=1e-12)
+
+
 def test_updates_are_the_papers_with_roots_of_every_second(
     planned: Any, drawn: Any, stepped: Any
 ) -> None:

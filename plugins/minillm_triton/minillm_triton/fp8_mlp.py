@@ -80,6 +80,7 @@ class MLP(PlainMLP):
 
     statistics = {"of_x": "max", "of_h": "max"}  # noqa: RUF012
     written_as = PlainMLP  # a model directory needs no fp8 kernels
+    own_products = True  # in training, those of its linear layers, which are not called
     narrow = False  # whether the products of the gradients are in fp8 too
 
     def __init__(self, geometry: Any, hidden: int, down_lr_mul: float) -> None:
@@ -96,7 +97,8 @@ class MLP(PlainMLP):
         for leaf in (self.up, self.down):
             if leaf.product is not None:
                 raise PlanError(
-                    f"fp8_mlp multiplies '{leaf.path}' by itself, and '{leaf.product.owner}' claims it",
+                    f"fp8_mlp computes the product of '{leaf.path}' in its own kernel, so "
+                    f"'{leaf.product.owner}' cannot replace it",
                     where=f"model.linear[{leaf.path}]",
                     fix=f"relu2 in place of fp8_mlp, or leave '{leaf.product.owner}' out",
                 )

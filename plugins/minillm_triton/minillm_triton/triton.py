@@ -53,7 +53,9 @@ def accepts_loss(request: Request) -> str | None:
     if targets > MOST_TARGETS:
         return f"compares each logit with {MOST_TARGETS} targets at most, not {targets}"
     if request.dtype == "float16":
-        return "leaves the logits' gradient in float16, whose range it may fall out of"
+        return (
+            "would store the gradient of the logits in float16, where it can overflow or underflow"
+        )
     return None
 
 

@@ -269,7 +269,7 @@ class Claims(Plugin, api=1):
 
 def test_a_claim_on_its_leaves_is_not_passed_over() -> None:
     plan = planned(("claims", Claims()))
-    with pytest.raises(PlanError, match="'claims' claims it"):
+    with pytest.raises(PlanError, match="so 'claims' cannot replace it"):
         stepped(create_trainer(plan, "torch"), plan, 0)
 
 

@@ -13,6 +13,8 @@ from minillm_core.config.load import load
 from minillm_core.ops.select import Candidate, Request
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_kit.kernels.check import facts_of
+from minillm_kit.kernels.examples import CASES
 from minillm_triton.fp8_head import Fp8Head, accepts_fp8
 from minillm_triton.triton import Triton
 
@@ -71,7 +73,7 @@ def test_the_loss_is_served(facts: dict[str, Any], compiled: bool) -> None:
     ("changes", "said"),
     [
         ({"facts": {"targets": 9}}, "8 targets at most, not 9"),
-        ({"dtype": "float16"}, "float16"),
+        ({"dtype": "float16"}, "gradient of the logits in float16, where it can overflow"),
         ({"device": "cpu"}, "serves cuda, not cpu"),
         ({"backend": "mlx", "device": "metal"}, "serves torch, not mlx"),
     ],
@@ -132,3 +134,11 @@ def test_what_fp8_does_not_serve_has_a_reason(
 ) -> None:
     found = accepts_fp8(Request("linear_cross_entropy", "torch", "cuda", dtype, True, facts))
     assert found == said if said is None else said in (found or "")
+
+
+def test_fp8_serves_a_case_of_kernels_check() -> None:
+    requests = (
+        Request("linear_cross_entropy", "torch", "cuda", "bfloat16", facts=facts_of(case))
+        for case in CASES["linear_cross_entropy"]
+    )
+    assert any(accepts_fp8(request) is None for request in requests)

@@ -58,9 +58,12 @@ def test_a_broken_link_in_a_folder_is_left_out_by_name(tmp_path: Path) -> None:
     assert [one.path.name for one in find([str(tmp_path)], said.append)] == ["a.txt"]
     (tmp_path / "loop.txt").symlink_to("loop.txt")
     find([str(tmp_path)], said.append)
+    (tmp_path / "books").symlink_to(tmp_path)  # not followed
+    find([str(tmp_path)], said.append)
     assert said == [
         f"{tmp_path}: 1 file is read, 2 are not: 1 broken link, 1 .png",
         f"{tmp_path}: 1 file is read, 3 are not: 2 broken links, 1 .png",
+        f"{tmp_path}: 1 file is read, 4 are not: 2 broken links, 1 linked folder, 1 .png",
     ]
 
 

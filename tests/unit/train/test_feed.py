@@ -89,9 +89,12 @@ def test_a_batch_without_a_label_is_no_step_and_a_resumed_run_has_the_same(job: 
 def test_after_a_rewind_the_sizes_are_those_of_the_steps_that_are_trained_again(
     job: Any, skip: int
 ) -> None:
-    with Feed(job, None) as feed:
+    signalled = False
+    with Feed(job, None, lambda: signalled) as feed:
         whole = taken(feed, 0, 6)
+        signalled = True  # ends the run after the rewind, not within it
         cursor = feed.rewind(whole[0].cursor, skip, 1)
+        signalled = False
         again = taken(feed, 1, 8)
     with Feed(job, cursor, step=1) as feed:  # a checkpoint of the rewound run, resumed
         same(taken(feed, 1, 8), again)

@@ -235,7 +235,8 @@ def test_a_run_by_the_clock_ends_by_it_and_the_schedule_follows(make) -> None:
     run = make(Budget(minutes=1), trainer={"cost": 6.0}, saving=False, evaluating=False)
     run.loop.run()
     # the first step, which compiles, is not counted; its end is known when the second is enqueued
-    assert run.progress[:3] == [0.0, 0.0, pytest.approx(0.0)]
+    assert run.progress[:3] == pytest.approx([0.0] * 3, abs=1e-6)
+    assert min(run.progress) > 0  # rates divide by it
     assert run.progress[3:] == pytest.approx([0.1 * n for n in range(1, len(run.progress) - 2)])
     assert len(run.of(Stepped)) == 12
 
@@ -304,12 +305,10 @@ def test_evaluations_are_on_the_clock(make) -> None:
     assert steps == pytest.approx(600 / (1 + 70 / 5), abs=6)
 
 
-def test_with_both_bounds_the_first_one_counts(make) -> None:
-    for budget, steps in [(Budget(steps=3, minutes=100), 3), (Budget(steps=100, minutes=0.1), 8)]:
-        run = make(budget, trainer={"cost": 1.0})
-        assert run.loop.run().step == steps
-    with pytest.raises(ConfigError, match="how long"):
-        Budget()
+def test_steps_or_minutes_say_how_long_to_train() -> None:
+    for bounds in ({}, {"steps": 3, "minutes": 1}):
+        with pytest.raises(ConfigError, match="how long"):
+            Budget(**bounds)
 
 
 def test_a_run_goes_on_where_it_was(make) -> None:

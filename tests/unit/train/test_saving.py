@@ -148,6 +148,19 @@ def test_half_a_position_is_none(missing: str) -> None:
         Position.of(data)
 
 
+@given(every=st.integers(1, 40), back=st.integers(1, 60), keep=st.integers(1, 4))
+def test_a_checkpoint_that_is_old_enough_to_rewind_to_is_kept(
+    every: int, back: int, keep: int
+) -> None:
+    manager, there = CheckpointManager(back=back), list[int]()
+    for step in range(every, 12 * max(every, back), every):
+        there.insert(0, step)
+        kept = manager.to_rewind_to(there)
+        assert len(kept) <= 3
+        there = [one for place, one in enumerate(there) if place < keep or one in kept]
+        assert step < 3 * max(every, back) or any(one <= step - back for one in there)
+
+
 def test_nothing_is_saved_once_the_data_have_changed() -> None:
     def changed() -> None:
         raise DataError("the file was written to", where="a.bin")

@@ -97,7 +97,7 @@ def mix_command(
     """Mix sources by weight, by size, by weights learned in two small runs, or by similarity to a target.
 
     After any number of documents each source has its share, to within the longest document. The
-    mixture ends when the source whose turn it is is exhausted.
+    mixture ends as soon as the source that is next in turn has no document left.
     """
     from minillm_data.mix import epochs, mix
 

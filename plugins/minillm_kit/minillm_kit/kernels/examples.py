@@ -388,6 +388,7 @@ _ALL_CASES = (
         *(
             dict(N=301, C=40, V=384, form=form) for form in _FORMS
         ),  # whole tiles, for those who need them
+        dict(N=301, C=48, V=384, weights="position"),  # multiples of 16, as fp8 products take
     ),
     *_cases(
         "linear_cross_entropy",

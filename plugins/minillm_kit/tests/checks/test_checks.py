@@ -439,7 +439,7 @@ def test_a_node_that_mixes_heads_is_refused_where_they_are_divided(tmp_path: Pat
     file.write_text(MIXES)
     (found,) = outcomes(Subject(f"{file}:Mixes", backend="torch"), "mesh").values()
     assert found.verdict == "passed"
-    assert "tensor: refused, plugin 'mixes' finds something else of some heads" in found.found
+    assert "tensor: refused, plugin 'mixes' gives a different result for a subset" in found.found
 
 
 RAISES = '''

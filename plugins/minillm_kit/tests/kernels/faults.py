@@ -27,6 +27,7 @@ class Fault(NamedTuple):
     caught_by: str  # a key of PROPERTIES; "": it is missed
     dtype: str = "float32"  # the first dtype in which it is visible
     backend: str = "torch"
+    within_tolerance: bool = True
 
 
 FAULTS = (
@@ -106,6 +107,20 @@ FAULTS = (
         "forward",
     ),
     Fault("stale", "linear_cross_entropy", "results are kept by shape", "fresh"),
+    Fault(
+        "zeros",
+        "linear_cross_entropy",
+        "`within_tolerance=False`, and all results are 0",
+        "output",
+        within_tolerance=False,
+    ),
+    Fault(
+        "zero_gradients",
+        "linear_cross_entropy",
+        "`within_tolerance=False`, and all gradients are 0",
+        "gradient",
+        within_tolerance=False,
+    ),
     # token_losses
     Fault("unwritten", "token_losses", "unsupervised positions are not written", "finite"),
     # attention
@@ -186,7 +201,11 @@ class Faults(Plugin, api=1, backends=("torch", "mlx")):
         for one in (*FAULTS, *right):
             at = f"{__name__}:{one.op}__{one.name}"
             kernels.candidate(
-                Candidate(one.op, one.name, (one.backend,), at, ("cpu",), provider="faults")
+                Candidate(
+                    *(one.op, one.name, (one.backend,), at, ("cpu",)),
+                    within_tolerance=one.within_tolerance,
+                    provider="faults",
+                )
             )
 
 
@@ -250,6 +269,8 @@ class _Loss(Function):
         up = 1.0 if ctx.fault == "upstream_ignored" else up
         if ctx.fault == "frozen_weight" and not ctx.learnt:
             dh = torch.zeros_like(dh)
+        if ctx.fault in ("zeros", "zero_gradients"):
+            up = 0.0
         return (dh * up).to(ctx.dtypes[0]), (dw * up).to(ctx.dtypes[1]), *[None] * 5
 
 
@@ -284,6 +305,8 @@ def _loss(fault: str) -> Any:
         if fault == "int32_offsets" and len(hidden) * len(weight) > 2**31:
             hidden = hidden[torch.arange(len(hidden)) % (2**31 // len(weight))]
         total, sums = _Loss.apply(hidden, weight, targets, by, form, fault, weight.requires_grad)
+        if fault == "zeros":
+            total, sums = total * 0.0, sums * 0.0
         if fault != "sums_attached":
             sums = sums.detach()
         counted = supervised if fault == "count_of_all" else supervised[0]

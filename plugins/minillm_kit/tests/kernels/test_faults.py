@@ -55,7 +55,7 @@ def tried(offer: Offer, dtype: str, chosen: Chooser) -> Tried:
 @pytest.mark.broad(6)
 @pytest.mark.parametrize("fault", [one for one in FAULTS if one[3]], ids=lambda one: one[0])
 def test_a_fault_is_found(planted: dict, fault: tuple[str, ...]) -> None:
-    name, op, _, caught_by, dtype, _ = fault
+    name, op, _, caught_by, dtype, *_ = fault
     found = tried(planted[op, name], dtype, lambda case: case.effort == "usual")
     assert [one.property for one in found.failures][:1] == [caught_by], found
 
@@ -85,7 +85,7 @@ def test_the_page_lists_every_fault(repository: Path) -> None:
         (name, op, what, f"`{caught_by}`" + ("" if dtype == "float32" else f", in {dtype}"))
         if caught_by
         else (name, op, what, "missed")
-        for name, op, what, caught_by, dtype, _ in FAULTS
+        for name, op, what, caught_by, dtype, *_ in FAULTS
     ]
     assert rows == wanted
     assert {one[3] for one in FAULTS if one[3]} <= PROPERTIES.keys()

@@ -92,7 +92,8 @@ def ablate(
         float | None,
         typer.Option(
             metavar="M",
-            help="Length of each run: the number of steps that the baseline takes in M minutes.",
+            help="Length of each run: the number of steps that the baseline takes in M minutes. Default: "
+            "train.steps or train.minutes.",
             rich_help_panel=_WHAT,
         ),
     ] = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,7 +163,7 @@ def show_search(request: Request, *, json: bool) -> None:
         return
     request.say(headline(result))
     request.say(f"written: {folder / PAGE}, {folder / BEST}")
-    request.say(f"minillm train --preset {shlex.quote(str(folder / BEST))}")
+    request.say(result["command"])
 
 
 @contextmanager

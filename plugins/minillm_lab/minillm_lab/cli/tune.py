@@ -14,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from minillm_core import MinillmError, Refusal
+from minillm_core import Interrupted, MinillmError, Refusal
 from minillm_core.commands import AsJson, Plugins, StudyOptions, cache_folder, counted, emit, say
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def tune(
     """Find the micro-batch, checkpointing and kernels that train fastest on this machine.
 
     A step keeps its tokens: train.rows x train.accumulate stays, so every candidate trains the same
-    model. Kernels of installed plugins that are not named are tried too (--plugins -NAME: not this
-    one's). Divisions that the plan's estimate does not fit into memory are listed and not run.
+    model. Kernels of installed plugins that are not named are tried too; --plugins -NAME leaves NAME's
+    out. Divisions that the plan's estimate does not fit into memory are listed and not run.
     """
     from minillm_core.studies import bytes_of
     from minillm_lab.bench import refuse_no_time
@@ -93,23 +93,29 @@ def tune(
 
 
 def show_tune(asked: RunRequest, request: Request, to: Path, *, json: bool) -> None:
-    """Tune; write the settings file; a table, or one JSON document, on stdout."""
+    """Tune; write the settings file; a table, or one JSON document, on stdout.
+
+    Raises:
+        Interrupted: a signal; the file has the best candidate so far.
+    """
     from minillm_core import build_plan
     from minillm_core.studies import prepare, replace_file, settings_file
-    from minillm_lab.tune import kernel_plugins
+    from minillm_lab.tune import UNFINISHED, kernel_plugins
     from minillm_lab.tune import tune as run_tune
 
+    words = [word.strip() for word in (asked.plugins or "").split(",")]
+    excluded = {f"-{name}" for name in _excluded(asked)}
+    asked = replace(asked, plugins=",".join(one for one in words if one not in excluded) or None)
+
     def planned(added: Collection[str]) -> Plan:
-        words = filter(None, [asked.plugins, *added])
-        again = prepare(replace(asked, plugins=",".join(words)), to_run=True)
+        names = filter(None, [asked.plugins, *added])
+        again = prepare(replace(asked, plugins=",".join(names)), to_run=True)
         return build_plan(again.loaded, again.plugins)
 
     prepared = prepare(asked, to_run=True)
     assert prepared.detected is not None  # otherwise already refused
     plan = build_plan(prepared.loaded, prepared.plugins)
-    known = {one.name for one in prepared.plugins} | {
-        word.strip().removeprefix("-") for word in (asked.plugins or "").split(",")
-    }
+    known = {one.name for one in prepared.plugins} | {word.removeprefix("-") for word in words}
     result, best = run_tune(
         request,
         plan,
@@ -126,7 +132,8 @@ def show_tune(asked: RunRequest, request: Request, to: Path, *, json: bool) -> N
     if not json:
         print_whole(Console(), render(result))
         say(verdict(result))
-    text = settings_file(best.config, (command, f"minillm tune, {measured}"))
+    remarks = () if result["finished"] else (UNFINISHED,)
+    text = settings_file(best.config, (command, f"minillm tune, {measured}", *remarks))
     try:
         replace_file(to, text.encode())
     except OSError as error:
@@ -137,8 +144,28 @@ def show_tune(asked: RunRequest, request: Request, to: Path, *, json: bool) -> N
         ) from error
     if json:
         emit(result | {"file": str(to)})
-    else:
+    if not result["finished"]:
+        raise Interrupted(f"ended by a signal; {to} has the best candidate so far: {command}")
+    if not json:
         say(f"{to} has it: {command}")
+
+
+def _excluded(asked: RunRequest) -> set[str]:
+    """Return the plugins of kernels that ``--plugins -NAME`` excludes and neither preset nor file names."""
+    from minillm_core import load
+    from minillm_core.studies import added, taken_away
+    from minillm_lab.tune import kernel_plugins
+
+    if not (names := taken_away(asked.plugins)):
+        return names
+    keys = ("preset", "backend", "device", "data.paths")
+    loaded = load(
+        asked.preset,
+        plugins=[str(spec) for spec in added(asked.plugins).values()],
+        settings={key: value for key in keys if (value := asked.given(key)) is not None},
+        file=asked.file,
+    )
+    return (names - loaded.specs.keys()).intersection(kernel_plugins(()))
 
 
 def render(result: Mapping[str, Any]) -> Table:
@@ -203,12 +230,16 @@ def print_whole(console: Console, table: Table) -> None:
 
 def verdict(result: Mapping[str, Any]) -> str:
     """Describe the chosen candidate and its speed-up over the original settings."""
+    finished = result.get("finished", True)
     if result["best"] == result["as_they_were"]:
-        return "the settings as they were are not clearly slower than any other: they stay"
+        so_far = "" if finished else " so far"
+        return f"the settings as they were are not clearly slower than any other{so_far}: they stay"
     before = result["as_they_were"]
     typed = " ".join(
         _typed(key, value) for key, value in result["best"].items() if value != before.get(key)
     )
+    if not finished:
+        return f"best so far: {typed}"
     gain = result["gain"]
     against = "those do not fit" if gain is None else f"{gain:.3f} x as fast, timed in turns"
     return f"best: {typed}; against the settings as they were: {against}"

@@ -166,6 +166,34 @@ def test_compiled_runs_share_a_gpu_by_their_estimated_memory(
     assert found == [2, 5, 3]
 
 
+@pytest.mark.parametrize(
+    ("more", "minutes", "steps"),
+    [((), 0.2, 0), (("--steps", "9"), None, 9), (("--minutes", "0.1"), 0.1, 0)],
+)
+def test_minutes_of_the_settings_are_the_length_of_each_run(
+    given: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    more: tuple[str, ...],
+    minutes: float | None,
+    steps: int,
+) -> None:
+    """As with the recipe of a search by minutes."""
+    found = []
+
+    def opened(request: Request, **more: Any) -> Any:
+        made = prepare_ablation(request).open(StopRequest())
+        found.append((made.minutes, made.steps))
+        raise Refusal("enough", where="here", fix="none")
+
+    preset, at = tmp_path / "best.toml", given.index("--steps")
+    preset.write_text('preset = "tiny"\n[train]\nminutes = 0.2\n')
+    monkeypatch.setattr("minillm_lab.ablate.ablate", opened)
+    named = [*given[:at], *given[at + 2 :], "--preset", str(preset)]
+    assert main(["ablate", "--plugins", "muon", *named, *more]) == 2
+    assert found == [(minutes, steps)]
+
+
 def test_gpus_that_are_not_there_are_refused(
     given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,10 +280,10 @@ def test_the_option_by_which_a_folder_is_another_ablations_is_named(
     [
         (("--seeds", "2"), "no plugin is to be judged"),
         (("--plugins", "muon", "--seeds", "0"), "1 to 64 seeds"),
-        (("--plugins", "polar_express"), "; in an ablation in --with, for every run"),
+        (("--plugins", "polar_express"), "; in an ablation, by --with instead of --plugins"),
         (
             ("--plugins", "key_offset,half_rope", "--with", "xsa"),
-            "fix:   name 'half_rope' in --with, for every run, and not in --plugins, or --leave-one-out\n",
+            "fix:   add --with half_rope, and leave half_rope out of --plugins, or --leave-one-out\n",
         ),
         (("--plugins", "role_lr"), "minillm plugins info role_lr"),
         (("--plugins", "muon", "--minutes", "0"), "0 minutes"),
@@ -303,7 +331,9 @@ def test_a_preset_is_judged_with_what_its_plugins_build_on() -> None:
     with pytest.raises(Refusal, match="'key_offset' cannot be judged alone") as refused:
         one_at_a_time(loaded, plugins, tuple(loaded.specs))
     assert refused.value.fix is not None
-    assert refused.value.fix.startswith("name 'half_rope' in --with, for every run")
+    assert refused.value.fix.startswith(
+        "add --with half_rope, and leave half_rope out of --plugins"
+    )
     judged = tuple(name for name in loaded.specs if name != "half_rope")
     assert len(one_at_a_time(loaded, plugins, judged).comparisons) == len(judged)
 

@@ -42,7 +42,11 @@ def _launch(x: mx.array, table: Rotary, sign: int) -> mx.array:
         [x, table.cos, table.sin, positions, sizes],
         [(x.shape, x.dtype)],
         template=[("T", x.dtype), ("ROWS", 0 if given is None else given.ndim)],
-        threadgroups=(-(-(H * D // 2) // THREADS), B * T, 1),
+        threadgroups=(
+            B * T,
+            -(-(H * D // 2) // THREADS),
+            1,
+        ),  # CUDA has 65,535 along the second axis
         threads=THREADS,
     )
     return y

@@ -5,8 +5,8 @@
   // sizes: B T, T, H, D, 1 or, to turn back, for the gradient, -1. -> y as x
   const int half_size = sizes[3] / 2;
   const int pairs = sizes[2] * half_size;  // of a position
-  const int token = int(threadgroup_position_in_grid.y);
-  const int pair = int(thread_position_in_grid.x);
+  const int token = int(threadgroup_position_in_grid.x);
+  const int pair = int(threadgroup_position_in_grid.y * threads_per_threadgroup.x + thread_index_in_threadgroup);
   if (pair >= pairs || token >= sizes[0]) return;
   const int within = token % sizes[1];
   const int position = ROWS == 0 ? within : int(positions[ROWS == 1 ? within : token]);
