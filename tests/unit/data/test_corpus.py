@@ -439,7 +439,7 @@ def test_text_ids_and_shards_mix_under_a_named_tokenizer_only(
     write_shard(tmp_path / "a.bin", np.array([0, 1, 2, 3]), 300)
     paths = [tmp_path / "a.bin", jsonl([*texts[:2], [5, 6]])]
     for mixed in (paths, paths[1:]):
-        with pytest.raises(DataError, match="text and ids"):
+        with pytest.raises(DataError, match="text and token ids"):
             corpus_of(mixed)
     whole = open_documents(
         [str(path) for path in paths],
