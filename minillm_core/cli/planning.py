@@ -91,7 +91,7 @@ def _divided(plan: Plan, gpus: int, card: str | None) -> Any:
 
 def _show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> None:
     """Write the differences between the plans with two plugin sets."""
-    both = [prepare(replace(asked, plugins=plugins), to_run=False) for plugins in (first, second)]
+    both = [fit_memory(prepare(replace(asked, plugins=p), to_run=False)) for p in (first, second)]
     one, other = map(_plan, both)
     _say_notes(both, [one, other])
     if json:
@@ -177,7 +177,7 @@ def _costs(
     if speed is not None:
         per_second = f"{speed.tokens_per_second:,.0f} tokens/s, {speed.basis}"
         time = f"about {rough_duration(seconds or 0)} of training at {per_second}"
-    keep = config.checkpoint.keep + bool(getattr(config.checkpoint, "best", False))
+    keep = config.checkpoint.keep + config.checkpoint.best + 3 * bool(config.train.spike)
     kept = 0 if config.checkpoint.every == 0 else keep
     one = plan.estimate().checkpoint_bytes
     at_most = one * (kept + 1) if kept else 0  # an old one is deleted after the new one is complete

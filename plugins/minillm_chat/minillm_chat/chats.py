@@ -176,6 +176,8 @@ def conversation(record: Mapping[str, Any], place: Place) -> tuple[list[dict[str
     except UnicodeEncodeError as error:
         what, fix = "a text with a lone surrogate", "write the character whole, or drop it"
         raise place.error(what, fix) from error
+    except TypeError as error:  # a table has dates and bytes
+        raise place.error(f"{plain(str(error), 80)}", "write it as text") from error
     messages = [_message(one, number, place) for number, one in enumerate(given)]
     instructed = any(one["role"] in ("system", "developer") for one in messages)
     if system and system.strip() and not instructed:

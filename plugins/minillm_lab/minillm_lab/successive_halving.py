@@ -280,9 +280,8 @@ class SuccessiveHalving:
         """Choose the number of candidates per rung; the shortest rung gets the remaining time."""
         first, *middle, final = self._rungs
         cost = self.paired_runs.cost
-        again = (
-            first.length == final.length
-        )  # the runs of the first seed are those of the first rung
+        # the first rung has made the runs of the first seed where it is as long
+        again = first.length == final.length
         for last in (3, 2, 1):
             runs = (0 if again else last + 1) + (min(last, 2) + 1) * (PAIRS - 1)
             sizes, left = [last], share - cost(final.length, runs=runs)
