@@ -172,8 +172,8 @@ def provenance(ours: Document, rival: Document, peers: Document, three: Document
     return (
         "Seconds of training, waiting for data included, until the loss over 1,048,576 held-out "
         "predictions stays below the target; the same tokens and tokenizer, and 12 layers of 768, for "
-        "both. modded-nanogpt is its record of 2025-02-01 on one GPU, with its fp8 head, at its rates or half of "
-        f"them, whichever is sooner. Trained at the same time, on one {gpu} each of one host, at up to "
+        "both. modded-nanogpt is its record of 2025-02-01 on one GPU, with its fp8 head, at its published rates "
+        f"or at half of them, whichever reaches the target sooner. Trained at the same time, on one {gpu} each of one host, at up to "
         f"{speeds[1]:,} (theirs) and {speeds[0]:,} tokens/s (ours); PyTorch {versions['torch']}, "
         f"Python {versions['python']}; commit {environment['commit'][:7]}. The last row: on one such GPU, one after "
         f"the other, their published rates, at commit {three['environment']['commit'][:7]}. Our rows are shuffled "

@@ -202,6 +202,8 @@ def _take(path: Path) -> tuple[int, bool, Owner]:
             where=str(path),
             fix=f"delete {path}, which no run made"
             if error.errno in (errno.EINVAL, errno.EMLINK, errno.ELOOP, errno.EISDIR)
+            else "make room on its disk, or name a folder on another"
+            if error.errno in (errno.ENOSPC, errno.EDQUOT)
             else "make the folder writable, or name another folder",
         ) from error
     raise Refusal(f"{path} is created and removed again and again", where=str(path))

@@ -348,7 +348,7 @@ class Decoder(Module):
             rows = losses.shape[0]
             scores = Scope({**batch, **values}).apply(self.rows, {"losses": losses})
             scores = as_numbers(self.rows, scores, (rows,))
-            indices = ops.argsort(scores * -1.0)[: round(rows * self.keep)]
+            indices = ops.argsort(scores * -1.0)[: max(1, round(rows * self.keep))]
         chosen = {name: ops.take(array, indices, 0) for name, array in batch.items()}
         return chosen, (batch["labels"], losses)
 
@@ -412,7 +412,7 @@ class Decoder(Module):
     ) -> tuple[Any, Scope, dict[str, Any]]:
         """Compute (B, T, C) after the last norm; return it, the scope after the blocks, and the statistics.
 
-        In training it is (S, C) if ``narrow`` is set and the batch has gathered positions.
+        In training it is (S, C) if ``gather_early`` is set and the batch has gathered positions.
         """
         scope = self.scope(batch, values, scope_of)
         x = self.embedded(scope)

@@ -75,7 +75,7 @@ class Group:
         return {anchor: entries for anchor, entries in found.items() if entries}
 
     def state_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Return the shapes of :meth:`kept`: anchor -> entry -> shape."""
+        """Return the shapes of :meth:`state_arrays`: anchor -> entry -> shape."""
         held = self.state_arrays().items()
         return {anchor: {entry: one.shape for entry, one in its.items()} for anchor, its in held}
 

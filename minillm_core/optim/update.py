@@ -15,7 +15,7 @@ from minillm_core.optim.stage import BEHIND, Stage
 from minillm_core.text import few
 
 State = dict[str, dict[str, dict[str, Any]]]
-"""group key -> anchor -> entry -> stored array, (N, ...) if the rule stacks; see Stage.kept."""
+"""group key -> anchor -> entry -> stored array, (N, ...) if the rule stacks; see Stage.state_arrays."""
 
 EPSILON = 1e-6  # as in torch's clip_grad_norm_
 

@@ -196,7 +196,7 @@ def _refusal(
 
 def _example(field: FieldInfo, given: Any) -> str:
     """Return an example value as typed on the command line."""
-    if field.annotation is str and given is not None and not isinstance(given, (dict, list)):
+    if field.annotation is str and not isinstance(given, (type(None), str, dict, list)):
         return f"'\"{plain(str(given))}\"'"  # a number that should be a string needs TOML's quotes
     if not field.is_required():
         default = field.get_default(call_default_factory=True)
@@ -211,7 +211,7 @@ def _example(field: FieldInfo, given: Any) -> str:
 def _shell(value: Any) -> str:
     """Return a value as typed in a shell: a bare word, or quoted TOML where a shell would split it."""
     text = value if isinstance(value, str) else show(value)
-    return f"'{text}'" if set(text) & set(' []{}"*?$') else text
+    return f"'{text}'" if set(text) & set(' []{}"*?$|<>&;()') else text
 
 
 def _json(value: Any) -> Any:

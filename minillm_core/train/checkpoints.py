@@ -67,6 +67,11 @@ class Best:
             best.mark(self._out, *found)
             self._marked = found
 
+    def lost(self, step: int) -> None:
+        """Go back to the marked one where the checkpoint of ``step`` could not be written."""
+        if self._best and self._best.step == step:
+            self._best = self._marked
+
     def forget(self, *, after: int) -> None:
         """Reset the best where the run was rewound to a step before it."""
         if any(one and one.step > after for one in (self._marked, self._best)):
@@ -189,6 +194,8 @@ class CheckpointManager:
                 position.saved, self.seconds = event.step, event.seconds
                 if self.best:
                     self.best.mark()
+            elif isinstance(event, Unsaved) and self.best:
+                self.best.lost(event.step)
             self.emit(event)
             if isinstance(event, Unsaved) and last and event.step == position.step:
                 raise unsaved(event.reason, position)

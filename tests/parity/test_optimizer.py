@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core import INHERITED, Plugin, piecewise, plateaus, stage
+from minillm_core import INHERITED, Module, Normal, Param, Plugin, piecewise, plateaus, stage
 from minillm_core.errors import PluginCodeError
 
 torch = pytest.importorskip("torch")
@@ -98,6 +98,39 @@ def weights_of(run: Any) -> dict[str, np.ndarray]:
     }
 
 
+class Two(Module):
+    """A scale that is the sum of two parameters, whose gradients are one array."""
+
+    def __init__(self, geometry: Any) -> None:
+        super().__init__()
+        self.a = Param((geometry.head_dim,), init=Normal(0.1), role="scalar")
+        self.b = Param((geometry.head_dim,), init=Normal(0.1), role="scalar")
+
+    def forward(self, y: Any) -> Any:
+        return y * (1.0 + self.a + self.b)  # (B, T, H, D)
+
+
+class Doubled(Plugin, api=1):
+    """Such a scale in a layer."""
+
+    def build_attention(self, attn: Any) -> None:
+        attn.out.gate(Two)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("backend", ["torch", "mlx"])
+def test_parameters_that_are_added_have_the_same_update(lab: Any, backend: str, parts: int) -> None:
+    plan = lab.plan(plugins={"doubled": Doubled()}, train_rows=2, train_clip=0.01)
+    run, steps = lab.trainer(plan, backend), [lab.split(lab.batch(plan), parts)]
+    lab.losses(run, plan, steps)
+    moments = first_moments(run)
+    pairs = [(name, name[:-1] + "b") for name in moments if name.endswith(".a")]
+    assert pairs
+    for a, b in pairs:
+        assert np.linalg.norm(moments[a]) > 0
+        np.testing.assert_allclose(moments[a], moments[b], rtol=1e-6)
+
+
 def first_moments(run: Any) -> dict[str, np.ndarray]:
     prefix = "optimizer.precondition.m."
     return {
@@ -107,10 +140,13 @@ def first_moments(run: Any) -> dict[str, np.ndarray]:
     }
 
 
-@pytest.mark.parametrize("names", [(), ("muon",)], ids=["plain", "muon"])
+@pytest.mark.parametrize(
+    "names", [(), ("muon",), ("muon", "layer_clip")], ids=["plain", "muon", "norms of layers"]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_fused_adamw_is_the_rule_in_stages(lab: Any, names: tuple[str, ...], dtype: str) -> None:
-    plan = lab.plan(*names, train_dtype=dtype, train_lr=3e-3)
+    clipped = {"layer_clip.rules": '["muon"]', "layer_clip.most": 0.01, "train_clip": 0.1}
+    plan = lab.plan(*names, train_dtype=dtype, train_lr=3e-3, **clipped if names[1:] else {})
     steps = [[lab.batch(plan, seed)] for seed in range(10)]
     runs = [lab.trainer(plan, fused=fused) for fused in (True, False)]
     ours, theirs = (lab.losses(run, plan, steps) for run in runs)

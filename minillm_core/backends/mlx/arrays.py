@@ -27,6 +27,10 @@ class MLXArrays(Known, module=mx):
     take_along_axis = staticmethod(mx.take_along_axis)
     expand_dims = staticmethod(mx.expand_dims)
     stop_gradient = staticmethod(mx.stop_gradient)
+    permute_dims = staticmethod(mx.transpose)
+    concat = staticmethod(mx.concatenate)
+    stack = staticmethod(mx.stack)
+    broadcast_to = staticmethod(mx.broadcast_to)
 
     matmul_dtype = "float32"  # Newton-Schulz in bfloat16 has overflowed on MLX
 
@@ -72,24 +76,12 @@ class MLXArrays(Known, module=mx):
         return mx.maximum(x, 0)
 
     @staticmethod
-    def permute_dims(x: mx.array, axes: Sequence[int]) -> mx.array:
-        return x.transpose(tuple(axes))
-
-    @staticmethod
     def matrix_transpose(x: mx.array) -> mx.array:
         return x.swapaxes(-1, -2)
 
     @staticmethod
     def qr(x: mx.array) -> tuple[mx.array, mx.array]:
         return mx.linalg.qr(x, stream=mx.cpu)  # MLX has no QR on a GPU
-
-    @staticmethod
-    def concat(arrays: Sequence[mx.array], axis: int = 0) -> mx.array:
-        return mx.concatenate(list(arrays), axis=axis)
-
-    @staticmethod
-    def stack(arrays: Sequence[mx.array], axis: int = 0) -> mx.array:
-        return mx.stack(list(arrays), axis=axis)
 
     @staticmethod
     def split(x: mx.array, parts: int | Sequence[int], axis: int = -1) -> Sequence[mx.array]:
@@ -101,10 +93,6 @@ class MLXArrays(Known, module=mx):
         if not mx.issubdtype(x.dtype, mx.floating):
             return mx.cumsum(x, axis=axis)
         return mx.cumsum(x.astype(mx.float32), axis=axis).astype(x.dtype)
-
-    @staticmethod
-    def broadcast_to(x: mx.array, shape: Sequence[int]) -> mx.array:
-        return mx.broadcast_to(x, tuple(shape))
 
     @staticmethod
     def zeros(shape: Sequence[int], dtype: str = "float32") -> mx.array:
@@ -144,8 +132,9 @@ class MLXArrays(Known, module=mx):
 
     @staticmethod
     def mean(x: mx.array, axis: Axis = None, keepdims: bool = False) -> mx.array:
-        total = MLXArrays.sum(x, axis, keepdims)
-        return total * (total.size / x.size)
+        half = x.dtype in (mx.bfloat16, mx.float16)  # whose sum may be beyond its range
+        total = MLXArrays.sum(x.astype(mx.float32) if half else x, axis, keepdims)
+        return (total * (total.size / x.size)).astype(x.dtype)
 
     @staticmethod
     def max(x: mx.array, axis: Axis = None, keepdims: bool = False) -> mx.array:

@@ -166,11 +166,16 @@ class MLXModel(NativeModel):
         self.weights = Weights(model, getattr(mx, binding.dtype), plan.frozen)
         self.masters = self.weights.initial_masters()
         self.state: dict[str, Any] = {"states": self.statistics.states()}
+        self.copies: tuple[Arrays, Arrays] | None = None  # masters, and their casts for inference
 
     @contextmanager
     def inferring(self) -> Iterator[None]:
         """Return a context for inference: real arrays in the modules, in which tracing leaves placeholders."""
-        assign(self.weights.holders, self.weights.cast(self.masters))
+        if (
+            self.copies is None or self.copies[0] is not self.masters
+        ):  # not for each generated token
+            self.copies = self.masters, self.weights.cast(self.masters)
+        assign(self.weights.holders, self.copies[1])
         assign(self.statistics.holders, self.state["states"])
         with evaluating(self.model):
             yield

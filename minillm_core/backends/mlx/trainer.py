@@ -83,7 +83,7 @@ class MLXTrainer(MLXModel, Trainer):
         while len(self.unread) >= UNREAD:
             self._settle(self.unread[0])
         staged, given = self.values_at(values, 1.0 / supervised)
-        self.whole = None
+        self.whole = self.copies = None
         micro, rows = self.record_rows(micro)
         given |= {rows_of(name): mx.array(index) for name, index in rows.items()}
         batches = [self.fields(host, staged) for host in micro]

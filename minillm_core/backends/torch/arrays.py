@@ -28,6 +28,12 @@ class TorchArrays(Known, module=torch):
     silu = staticmethod(F.silu)
     relu = staticmethod(F.relu)
     full_like = staticmethod(torch.full_like)
+    permute_dims = staticmethod(torch.permute)
+    concat = staticmethod(torch.cat)
+    stack = staticmethod(torch.stack)
+    expand_dims = staticmethod(torch.unsqueeze)
+    broadcast_to = staticmethod(torch.broadcast_to)
+    stop_gradient = staticmethod(torch.detach)
 
     @staticmethod
     def like(number: Tensor | float, x: Tensor) -> Tensor | float:
@@ -53,24 +59,12 @@ class TorchArrays(Known, module=torch):
         return torch.minimum(x, y) if isinstance(y, Tensor) else x.clamp(max=y)
 
     @staticmethod
-    def permute_dims(x: Tensor, axes: Sequence[int]) -> Tensor:
-        return x.permute(tuple(axes))
-
-    @staticmethod
     def matrix_transpose(x: Tensor) -> Tensor:
         return x.transpose(-1, -2)
 
     @staticmethod
     def qr(x: Tensor) -> tuple[Tensor, Tensor]:
         return tuple(torch.linalg.qr(x))
-
-    @staticmethod
-    def concat(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
-        return torch.cat(list(arrays), dim=axis)
-
-    @staticmethod
-    def stack(arrays: Sequence[Tensor], axis: int = 0) -> Tensor:
-        return torch.stack(list(arrays), dim=axis)
 
     @staticmethod
     def split(x: Tensor, parts: int | Sequence[int], axis: int = -1) -> Sequence[Tensor]:
@@ -80,7 +74,7 @@ class TorchArrays(Known, module=torch):
 
     @staticmethod
     def take(x: Tensor, indices: Tensor, axis: int) -> Tensor:
-        rows = x.index_select(axis, indices.reshape(-1))
+        rows = x.index_select(axis, indices.reshape(-1).to(x.device))  # masks may be on the host
         return rows if indices.ndim else rows.squeeze(axis)
 
     @staticmethod
@@ -98,14 +92,6 @@ class TorchArrays(Known, module=torch):
     @staticmethod
     def cumsum(x: Tensor, axis: int) -> Tensor:
         return x.float().cumsum(axis).to(x.dtype) if x.is_floating_point() else x.cumsum(axis)
-
-    @staticmethod
-    def expand_dims(x: Tensor, axis: int) -> Tensor:
-        return x.unsqueeze(axis)
-
-    @staticmethod
-    def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
-        return x.expand(tuple(shape))
 
     def zeros(self, shape: Sequence[int], dtype: str = "float32") -> Tensor:
         return torch.zeros(tuple(shape), dtype=_dtype(dtype), device=self.device)
@@ -139,10 +125,6 @@ class TorchArrays(Known, module=torch):
     @staticmethod
     def logsumexp(x: Tensor, axis: int = -1, keepdims: bool = False) -> Tensor:
         return x.logsumexp(axis, keepdim=keepdims)
-
-    @staticmethod
-    def stop_gradient(x: Tensor) -> Tensor:
-        return x.detach()
 
 
 def linear(x: Tensor, weight: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -211,8 +212,9 @@ class TorchModel(NativeModel):
         def compute(batch: dict[str, Tensor]) -> Tensor:
             return getattr(model, method)(batch, given)
 
-        run = self.compiled(compute)
-        return lambda host: run(self.to_device(host))
+        # torch compiles one code object for few sizes
+        run = cache(lambda size: self.compiled(compute))
+        return lambda host: run(host["ids"].shape)(self.to_device(host))
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Compile a function of arrays as one graph, if the binding compiles."""

@@ -163,6 +163,8 @@ class Optimizer:
         """
         factor = clip_factor(self.framework.ops, norm, self.clip)
         factor = factor if unscale is None else factor * unscale
+        if norms is None and self.layers:  # before the kernel scales gradients in place
+            norms = layer_grad_norms(self.framework.ops, grads, 1.0)
         if self.fused:  # before ``updates`` is incremented: the kernel increments its own copy
             self._fused(grads, factor, values, found)
         self.tables.step(grads, factor, self.updates, values, found)
@@ -181,7 +183,7 @@ class Optimizer:
     @torch.no_grad()
     def warm(self, grads: Tensors, values: Tensors, one: Tensor) -> None:
         """Compile the next step's stages without changing anything; ``one`` is 1 as 0-d float32."""
-        norms = None if self.share is None else dict.fromkeys(self.layers, one)
+        norms = dict.fromkeys(self.layers, one) if self.layers else None
         self._run(self.due, grads, one, values, one, norms)
 
     def _run(self, due: Set[int], grads: Tensors, *arguments: Any) -> None:

@@ -260,7 +260,10 @@ class TorchTrainer(TorchModel, Trainer):
         # materialize_grads: zeros for a parameter that a stage leaves out, so that the list stays aligned
         found = torch.autograd.grad(objective, parameters, materialize_grads=True)
         # the gradient of a transposed parameter is a transposed view, whose strides CPU fused AdamW ignores
-        return tuple(grad.contiguous() for grad in found)
+        grads = [grad.contiguous() for grad in found]
+        # those of a and b in a + b are one array, and the update writes to each
+        first = {grad.data_ptr(): at for at, grad in reversed([*enumerate(grads)])}
+        return tuple(g if first[g.data_ptr()] == at else g.clone() for at, g in enumerate(grads))
 
     def _accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
         """Compute gradients and accumulate them over micro-batches, in float32."""

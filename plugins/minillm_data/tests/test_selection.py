@@ -126,6 +126,17 @@ def test_an_evaluation_is_of_the_trained_model_alone(name: str, backend: str) ->
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_of_fewer_rows_than_the_share_needs_jest_keeps_one(backend: str) -> None:
+    """Stages of a run may have smaller micro-batches than train.rows."""
+    subject = Subject("jest")
+    plan = subject.plan()
+    batch = {name: array[:1] for name, array in subject.batches(plan, 1)[0].items()}
+    run = subject.trainer(plan, backend)
+    result = run.read(run.step([batch], plan.values(0.5), supervised([batch])))
+    assert np.isfinite(result.loss)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_step_of_several_micro_batches_weighs_them_by_their_tokens(backend: str) -> None:
     """Each micro-batch counts as the mean over its selected tokens, times its share of supervised tokens."""
     subject = Subject("rho1")

@@ -29,7 +29,7 @@ LEAVES: Mapping[str, tuple[Target, ...]] = {
 
 
 class QAT(Plugin, api=1, export="llama", surrogate=True):
-    """Trains with matrices rounded to a few bits, which an export then has."""
+    """Trains with weight matrices rounded to a few bits; the export has the rounded ones."""
 
     bits: int = option(8, ge=2, le=8, help="bits per weight, including the sign")
     targets: Annotated[tuple[Target, ...], Field(min_length=1)] = option(

@@ -20,7 +20,7 @@ __all__ = ["LogitRescale"]
 
 
 class LogitRescale(Plugin, api=1):
-    """Logits are C^-1/2 times the product of the last norm and the head, or as many times as given."""
+    """Logits are multiplied by a constant: C^-1/2, or a given number."""
 
     scale: float | None = option(None, gt=0, help="factor on the logits; none: C^-1/2")
 

@@ -45,7 +45,7 @@ SLOW, FAST = 1.0, 32.0
 
 
 class Windows(Plugin, api=1):
-    """Attention sees a window of keys, half of it in most layers, growing over the run."""
+    """Attention sees a window of keys that grows over the run; in most layers half of it."""
 
     window: int = option(1792, ge=1, help="final long window, in keys; at most a row's length")
     start: int = option(256, ge=1, search=(64, 128, 256), help="initial long window, in keys")

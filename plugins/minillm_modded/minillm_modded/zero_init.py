@@ -18,7 +18,7 @@ __all__ = ["ZeroInit"]
 
 
 class ZeroInit(Plugin, api=1):
-    """The projections that add to the stream start at zero, the head on request."""
+    """The projections that add to the stream start at zero; optionally the head too."""
 
     attention: bool = option(True, help="zero attention's output projections")
     mlp: bool = option(True, help="zero the MLPs' second matrices")

@@ -23,7 +23,7 @@ __all__ = ["TwoStepEmbed", "adam_of_two", "write_second"]
 
 
 class TwoStepEmbed(Plugin, api=1):
-    """Embedding and head are updated in every other step, by the gradients of both."""
+    """Embedding and head are updated every second step, with the gradients of two steps."""
 
     roles: tuple[str, ...] = option(
         ("embedding.token", "head"),

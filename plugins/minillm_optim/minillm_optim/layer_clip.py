@@ -19,7 +19,7 @@ EPSILON = 1e-6  # added to a norm, as in torch's clip_grad_norm_
 
 
 class LayerClip(Plugin, api=1):
-    """The gradients of each layer are clipped by the norm that they have together."""
+    """The gradients of each layer are clipped by their joint norm."""
 
     most: float = option(
         0.5, gt=0, search=(0.25, 0.5, 1.0), help="maximum joint norm of a layer's gradients"

@@ -39,7 +39,7 @@ TINY = 1e-37  # of a sum of squared rates, which is 0 while the rate is
 
 
 class ScheduleFree(Plugin, api=1):
-    """AdamW at a constant rate, evaluated at an average that its steps are taken around."""
+    """Schedule-free AdamW: a constant rate, evaluated at a running average of the weights."""
 
     lr: float = option(
         3e-3,

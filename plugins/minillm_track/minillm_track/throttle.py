@@ -28,7 +28,7 @@ EVERY = 100
 
 
 class Throttle(Plugin, api=1):
-    """Pauses between steps, which take a share of the time: a cool and usable machine."""
+    """Pauses between steps, so that the machine stays cool and usable."""
 
     share: float = option(
         0.5, gt=0, lt=1, help="fraction of the time spent in steps; the rest is pauses"

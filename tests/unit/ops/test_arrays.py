@@ -231,6 +231,8 @@ def test_sums_in_half_precision_are_rounded_once() -> None:
         total = ops.sum(ops.astype(convert(x), "bfloat16"))
         assert "bfloat16" in str(total.dtype)
         assert float(ops.astype(total, "float32")) == 90_112.0  # the bfloat16 closest to 90,000
+        mean = ops.mean(ops.astype(convert(100 * x), "float16"))  # whose sum is infinite
+        assert ("float16" in str(mean.dtype), float(ops.astype(mean, "float32"))) == (True, 100.0)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "bool"])

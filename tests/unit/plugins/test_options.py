@@ -27,6 +27,7 @@ class Example(Plugin, api=1):
     lr: float = option(0.02, gt=0, help="learning rate")
     gated: bool = option(False, help="whether")
     tag: str = option("plain", min_length=1, help="a word")
+    mark: str = option("<|mark|>", min_length=1, help="a token")
     adjust: Literal["shape", "match_rms"] = option("shape", help="which rule")
     betas: tuple[float, float] = option((0.9, 0.95), help="decay rates")
     windows: list[int] = option([4], help="sizes")
@@ -119,6 +120,8 @@ def test_an_unknown_option_has_a_nearest_name() -> None:
             "a list of 2, each a number >= 0, < 1 or none",
             "x.decay='[0.9, 0.95]'",
         ),
+        ("tag", "", "a string at least 1 long", "x.tag=plain (its default)"),
+        ("mark", "", "a string at least 1 long", "x.mark='<|mark|>' (its default)"),
         ("layers", "evry:2", '"all", "every:2"', "x.layers=all"),
         ("layers", [0.5], '"all", "every:2"', "x.layers=all"),
     ],

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core.backends.base import Snapshot
+from minillm_core.checkpoint import layout
 from minillm_core.checkpoint.writer import Result
 from minillm_core.errors import DataError, MinillmError, NonFinite
 from minillm_core.train.budget import Position
-from minillm_core.train.checkpoints import CheckpointManager
+from minillm_core.train.checkpoints import Best, CheckpointManager
 from minillm_core.train.events import Evaluated, Event, Saved, Unsaved
 
 FULL = MinillmError("the disk is full", where="12 MB", fix="make room")
@@ -120,6 +121,17 @@ def test_what_was_saved_before_an_error_is_told_first() -> None:
     (first,) = run.events
     assert isinstance(first, Saved)
     assert first.step == 2
+
+
+def test_a_best_checkpoint_that_was_not_written_is_not_the_best(tmp_path: Path) -> None:
+    best = Best(tmp_path)
+    assert best.update_if_better(Evaluated(100, 3.5, None, 10))
+    layout.folder(tmp_path, 100).mkdir(parents=True)
+    best.mark()
+    assert best.update_if_better(Evaluated(300, 3.0, None, 10))
+    best.lost(300)
+    assert best.update_if_better(Evaluated(400, 3.1, None, 10))
+    assert best.protected() == {100, 400}
 
 
 COUNTS = st.integers(0, 2**53)

@@ -22,7 +22,7 @@ PROPERTIES: Mapping[str, str] = {
     "gradient": "gradients are the reference's, for upstream gradients other than one",
     "constant": "no other output carries a gradient",
     "inputs": "its arguments, upstream gradients and the memory around them stay as they were",
-    "fresh": "other inputs of the same shapes give their own results, and the first ones theirs again",
+    "fresh": "new inputs of the same shapes give correct results, and the first inputs give their first results again",
     "repeats": "on a CPU the same inputs give the same bits",
     "forward": "without gradients the outputs are the same",
     "alone": "the gradient of one argument is the same where the others are constants",
