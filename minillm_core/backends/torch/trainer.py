@@ -262,8 +262,10 @@ class TorchTrainer(TorchModel, Trainer):
         # the gradient of a transposed parameter is a transposed view, whose strides CPU fused AdamW ignores
         grads = [grad.contiguous() for grad in found]
         # those of a and b in a + b are one array, and the update writes to each
-        first = {grad.data_ptr(): at for at, grad in reversed([*enumerate(grads)])}
-        return tuple(g if first[g.data_ptr()] == at else g.clone() for at, g in enumerate(grads))
+        held = [(grad.untyped_storage(), grad.storage_offset()) for grad in grads]
+        first = {(id(one), start): at for at, (one, start) in reversed([*enumerate(held)])}
+        alone = (first[id(one), start] == at for at, (one, start) in enumerate(held))
+        return tuple(g if one else g.clone() for g, one in zip(grads, alone, strict=True))
 
     def _accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
         """Compute gradients and accumulate them over micro-batches, in float32."""
