@@ -385,10 +385,6 @@ _ALL_CASES = (
         dict(N=523, C=37, V=131, K=2, weights="position"),
         dict(N=5, C=5, V=MANY),
         dict(N=MANY, C=3, V=5, supervised="few"),
-        *(
-            dict(N=301, C=40, V=384, form=form) for form in _FORMS
-        ),  # whole tiles, for those who need them
-        dict(N=301, C=48, V=384, weights="position"),  # multiples of 16, as fp8 products take
     ),
     *_cases(
         "linear_cross_entropy",
@@ -408,6 +404,13 @@ _ALL_CASES = (
         _linear_cross_entropy,
         dict(N=MANY, C=16, V=32771, weights="position", supervised="few"),  # 2^31 logits and more
         effort="large",
+    ),
+    *_cases(
+        "linear_cross_entropy",
+        _linear_cross_entropy,
+        # whole tiles, which QuACK takes, and multiples of 16, which fp8 products take
+        *(dict(N=301, C=40, V=384, form=form) for form in _FORMS),
+        dict(N=301, C=48, V=384, weights="position"),
     ),
     *_cases(
         "token_losses",
