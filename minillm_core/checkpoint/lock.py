@@ -197,15 +197,13 @@ def _take(path: Path) -> tuple[int, bool, Owner]:
             if taken is not None:
                 return taken, locked is not None, owner
     except OSError as error:
-        raise Refusal(
-            f"{path.parent} cannot be locked: {error.strerror}",
-            where=str(path),
-            fix=f"delete {path}, which no run made"
-            if error.errno in (errno.EINVAL, errno.EMLINK, errno.ELOOP, errno.EISDIR)
-            else "make room on its disk, or name a folder on another"
-            if error.errno in (errno.ENOSPC, errno.EDQUOT)
-            else "make the folder writable, or name another folder",
-        ) from error
+        fix = "make the folder writable, or name another folder"
+        if error.errno in (errno.EINVAL, errno.EMLINK, errno.ELOOP, errno.EISDIR):
+            fix = f"delete {path}, which no run made"
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fix = "make room on its disk, or name a folder on another"
+        what = f"{path.parent} cannot be locked: {error.strerror}"
+        raise Refusal(what, where=str(path), fix=fix) from error
     raise Refusal(f"{path} is created and removed again and again", where=str(path))
 
 

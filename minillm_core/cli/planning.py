@@ -31,7 +31,7 @@ from minillm_core.plan.plan import as_json as to_json
 from minillm_core.plan.render import amount, columns, epochs_read, plan_document, render_plan, sized
 from minillm_core.plugins.provided import MEASURED, missing_hint, provided
 from minillm_core.text import plain
-from minillm_core.train.budget import Budget
+from minillm_core.train.budget import REWINDABLE, Budget
 from minillm_core.train.initial import read_initial
 from minillm_core.train.memory import fit_memory
 from minillm_core.train.request import Prepared, RunRequest, prepare
@@ -177,7 +177,7 @@ def _costs(
     if speed is not None:
         per_second = f"{speed.tokens_per_second:,.0f} tokens/s, {speed.basis}"
         time = f"about {rough_duration(seconds or 0)} of training at {per_second}"
-    keep = config.checkpoint.keep + config.checkpoint.best + 3 * bool(config.train.spike)
+    keep = config.checkpoint.keep + config.checkpoint.best + REWINDABLE * bool(config.train.spike)
     kept = 0 if config.checkpoint.every == 0 else keep
     one = plan.estimate().checkpoint_bytes
     at_most = one * (kept + 1) if kept else 0  # an old one is deleted after the new one is complete

@@ -63,6 +63,9 @@ SAVES = 20
 Training waits for the save before the last one, so a kill costs two of these parts at most: a tenth.
 """
 
+REWINDABLE = 3
+"""Most checkpoints that ``train.spike`` keeps besides those of checkpoint.keep, so that one is old enough."""
+
 SETTLE = 1.0
 """Fewest seconds between two checkpoints, unless a tenth of the run lies between them."""
 

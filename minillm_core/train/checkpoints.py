@@ -19,7 +19,7 @@ from minillm_core.checkpoint.read import Checkpoint
 from minillm_core.checkpoint.writer import CheckpointWriter, Result
 from minillm_core.config.schema import Config
 from minillm_core.errors import MinillmError, NonFinite
-from minillm_core.train.budget import Position
+from minillm_core.train.budget import REWINDABLE, Position
 from minillm_core.train.errors import newest_checkpoint, unsaved
 from minillm_core.train.events import Evaluated, Event, Guarded, Rewound, Saved, Unsaved
 from minillm_core.train.feed import Feed
@@ -137,7 +137,7 @@ class CheckpointManager:
             steps: of the checkpoints, the newest first.
         """
         first = {step // self.back: step for step in steps} if self.back else {}
-        return {first[part] for part in sorted(first)[-3:]}
+        return {first[part] for part in sorted(first)[-REWINDABLE:]}
 
     def close(self, *, now: bool = False) -> None:
         """Wait for the save under way; ``now``: cancel it."""

@@ -171,9 +171,8 @@ class MLXModel(NativeModel):
     @contextmanager
     def inferring(self) -> Iterator[None]:
         """Return a context for inference: real arrays in the modules, in which tracing leaves placeholders."""
-        if (
-            self.copies is None or self.copies[0] is not self.masters
-        ):  # not for each generated token
+        # once, and not for each generated token
+        if self.copies is None or self.copies[0] is not self.masters:
             self.copies = self.masters, self.weights.cast(self.masters)
         assign(self.weights.holders, self.copies[1])
         assign(self.statistics.holders, self.state["states"])

@@ -262,9 +262,8 @@ class TorchTrainer(TorchModel, Trainer):
         # the gradient of a transposed parameter is a transposed view, whose strides CPU fused AdamW ignores
         grads = [grad.contiguous() for grad in found]
         # those of a and b in a + b are one array, and the update writes to each
-        held = [(grad.untyped_storage(), grad.storage_offset()) for grad in grads]
-        first = {(id(one), start): at for at, (one, start) in reversed([*enumerate(held)])}
-        alone = (first[id(one), start] == at for at, (one, start) in enumerate(held))
+        places, first = [(g.untyped_storage(), g.storage_offset()) for g in grads], dict[Any, int]()
+        alone = [first.setdefault(place, at) == at for at, place in enumerate(places)]
         return tuple(g if one else g.clone() for g, one in zip(grads, alone, strict=True))
 
     def _accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:

@@ -50,7 +50,7 @@ def chats(tmp_path: Path) -> Callable[..., str]:
 
 
 class Silent:
-    """A stand-in for a display, with what was said."""
+    """A display without a screen that collects the printed lines."""
 
     def __init__(self) -> None:
         self.said: list[str] = []

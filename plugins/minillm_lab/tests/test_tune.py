@@ -302,7 +302,7 @@ def test_kernels_of_a_plugin_are_left_out_whether_or_not_the_run_names_it(
     loaded: set[str],
     offered: bool,
 ) -> None:
-    """And a signal is told, with the file that has the best candidate so far."""
+    """The error of the interrupted command names the file with the best candidate so far."""
     seen: dict[str, Any] = {}
 
     def interrupted(request: Any, plan: Plan, *given: Any, **more: Any) -> Any:

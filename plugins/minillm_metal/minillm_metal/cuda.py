@@ -6,7 +6,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-__all__ = ["body_as_cuda", "header_as_cuda", "plain"]
+__all__ = ["PLACES", "SOURCE", "body_as_cuda", "functions", "header_as_cuda", "plain"]
 
 SOURCE = Path(__file__).parent / "source"
 
