@@ -87,16 +87,18 @@ def _weights(
 ) -> Case:
     """``rows`` other than the preset's are in the name: the more of them, the less of a step is communication.
 
+    Fewer keep fewer activations, of as many tokens a step in more micro-batches.
     ``fused``: with the kernels of minillm-cute and fused SwiGLU, which keep fewer activations.
     """
     plugins = "muon,cute,fused_swiglu" if fused else "muon"
-    large = ("--preset", "1b", "--plugins", plugins, f"train.accumulate={2 * gpus}")
+    micro = max(2, 16 // rows)  # for each GPU
+    large = ("--preset", "1b", "--plugins", plugins, f"train.accumulate={micro * gpus}")
     wide = () if rows == 8 else (f"train.rows={rows}",)
     shard = ("mesh.shard=weights",) if gpus > 1 else ()
     again = () if checkpointing == "false" else (f"train.checkpointing={checkpointing}",)
     kind = {"false": "weights", "true": "checkpointed", "selective": "selective"}[checkpointing]
     name = "-".join(("fused-" * fused + kind, "1b", *([f"rows{rows}"] if wide else ())))
-    return Case(name, gpus, rows * 2048 * 2 * gpus, (*large, *wide, *shard, *again))
+    return Case(name, gpus, rows * 2048 * micro * gpus, (*large, *wide, *shard, *again))
 
 
 def _fsdp(gpus: int) -> Case:
@@ -132,6 +134,9 @@ ROUNDS: tuple[tuple[Case, ...], ...] = (
     (_weights(1, "selective", fused=True), _weights(1, "true", fused=True)),
     (_weights(2, "selective", fused=True),),
     (_weights(2, "true", fused=True),),
+    (_weights(1, "selective", fused=True, rows=2), _weights(1, "selective", fused=True, rows=4)),
+    (_weights(2, "selective", fused=True, rows=2),),
+    (_weights(2, "selective", fused=True, rows=4),),
     (_context(65_536, 1), _context(131_072, 1)),
     (_context(65_536, 2),),
     (_context(131_072, 2),),

@@ -238,7 +238,9 @@ class TorchModel(NativeModel):
 
     def held(self) -> dict[str, Tensor]:
         """Return the tensors of ``model.<parameter>`` (masters) and ``state.<name>``."""
-        held = {f"model.{name}": master for name, master in self.weights.masters.items()}
+        masters, share = self.weights.masters, self.weights.share
+        masters = masters if share is None else share.held(masters)
+        held = {f"model.{name}": master for name, master in masters.items()}
         return held | {f"state.{name}": tensor for name, tensor in self.states.items()}
 
     def load(self, arrays: Mapping[str, np.ndarray]) -> None:

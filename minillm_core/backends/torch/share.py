@@ -24,14 +24,18 @@ class Share(Protocol):
     groups: Mapping[str, Group]  # the parameter groups of this rank's share, by the plan's keys
 
     def masters(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return only this rank's parts of the master weights."""
+        """Return only this rank's parts of the master weights, as updates read them."""
+        ...
+
+    def held(self, masters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the master weights as this rank holds and saves them."""
         ...
 
     def compiler(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         """Return the compiler for micro-batch functions, derived from the usual one."""
         ...
 
-    def accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
+    def accumulate(self, objective: Tensor, *, first: bool, last: bool) -> None:
         """Run the backward pass; accumulate its gradients over micro-batches, in float32 unless it is the only one."""
 
     def warm(self, objective: Tensor) -> None:

@@ -141,7 +141,7 @@ class TorchTrainer(TorchModel, Trainer):
             batch = self.fields(host, staged)
             loss = self._graph(staged, batch, given)(batch, given)
             timer("backward")
-            self._accumulate(loss.objective, first=index == 0, only=len(micro) == 1)
+            self._accumulate(loss.objective, first=index == 0, last=index == len(micro) - 1)
             yield loss
 
     @contextmanager
@@ -266,13 +266,13 @@ class TorchTrainer(TorchModel, Trainer):
         alone = [first.setdefault(place, at) == at for at, place in enumerate(places)]
         return tuple(g if one else g.clone() for g, one in zip(grads, alone, strict=True))
 
-    def _accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
+    def _accumulate(self, objective: Tensor, *, first: bool, last: bool) -> None:
         """Compute gradients and accumulate them over micro-batches, in float32."""
         if self.share is not None:
-            return self.share.accumulate(objective, first=first, only=only)
+            return self.share.accumulate(objective, first=first, last=last)
         fresh = self._gradients_of(objective)
         with torch.no_grad():
-            if only and fresh[0].dtype == torch.float32:
+            if first and last and fresh[0].dtype == torch.float32:
                 self.gradients = list(fresh)
             elif self.gradients is None:
                 self.gradients = self.optimizer.widened(fresh)

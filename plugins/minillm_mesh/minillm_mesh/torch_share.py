@@ -64,7 +64,8 @@ class ShardedArrays:
 
     Args:
         groups: key -> parameter group.
-        parts: by rank; in the same order on all.
+        parts: those that each rank updates; in the same order on all.
+        saved: the master weights that each rank saves; None: those that it updates.
         shapes: name -> whole shape of a divided parameter.
         rank: of this process.
         device: of the arrays.
@@ -79,16 +80,19 @@ class ShardedArrays:
         rank: int,
         device: torch.device,
         saves: PartWriter,
+        *,
+        saved: Layout | None = None,
     ) -> None:
         self.rank, self.size, self.device, self.shapes = rank, len(parts), device, shapes
         self.saves = saves
         by_rank = [_local(groups, those) for those in parts]
         self.groups = by_rank[rank]
-        self.held = [_arrays(*one) for one in zip(by_rank, parts, strict=True)]
-        self.mine = {one.name: one.part for one in self.held[rank]}
+        # by rank
+        self.arrays = [_arrays(*one) for one in zip(by_rank, parts, saved or parts, strict=True)]
+        self.mine = {one.name: one.part for one in self.arrays[rank]}
         # name -> whole shape and dtype, of all ranks' arrays
         self.known = {
-            one.name: (self._whole(one), one.dtype) for those in self.held for one in those
+            one.name: (self._whole(one), one.dtype) for those in self.arrays for one in those
         }
 
     def _whole(self, one: ArrayPart) -> tuple[int, ...]:
@@ -156,7 +160,7 @@ class ShardedArrays:
         self, tensors: Mapping[str, Tensor], kind: str = "", *, to_host: bool = False
     ) -> Iterator[tuple[ArrayPart, Tensor]]:
         """Yield every rank's arrays, on all ranks."""
-        for owner, arrays in enumerate(self.held):
+        for owner, arrays in enumerate(self.arrays):
             for bucket in _buckets([one for one in arrays if one.name.startswith(kind)]):
                 ends = list(accumulate(one.nbytes for one in bucket))
                 buffer = torch.empty(ends[-1], dtype=torch.uint8, device=self.device)
@@ -237,14 +241,18 @@ class TorchShare(ShardedArrays):
             if part is not None
         }
 
+    def held(self, masters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the master weights: this rank saves those that it updates."""
+        return masters
+
     def compiler(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         """Compile a micro-batch as one graph."""
         return usual
 
-    def accumulate(self, objective: Tensor, *, first: bool, only: bool) -> None:
+    def accumulate(self, objective: Tensor, *, first: bool, last: bool) -> None:
         """Accumulate a micro-batch's gradients in the flat buffer, cut into the parts of all ranks."""
         fresh = self._gradients(objective)
-        self.single = only and self.dtype != torch.float32
+        self.single = first and last and self.dtype != torch.float32
         with torch.no_grad():
             cut = [part.of(fresh[at]) for at, part in self.pieces]
             if self.single:
@@ -301,10 +309,12 @@ def _local(groups: Mapping[str, Group], parts: Sequence[Part]) -> dict[str, Grou
     return found
 
 
-def _arrays(groups: Mapping[str, Group], parts: Sequence[Part]) -> list[ArrayPart]:
-    """List the arrays of a rank: master weights, views and optimizer state."""
+def _arrays(
+    groups: Mapping[str, Group], parts: Sequence[Part], saved: Sequence[Part]
+) -> list[ArrayPart]:
+    """List the arrays of a rank: master weights, and the views and optimizer state of its updates."""
     by_name = {part.name: part for part in parts}
-    found = [ArrayPart(f"{MODEL}{part.name}", part, part.shape, torch.float32) for part in parts]
+    found = [ArrayPart(f"{MODEL}{part.name}", part, part.shape, torch.float32) for part in saved]
     for group in groups.values():
         for member in group.members:
             part = by_name[member.name]

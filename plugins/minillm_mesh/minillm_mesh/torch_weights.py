@@ -3,15 +3,17 @@
 Each rank holds some rows of every parameter, in float32: the master weights. FSDP2 all-gathers those of a
 layer, in the compute dtype, before the layer is computed, and again in the backward pass, and reduce-scatters
 its gradients as soon as they exist. Parameters outside layers (embedding, head) are gathered once per
-micro-batch. P parameters on n ranks take 16 P / n bytes with AdamW's state and the accumulated gradients, plus
+step. P parameters on n ranks take 16 P / n bytes with AdamW's state and the accumulated gradients, plus
 those of one layer. In M micro-batches a rank sends, with weights in bfloat16,
 
-    all-gathers of weights          4 M (n - 1) / n P bytes, half of that for parameters outside layers
+    all-gathers of weights          4 M (n - 1) / n P bytes; 2 (n - 1) / n of parameters outside layers
     reduce-scatters of gradients    4 M (n - 1) / n P bytes: float32, after each micro-batch, since sums of
                                     unsharded gradients would take 4 P bytes
 
 A parameter whose update needs the whole matrix (Muon) also has an owner, with its optimizer state: rows of
-gradients are sent there in all-to-alls of a few parameters each, and rows of the new values are sent back.
+gradients and of master weights are sent there in all-to-alls of a few parameters each, and rows of the new
+values are sent back, all in float32: 12 (n - 1) / n^2 bytes per element and rank. The whole master weights
+have memory only during the update, when activations have none, unless a view (EMA) is computed from them.
 """
 
 from __future__ import annotations
@@ -68,14 +70,18 @@ class TorchWeights(ShardedArrays):
         weights.trained.update((name, weights.parameters[name]) for name in trained)
         weights.narrow = False  # parameters are the masters
         updated = layout(groups.values(), size, weights=True)
-        others = shapes.keys() - {part.name for those in updated for part in those}
-        frozen = [name for name in shapes if name in others]
-        parts = tuple(
-            (*those, *filter(None, (row_part(name, shapes[name], at, size) for name in frozen)))
-            for at, those in enumerate(updated)
+        rows = tuple(
+            tuple(filter(None, (row_part(name, shape, at, size) for name, shape in shapes.items())))
+            for at in range(size)
         )
-        super().__init__(groups, parts, shapes, rank, device, saves)
+        super().__init__(groups, updated, shapes, rank, device, saves, saved=rows)
         self.exchange = RowExchange(_owners(groups, updated), shapes, rank, size, device)
+        self.weights, self.updating = (
+            weights,
+            False,
+        )  # the masters; from reduce_scatter to all_gather
+        # views are computed from whole masters at any time
+        self.keeps = any(member.view for group in groups.values() for member in group.members)
         self.open = self.helping = False  # inside lent(); while this rank only gathers for others
         # compiled blocks, by id: those in use, and those of the last forward pass
         self.running: Mapping[int, Callable[..., Any]] = {}
@@ -95,6 +101,10 @@ class TorchWeights(ShardedArrays):
         return mine | {
             name: rows for name, rows in self.rows.items() if name not in owners and len(rows)
         }
+
+    def held(self, masters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return this rank's rows of every parameter."""
+        return {name: rows for name, rows in self.rows.items() if len(rows)}
 
     def compiler(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         """Compile each layer by itself: FSDP's hooks between them are Python."""
@@ -130,10 +140,15 @@ class TorchWeights(ShardedArrays):
 
         return forward
 
-    def accumulate(self, objective: Tensor, *, first: bool, only: bool = False) -> None:
+    def accumulate(self, objective: Tensor, *, first: bool, last: bool) -> None:
         """Run the backward pass: FSDP reduce-scatters the gradients and accumulates this rank's rows."""
         if first:
             self._drop()
+            self._free_masters()
+        # until the last one the next forward pass does not wait for reduce-scatters, and finds the
+        # parameters outside layers gathered
+        self.model.set_is_last_backward(last)
+        self.model.set_reshard_after_backward(last, recurse=False)
         # checkpointing computes layers again here, and needs the code of their forward pass
         with self._running(self.last), met():
             objective.backward()
@@ -141,7 +156,7 @@ class TorchWeights(ShardedArrays):
     def warm(self, objective: Tensor) -> None:
         """Run the backward pass without changing the accumulated gradients."""
         held = {name: one.grad for name, one in self.sharded.items()}
-        self.accumulate(objective, first=True)
+        self.accumulate(objective, first=True, last=True)
         for name, one in self.sharded.items():
             one.grad = held[name]
 
@@ -151,7 +166,10 @@ class TorchWeights(ShardedArrays):
 
     @torch.no_grad()
     def reduce_scatter(self) -> dict[str, Tensor]:
-        """Return the gradients of this rank's parts: its rows, and whole ones of parameters that it owns."""
+        """Return the gradients of this rank's parts: its rows, and whole ones of parameters that it owns.
+
+        The master weights of those are whole until :meth:`all_gather`.
+        """
         found = {}
         for name, one in self.sharded.items():
             if one.requires_grad:  # a stage may leave a parameter out: zeros
@@ -159,25 +177,59 @@ class TorchWeights(ShardedArrays):
                     torch.zeros_like(self.rows[name]) if one.grad is None else one.grad.to_local()
                 )
         self._drop()
-        whole = self.exchange.to_owners({name: found.pop(name) for name in self.exchange.owners})
+        owned = {name: found.pop(name) for name in self.exchange.owners}
+        whole = dict(self.exchange.to_owners(owned))
+        if not self.keeps:
+            self._fill_masters()
+        self.updating = True
         return {name: grad for name, grad in found.items() if len(grad)} | whole
 
     @torch.no_grad()
     def all_gather(self, masters: Mapping[str, Tensor]) -> None:
-        """Send master weights that ranks own whole to the rows of all; FSDP gathers them when used."""
-        for name, rows in self.exchange.from_owners(masters, self.exchange.owners, self.dtype):
-            self.rows[name].copy_(rows)
+        """Send updated master weights that ranks own whole to the rows of all; FSDP gathers them when used.
+
+        Outside an update the rows are the newer ones.
+        """
+        if self.updating:
+            for name, rows in self.exchange.from_owners(masters, self.exchange.owners):
+                self.rows[name].copy_(rows)
+        elif self.keeps:
+            self._fill_masters()
+        self.updating = False
+        self._free_masters()
+        self.model.reshard()  # gathered parameters are those before
+
+    def _whole_masters(self) -> dict[str, Tensor]:
+        """Return the master weights that this rank owns whole, which may have no memory."""
+        masters, owners = self.weights.masters, self.exchange.owners
+        return {name: masters[name] for name, owner in owners.items() if owner == self.rank}
+
+    def _free_masters(self) -> None:
+        """Free the memory of whole master weights, unless views are computed from them."""
+        for one in () if self.keeps else self._whole_masters().values():
+            one.untyped_storage().resize_(0)
+
+    def _fill_masters(self) -> None:
+        """Give whole master weights memory, and fill them with the rows of all ranks."""
+        whole = self._whole_masters()
+        for one in whole.values():  # those of a stacked group share their memory
+            memory, base = one.untyped_storage(), one if one._base is None else one._base
+            memory.resize_(base.numel() * base.itemsize)
+        for name, master in self.exchange.to_owners(
+            {n: self.rows[n] for n in self.exchange.owners}
+        ):
+            whole[name].copy_(master)
 
     def gather_kind(self, tensors: Mapping[str, Tensor], kind: str) -> Iterator[tuple[str, Tensor]]:
         """Yield this rank's rows of the owners' arrays of a kind, by parameter."""
         names = [
             n.removeprefix(kind)
-            for those in self.held
+            for those in self.arrays
             for one in those
             if (n := one.name).startswith(kind)
         ]
         given = {name.removeprefix(kind): tensor for name, tensor in tensors.items()}
-        return self.exchange.from_owners(given, names, torch.float32)
+        return self.exchange.from_owners(given, names)
 
     @contextmanager
     def inference_context(self) -> Iterator[None]:
@@ -268,30 +320,27 @@ class RowExchange:
         self.owners, self.shapes = owners, shapes
         self.rank, self.size, self.device = rank, size, device
 
-    def to_owners(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Send this rank's rows to the owners; return whole arrays of the parameters that it owns.
+    def to_owners(self, rows: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Send this rank's rows to the owners; yield whole arrays of the parameters that it owns.
 
         Args:
-            rows: of every parameter with an owner, float32.
+            rows: of every parameter with an owner, float32; removed when sent, which frees their memory.
         """
-        found = {}
         for by_owner in self._buckets(self.owners):
-            sent = [[rows[name] for name in names] for names in by_owner]
+            sent = [[rows.pop(name) for name in names] for names in by_owner]
             mine = by_owner[self.rank]
             due = [[self._part(name, at) for name in mine] for at in range(self.size)]
-            received = self._exchanged(sent, due, torch.float32)
-            found.update(zip(mine, map(torch.cat, zip(*received, strict=True)), strict=True))
-        return found
+            received = self._exchanged(sent, due)
+            yield from zip(mine, map(torch.cat, zip(*received, strict=True)), strict=True)
 
     def from_owners(
-        self, whole: Mapping[str, Tensor], names: Iterable[str], dtype: torch.dtype
+        self, whole: Mapping[str, Tensor], names: Iterable[str]
     ) -> Iterator[tuple[str, Tensor]]:
         """Send rows of the parameters that this rank owns to all ranks; yield this rank's rows of each.
 
         Args:
-            whole: the parameters that this rank owns.
+            whole: the parameters that this rank owns, float32.
             names: parameters of any owner.
-            dtype: of the sent rows.
         """
         for by_owner in self._buckets(names):
             sent = [
@@ -299,23 +348,20 @@ class RowExchange:
                 for at in range(self.size)
             ]
             due = [[self._part(name, self.rank) for name in names] for names in by_owner]
-            for names, received in zip(by_owner, self._exchanged(sent, due, dtype), strict=True):
+            for names, received in zip(by_owner, self._exchanged(sent, due), strict=True):
                 yield from zip(names, received, strict=True)
 
     def _exchanged(
-        self,
-        sent: Sequence[Sequence[Tensor]],
-        due: Sequence[Sequence[tuple[int, ...]]],
-        dtype: torch.dtype,
+        self, sent: Sequence[Sequence[Tensor]], due: Sequence[Sequence[tuple[int, ...]]]
     ) -> list[list[Tensor]]:
-        """Send arrays to each rank; return those received from each, of shapes ``due``."""
+        """Send arrays, float32, to each rank; return those received from each, of shapes ``due``."""
         leaving = [sum(one.numel() for one in those) for those in sent]
         coming = [sum(map(prod, those)) for those in due]
-        flat = torch.empty(sum(leaving), dtype=dtype, device=self.device)
+        flat = torch.empty(sum(leaving), device=self.device)
         ends = flat.split([one.numel() for those in sent for one in those])
         for place, one in zip(ends, (one for those in sent for one in those), strict=True):
             place.view(one.shape).copy_(one)
-        into = torch.empty(sum(coming), dtype=dtype, device=self.device)
+        into = torch.empty(sum(coming), device=self.device)
         with met():
             dist.all_to_all_single(into, flat, coming, leaving)
         return [
