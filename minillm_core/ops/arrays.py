@@ -6,7 +6,7 @@ also know the operators ``+ - * / ** @ == != < <= > >=``, ``& | ~`` of bool, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 import numpy as np
@@ -186,11 +186,6 @@ class Known:
         super().__init_subclass__()
         for name in COMMON if module else ():
             setattr(cls, name, staticmethod(getattr(module, name)))
-
-    def take_kernels(self, kernels: Mapping[str, Kernel]) -> None:
-        """Set the kernel of each op, ops of plugins included."""
-        for op, kernel in kernels.items():
-            setattr(self, op, kernel)
 
     def scan(
         self, step: Callable[[Any, tuple[Array, ...]], Any], carry: Any, arrays: Sequence[Array]

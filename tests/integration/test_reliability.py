@@ -1,41 +1,40 @@
 """Tests of killed and damaged runs, concurrent trainers and full disks: short runs of scripts in benchmarks/.
 
-Each runs in a separate process: it forks children, which requires a process without threads.
+Each runs in a separate process: it forks children, which requires a process without threads. That process is
+itself forked from one that has imported what runs import.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from minillm_kit import fresh
+from tests.integration.trial import IMPORTED
+
 pytestmark = pytest.mark.full
 
 
 @pytest.fixture
-def tried(repository: Path, tmp_path: Path):
+def tried(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run a script; return the rows of its result."""
+    monkeypatch.chdir(repository)
 
     def run(script: str, *arguments: str) -> list[dict]:
         result = tmp_path / f"{script}.json"
-        done = subprocess.run(
-            [
-                *(sys.executable, "-W", "error", "-m", f"benchmarks.{script}"),
-                *(*arguments, "--folder", str(tmp_path), "--json", str(result)),
-            ],
-            cwd=repository,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
+        done = fresh.run(
+            *("tests.integration.trial", script, *arguments),
+            *("--folder", str(tmp_path), "--json", str(result)),
+            environment=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error"},
+            seconds=1200,
+            imported=IMPORTED,
         )
         said = done.stdout[-4000:] + done.stderr[-2000:]
-        assert done.returncode == 0, said
+        assert done.code == 0, said
         rows = json.loads(result.read_text())["figures"]["rows"]
         assert rows, said
         return rows

@@ -31,7 +31,7 @@ class MLXOps(MLXArrays):
         plain = (linear, embedding, rotate, swiglu, logits, gram, loss.token_losses)
         usual = {kernel.__name__: kernel for kernel in plain}
         usual |= {"rms_norm": rms_norm_fused, "attention": sdpa, "linear_cross_entropy": loss.dense}
-        self.take_kernels({**usual, **(kernels or {})})
+        vars(self).update(usual | dict(kernels or {}))
 
 
 def linear(x: mx.array, weight: mx.array) -> mx.array:

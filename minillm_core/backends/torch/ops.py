@@ -41,7 +41,7 @@ class TorchOps(TorchArrays):
         plain = (linear, embedding, rotate, swiglu, logits, gram, loss.token_losses)
         usual = {kernel.__name__: kernel for kernel in plain}
         usual |= {"rms_norm": rms_norm_fused, "attention": sdpa, "linear_cross_entropy": loss.dense}
-        self.take_kernels({**usual, **(kernels or {})})
+        vars(self).update(usual | dict(kernels or {}))
 
 
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:

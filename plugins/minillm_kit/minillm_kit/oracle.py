@@ -30,7 +30,7 @@ class NumPyOps(NumPyArrays):
     name = "numpy"
 
     def __init__(self, kernels: Mapping[str, Callable[..., Any]] | None = None) -> None:
-        self.take_kernels({op: reference_op(op) for op in CONTRACTS} | dict(kernels or {}))
+        vars(self).update({op: reference_op(op) for op in CONTRACTS} | dict(kernels or {}))
         self.constant_of: Callable[[np.ndarray], np.ndarray] = np.asarray
         self.held_results: dict[Any, Any] = {}  # module -> its first result, which it repeats
 

@@ -492,7 +492,7 @@ class Forecast:
         gradients = micro * MASTER * trained
         backward = (BACKWARD + self._recomputed) / (1 + self._recomputed)
         each = backward / (layers + gradients)  # both are sent while the backward pass runs
-        yet = ("weights", "all-gather", layers + micro * itemsize * units[""], turns + once)
+        yet = ("weights", "all-gather", layers + itemsize * units[""], turns + 1)
         found = [
             Collective(*yet, beside=1 - backward),
             Collective("weights, again", "all-gather", layers, turns, beside=layers * each),
@@ -500,9 +500,9 @@ class Forecast:
         ]
         if whole := sum(self.plan.parameters[name].size for name in uncut(self.plan.groups)):
             buckets = math.ceil(MASTER * whole / self.ranks / BUCKET)
-            on, back = (size * whole / self.ranks for size in (MASTER, itemsize))
-            found.append(Collective("gradients to owners", "all-to-all", on, buckets))
-            found.append(Collective("weights of owners", "all-to-all", back, buckets))
+            each = MASTER * whole / self.ranks
+            for what in ("gradients to owners", "masters to owners", "masters of owners"):
+                found.append(Collective(what, "all-to-all", each, buckets))
         return tuple(found)
 
     def _activations(self) -> tuple[Collective, ...]:
@@ -600,7 +600,7 @@ class Forecast:
         if self.ranks > 1:  # all reduced gradients, or those of the rank's part
             held["gradients, summed"] = mine.parameters * MASTER
         if updates == FULLY and self.ranks > 1:
-            held |= self._in_rows()
+            held |= self._in_rows(held["activations"])
         return {name: size for name, size in held.items() if size}
 
     def _gathered(self, rows: float) -> int:
@@ -612,8 +612,11 @@ class Forecast:
         each = 2 * g.kv_heads * g.head_dim * COMPUTE[self.dtype]
         return round(calls * rows * train.seq_len * each)
 
-    def _in_rows(self) -> dict[str, int]:
-        """Count the bytes of sharded weights and gradients: shards of all, and the gathered layers in use."""
+    def _in_rows(self, activations: int) -> dict[str, int]:
+        """Count the bytes of sharded weights and gradients: shards of all, and the gathered layers in use.
+
+        Whole gradients and masters of owned matrices exist in the update, when activations do not.
+        """
         rows = {
             name: math.prod(info.shape[1:]) * rows_of(info.shape[0], 0, self.ranks)[1]
             for name, info in self.plan.parameters.items()
@@ -622,13 +625,15 @@ class Forecast:
         shares = layout(self.plan.groups, self.ranks, weights=True)
         mine = max(sum(part.size for part in share if part.name in whole) for share in shares)
         trained = sum(size for name, size in rows.items() if name not in self.plan.frozen)
+        views = any(member.view for group in self.plan.groups for member in group.members)
         ends = self._units[""]
         layer = max(size for unit, size in self._units.items() if unit)
         return {
             "weights": itemsize * (ends + 2 * layer),  # a layer, and the next one
-            "master weights": MASTER * (sum(rows.values()) + mine),
+            "master weights": MASTER * (sum(rows.values()) + mine * views),
             "gradients": itemsize * (ends + layer) + MASTER * max(ends, layer),
-            "gradients, summed": MASTER * (trained + mine),
+            "gradients, summed": MASTER * trained,
+            "owned matrices": max(0, MASTER * mine * (2 - views) - activations),
         }
 
     def _in_flight(self, activations: float) -> dict[str, int]:

@@ -145,9 +145,7 @@ class TorchWeights(ShardedArrays):
         if first:
             self._drop()
             self._free_masters()
-        # until the last one the next forward pass does not wait for reduce-scatters, and finds the
-        # parameters outside layers gathered
-        self.model.set_is_last_backward(last)
+        # those outside layers stay gathered for the next micro-batch
         self.model.set_reshard_after_backward(last, recurse=False)
         # checkpointing computes layers again here, and needs the code of their forward pass
         with self._running(self.last), met():
