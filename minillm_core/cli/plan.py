@@ -10,7 +10,7 @@ EXAMPLES = examples(
     "minillm plan --preset gpt2-124m",
     "minillm plan --plugins muon,paired_heads --json",
     "minillm plan --diff muon muon,paired_heads",
-    "minillm plan --preset speedrun --diff '' -smear",
+    "minillm plan --preset speedrun --diff '' -backout",
     "minillm plan --preset gpt2-124m --plugins muon --gpus 8 --card h100",
 )
 

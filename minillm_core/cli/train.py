@@ -10,7 +10,7 @@ EXAMPLES = examples(
     "minillm train",
     "minillm train --data my_texts/ --steps 2000 train.lr=0.002",
     "minillm train --plugins muon,paired_heads --preset gpt2-124m --out runs/both",
-    "minillm train --preset speedrun --data texts/ --plugins -smear",
+    "minillm train --preset speedrun --data texts/ --plugins -backout",
     "minillm train --resume --out runs/both --steps 4000",
     "minillm train --branch runs/both@2000 --out runs/lower train.lr=0.0005",
     "minillm train -c runs/both/run.toml",

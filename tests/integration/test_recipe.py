@@ -31,12 +31,12 @@ def test_a_run_goes_on_by_the_command_that_started_it(
 ) -> None:
     out = tmp_path / "out"
     file = tmp_path / "run.toml"
-    file.write_text("[smear]\nwidth = 8\n")  # removed with the plugin
-    command = ["train", *given, "-c", str(file), "--plugins", "-smear", "--out", str(out)]
+    file.write_text("[backout]\nstart = 0.4\n")  # removed with the plugin
+    command = ["train", *given, "-c", str(file), "--plugins", "-backout", "--out", str(out)]
     assert main([*command, "--steps", "4"]) == 0
     record = json.loads((out / "run.json").read_bytes())
     plugins = record["config"]["plugins"]
-    assert set(plugins) == set(plugins_of("speedrun")) - {"smear"}
+    assert set(plugins) == set(plugins_of("speedrun")) - {"backout"}
     assert {one["origin"] for one in plugins.values()} == {"preset speedrun"}
     assert main([*command, "--steps", "6", "--resume"]) == 0
     lines = (out / "metrics.jsonl").read_text().splitlines()
@@ -48,17 +48,17 @@ def test_a_run_goes_on_by_the_command_that_started_it(
 def test_a_bench_calls_the_sets_by_what_differs(
     given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ("--plugins", "-smear,xsa", "--against", "none", "smear.width=8")
+    asked = ("--plugins", "-backout,xsa", "--against", "none", "backout.start=0.4")
     short = ("--steps", "1", "--repeats", "1", "--json")
     assert main(["bench", *given, *asked, *short]) == 0
     sets = json.loads(capsys.readouterr().out)["sets"]
-    assert list(sets) == ["speedrun+xsa-smear", "speedrun"]
+    assert list(sets) == ["speedrun+xsa-backout", "speedrun"]
 
 
 def test_a_bench_of_the_recipe_against_none_is_against_the_plain_model(
     given: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     short = ("--steps", "1", "--repeats", "1", "--json")
-    assert main(["bench", *given, "--against", "none", "smear.width=8", *short]) == 0
+    assert main(["bench", *given, "--against", "none", "backout.start=0.4", *short]) == 0
     sets = json.loads(capsys.readouterr().out)["sets"]
     assert list(sets) == ["speedrun", "plain"]

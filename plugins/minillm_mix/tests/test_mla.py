@@ -146,7 +146,7 @@ def test_the_recipe_takes_it_in_a_layer() -> None:
     )
     plan = build_plan(config)
     (note,) = (note for note in plan.notes if note.startswith("mla:"))
-    assert "attn_scale, half_rope, qk_norm are in the other layers" in note
+    assert "half_rope, qk_norm are in the other layers" in note
     assert (
         plan.spec.blocks[3].seen.window == plan.spec.attentions[1].window
     )  # the windows of short layers

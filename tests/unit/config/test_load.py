@@ -136,14 +136,14 @@ def test_a_plugin_of_the_file_can_be_taken_away(loaded: Load, settings_file: Wri
 def test_a_file_takes_plugins_away_from_its_preset_and_the_command_line_adds_them_again(
     loaded: Load, settings_file: Write
 ) -> None:
-    path = settings_file("[plugins]\nsmear = false\nmuon = false\n[plugins.gate]\n")
+    path = settings_file("[plugins]\nbackout = false\nmuon = false\n[plugins.gate]\n")
     result = loaded(preset=RECIPE, file=path)
-    assert set(result.config.plugins) == {*plugins_of(RECIPE), "gate"} - {"smear", "muon"}
+    assert set(result.config.plugins) == {*plugins_of(RECIPE), "gate"} - {"backout", "muon"}
     assert not any(key == "plugins.muon" or key.startswith("muon.") for key in result.origins)
     again = loaded(preset=RECIPE, file=path, plugins="muon").config.plugins
-    assert set(again) == {*plugins_of(RECIPE), "gate"} - {"smear"}
-    with pytest.raises(ConfigError, match="smear is not a table"):
-        loaded(file=settings_file("[plugins]\nsmear = true\n"))
+    assert set(again) == {*plugins_of(RECIPE), "gate"} - {"backout"}
+    with pytest.raises(ConfigError, match="backout is not a table"):
+        loaded(file=settings_file("[plugins]\nbackout = true\n"))
 
 
 RECIPE = "speedrun"

@@ -116,7 +116,7 @@ def show_bench(asked: RunRequest, request: Request, *, against: str | None, json
 
 
 def _name(prepared: Prepared) -> str:
-    """Name a set: ``muon+windows``; for a preset with plugins the differences: ``speedrun+xsa-smear``."""
+    """Name a set: ``muon+windows``; for a preset with plugins the differences: ``speedrun+xsa-backout``."""
     from minillm_core.studies import plugins_of
 
     preset = prepared.loaded.config.preset
