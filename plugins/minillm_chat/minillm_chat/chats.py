@@ -149,15 +149,20 @@ def names_of(specials: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def _first(record: Mapping[str, Any], *keys: str) -> Any:
+    """Return the value of the first key that is there and not null, as in a table with both; else None."""
+    return next((record[key] for key in keys if record.get(key) is not None), None)
+
+
 def conversation(record: Mapping[str, Any], place: Place) -> tuple[list[dict[str, Any]], Any]:
     """Parse a record's messages and tools.
 
     Raises:
         MalformedError: the record holds no conversation, or an invalid message.
     """
-    given, tools = record.get("messages", record.get("conversations")), record.get("tools")
+    given, tools = _first(record, "messages", "conversations"), record.get("tools")
     if given is None and record.get("prompt") is not None:
-        answer = record.get("completion", record.get("response"))
+        answer = _first(record, "completion", "response")
         given = [*_turns(record["prompt"], "user"), *_turns(answer, "assistant")]
     if not isinstance(given, list) or not given:
         what, fix = "a chat whose messages are no list, or an empty one", _LIKE

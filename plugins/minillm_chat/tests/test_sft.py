@@ -81,7 +81,7 @@ def test_the_kinds_of_lines_are_one(write: Callable[..., Path], name: str) -> No
     lines = [
         CHAT,
         {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
-        {"conversations": CHAT["messages"]},
+        {"conversations": CHAT["messages"], "messages": None},  # a table with both
         {"prompt": "Hi", "completion": "Hello"},
         {"prompt": [QUESTION], "completion": [ANSWER]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}, ANSWER]},
