@@ -176,7 +176,12 @@ class TorchWeights(ShardedArrays):
                 )
         self._drop()
         owned = {name: found.pop(name) for name in self.exchange.owners}
-        whole = dict(self.exchange.to_owners(owned))
+        whole = self._stacked()
+        for name, grad in self.exchange.to_owners(owned):
+            if name in whole:
+                whole[name].copy_(grad)
+            else:
+                whole[name] = grad
         if not self.keeps:
             self._fill_masters()
         self.updating = True
@@ -196,6 +201,16 @@ class TorchWeights(ShardedArrays):
         self.updating = False
         self._free_masters()
         self.model.reshard()  # gathered parameters are those before
+
+    def _stacked(self) -> dict[str, Tensor]:
+        """Return empty arrays for the gradients of stacked groups, as parts of one array: updates read that."""
+        found = {}
+        for group in self.groups.values():
+            if group.rule.stacked:
+                names = [member.name for member in group.members]
+                stack = torch.empty(len(names), *self.shapes[names[0]], device=self.device)
+                found.update(zip(names, stack, strict=True))
+        return found
 
     def _whole_masters(self) -> dict[str, Tensor]:
         """Return the master weights that this rank owns whole, which may have no memory."""

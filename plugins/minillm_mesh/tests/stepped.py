@@ -187,7 +187,16 @@ def train(
         "bytes": sum(
             a.nbytes for name, a in made.local_arrays().items() if name[:5] in ("model", "optim")
         ),
+        "beside": beside_rows(made) if how == "weights" else 0,
     }
+
+
+def beside_rows(made: Any) -> int:
+    """Count the bytes of whole master weights that a process holds beside its rows, between steps."""
+    rows = made.held()
+    masters = made.weights.masters.items()
+    whole = [master for name, master in masters if master is not rows.get(f"model.{name}")]
+    return sum(master.untyped_storage().nbytes() for master in whole)
 
 
 def alone(plan: minillm.Plan, backend: str, split: str) -> dict[str, Any]:
@@ -243,7 +252,7 @@ def main(
                 continue
             met = train(plan, backend, ranks, kind)
             each = ranks.all_gather([int(met["digest"][:12], 16), met["nats"]])
-            sizes = ranks.all_gather([met["bytes"]])
+            sizes = ranks.all_gather([met["bytes"], met["beside"]])
             if ranks.is_main and expected is not None:
                 arrays = expected["arrays"]
                 assert met["arrays"].keys() == arrays.keys()
@@ -258,7 +267,8 @@ def main(
                         if "random" not in key
                     ),
                     "same": len({*each}) == 1,
-                    "bytes": [int(one) for (one,) in sizes],
+                    "bytes": [int(size) for size, _ in sizes],
+                    "beside": int(sum(beside for _, beside in sizes)),
                     "all": expected["bytes"],
                 }
     if ranks.is_main:

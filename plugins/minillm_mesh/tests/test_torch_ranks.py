@@ -122,6 +122,8 @@ def test_weights_are_divided_with_every_kind_of_parameter(stepped: Stepped, tmp_
         assert case["figures"] < bound, f"{name}: {case['figures']} from one process"
         assert case["nats"] < bound / 10, f"{name}: evaluated apart"
         assert max(case["bytes"]) < 0.6 * case["all"], f"{name}: {case['bytes']}"
+        viewed = name in ("ema", "schedule_free")  # views are computed from whole masters
+        assert (case["beside"] > 0) == viewed, f"{name}: {case['beside']} bytes beside rows"
 
 
 def test_gradients_of_a_single_micro_batch_are_summed_in_float32(
