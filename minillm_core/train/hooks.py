@@ -282,7 +282,7 @@ class Observers:
             except Exception as error:  # contained: SystemExit and its like become the cause
                 self._record_error(name, event, error)
             else:
-                self.seen[f"event:{name}"] += 1
+                self.seen[f"event:{name}"] += event.event != "started"  # which observers only note
 
     def _record_error(self, name: str, event: Event, error: Exception) -> None:
         before = self.raised.get(name)

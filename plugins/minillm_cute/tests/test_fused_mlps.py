@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,14 @@ def test_an_older_gpu_is_refused(kernels: Any, monkeypatch: pytest.MonkeyPatch, 
         function(kernels, name)(*arrays_of(name, 3, 8, 8, 0))
     assert "in place of fused_relu2" in str(refused.value.fix)
     assert name in str(refused.value.where)
+
+
+def test_evaluation_needs_no_quack(kernels: Any) -> None:
+    on_gpu: Any = SimpleNamespace(dtype=torch.bfloat16, is_cuda=True)
+    served = kernels("mlp").served
+    assert served(on_gpu, "fused_relu2", "relu2")
+    with torch.no_grad():
+        assert not served(on_gpu, "fused_relu2", "relu2")
 
 
 @both

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from minillm_core import LossForm, SigmoidCap, TanhCap
+from minillm_core import BackendError, LossForm, SigmoidCap, TanhCap
 from minillm_core.ops.contract import CONTRACTS
 
 torch = pytest.importorskip("torch")
@@ -54,7 +54,8 @@ def arguments(case: Case) -> tuple[Any, ...]:
     targets = rng.integers(-1, V, (K, N)).astype(np.int32)
     targets[:, rng.random(N) < 0.2] = -100  # rows without supervision
     shape = {None: None, "target": (K,), "position": (K, N)}[weighted]
-    weights = None if shape is None else torch.from_numpy(rng.random(shape, np.float32))
+    drawn = None if shape is None else rng.uniform(-1.0, 1.0, shape).astype(np.float32)
+    weights = None if drawn is None else torch.from_numpy(drawn)
     given_ = [torch.from_numpy(x).requires_grad_() for x in (hidden, weight)]
     return *given_, torch.from_numpy(targets), weights, form
 
@@ -164,6 +165,18 @@ def test_fp8_is_what_its_rounded_operands_give(module: Any, case: Case) -> None:
         without = module.fp8_linear_cross_entropy(hidden, weight, targets, *more)
         plain = module.linear_cross_entropy(hidden, weight, targets, *more)
     assert all(torch.equal(one, other) for one, other in zip(without, plain, strict=True))
+
+
+def test_fp8_is_evaluated_on_any_gpu(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*about: Any) -> None:
+        raise BackendError("multiplies no 8-bit numbers", where="a GPU", fix="another")
+
+    monkeypatch.setattr(module, "check_device", refused)
+    given_ = arguments((9, 16, 32, 1, 0, None, LossForm()))
+    with torch.no_grad():
+        module.fp8_linear_cross_entropy(*given_)
+    with pytest.raises(BackendError):
+        module.fp8_linear_cross_entropy(*given_)
 
 
 # Faulty kernels: name -> (original code, replacement)

@@ -24,7 +24,7 @@ ROWS = {"relu_sq": 1, "swiglu": 2}
 
 
 def served(x: Tensor, plugin: str, instead: str) -> bool:
-    """Return whether an array is multiplied by QuACK: in bfloat16 on a GPU; in evaluation other dtypes are not.
+    """Return whether an array is multiplied by QuACK: in bfloat16 on a GPU, where gradients are computed.
 
     Args:
         x: the array.
@@ -40,7 +40,8 @@ def served(x: Tensor, plugin: str, instead: str) -> bool:
             where=f"plugin '{plugin}', train.dtype",
             fix=f"train.dtype=bfloat16, or {instead}",
         )
-    return x.is_cuda and x.dtype == torch.bfloat16
+    # not in evaluation, which works on any GPU and without QuACK
+    return torch.is_grad_enabled() and x.is_cuda and x.dtype == torch.bfloat16
 
 
 def relu2_mlp(

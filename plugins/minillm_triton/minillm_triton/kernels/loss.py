@@ -74,9 +74,10 @@ def fp8_linear_cross_entropy(
     Gradients are off by 6 %, losses by 5e-4 of themselves.
 
     Raises:
-        BackendError: the GPU does not support fp8 products.
+        BackendError: gradients are wanted, and the GPU does not support fp8 products.
     """
-    check_device(hidden, "--kernels linear_cross_entropy=fp8", "leave plugin 'fp8_head' out")
+    if _trained(hidden, weight):
+        check_device(hidden, "--kernels linear_cross_entropy=fp8", "leave plugin 'fp8_head' out")
     return _loss(hidden, weight, targets, weights, form, fp8=True)
 
 
@@ -94,12 +95,17 @@ def _loss(
     if weights is not None:
         scale = scale * (weights if weights.ndim == 2 else weights[:, None])
     arguments = (hidden, weight, targets.contiguous(), scale, *_constants(form))
-    if torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad):
+    if _trained(hidden, weight):
         total, losses = _Fused.apply(*arguments, fp8, weight.requires_grad)
     else:
         losses = _fused(*arguments, False, False, False)[0]
         total = (losses * scale).sum()
     return total, losses.sum(-1), supervised[0].sum(dtype=torch.float32)
+
+
+def _trained(hidden: Tensor, weight: Tensor) -> bool:
+    """Return whether gradients are wanted."""
+    return torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
 
 
 class _Fused(Function):
@@ -280,7 +286,8 @@ class _Fp8Products:
         slope = times * (a / (4.0 * c) if cap == SIGMOID else 1.0)  # d logit / d product
         if z > 0.0:
             slope *= 2.0  # larger contributions of z-loss are clipped
-        self.by_gradient = power_of_two(slope * scale.sum(0).amax() / torch.finfo(E5M2).max)
+        largest = scale.abs().sum(0).amax()  # a target's weight may be negative
+        self.by_gradient = power_of_two(slope * largest / torch.finfo(E5M2).max)
         self.raised = 1.0 / self.by_gradient  # (): the rows are multiplied by it before rounding
         self.buffer = weight.new_empty((rows, len(weight)), dtype=E5M2)
 
