@@ -23,7 +23,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -41,6 +41,7 @@ from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.plugin import Plugin
 from tools.release import ROOT, build, distributions
+from tools.tutorial import run_page
 
 # No deadline: the first example often compiles or imports something, and machines differ.
 settings.register_profile(
@@ -239,6 +240,27 @@ def program(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str,
         code = main(arguments)
         out, err = capsys.readouterr()
         return code, out, err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_commands() -> Callable[..., int]:
+    """Run the commands of a page in a folder; return their number. Only its first minillm is started.
+
+    ``run(page, folder, python, variables, imported)``: an environment's interpreter and variables, and the modules
+    that its commands import.
+    """
+
+    def run(
+        page: str, folder: Path, python: Path, variables: Mapping[str, str], imported: Sequence[str]
+    ) -> int:
+        if sys.platform != "linux":  # where a fork is not safe
+            return run_page(page, folder, variables)
+        from tools.forking import Forking  # needs minillm-kit
+
+        with Forking(python, imported, variables) as forking:
+            return run_page(page, folder, variables, forking.run)
 
     return run
 

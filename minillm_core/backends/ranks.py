@@ -265,7 +265,7 @@ def launch(detected: Detected, gpus: int, arguments: Sequence[str]) -> int | Non
         raise BackendError(f"{where} in one of {size} processes", where=where, fix=fix)
     if detected.device != "cuda" or gpus > here:
         what = f"{where} asks for NVIDIA GPUs, and {here} can be used on {detected.device}"
-        fix = "fewer, or on CPUs and MLX processes of torchrun and mlx.launch (docs/scale.md)"
+        fix = "at most as many; CPUs and MLX: without --gpus, by torchrun or mlx.launch (docs/scale.md)"
         raise BackendError(what, where=where, fix=fix)
     return engine(detected.backend).launch(gpus, arguments) if gpus > size else None
 

@@ -297,7 +297,9 @@ def _is_at(path: Path, handle: int) -> bool:
 def _refused(path: Path, owner: Owner | None, *, by_kernel: bool) -> Refusal:
     who = f"by {owner}" if owner else "by a process that left no name"
     fix = "wait until it has ended, or end it; or name another folder"
-    if by_kernel and owner and owner.here and not owner.alive():
+    if owner and owner.pid == os.getpid() and owner.here and owner.alive():
+        fix = "close() the Run of this process that trains there"
+    elif by_kernel and owner and owner.here and not owner.alive():
         who += ", which has ended; but a process that it started still holds the file"
         fix = f"end that one: `fuser -v {path}` shows it"
     elif not by_kernel and not (owner and owner.here and owner.alive()):

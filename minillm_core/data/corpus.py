@@ -147,8 +147,9 @@ def open_corpus(
         train, val = split(whole, config.val, config.seed, seq_len, files.where)
     if config.weights:
         assert files.path_of is not None
-        held = None if isinstance(config.val, str) else config.val
-        parts = tuple(_parts(config, whole, files.path_of, held, seq_len))
+        # beside a file the training part's digest, which holds the file's
+        held, of = (None, train) if isinstance(config.val, str) else (config.val, whole)
+        parts = tuple(_parts(config, of, files.path_of, held, seq_len))
         train = _join_parts("train", [one.train for one in parts], config.weights)
         if held is not None:
             val = _join_parts("held out", [one.val for one in parts if one.val], config.weights)

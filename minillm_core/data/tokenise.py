@@ -175,7 +175,7 @@ class TokenCache:
         with suppress(DataError):  # it is missing, or of another kind
             for path in found if len(found) == 1 else ():
                 size = Tokenizer.load(path, 1 << 31).size
-                return f"; with that beside them: data.tokenizer={quoted(path)} model.vocab={size}"
+                return f"; to use the one beside them: data.tokenizer={quoted(path)} model.vocab={size}"
         return ""
 
     @cached_property

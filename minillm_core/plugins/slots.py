@@ -51,7 +51,7 @@ def clash_fix(one: str, other: str, layered: Collection[str] = ()) -> str:
         "names)"
     )
     if first in layered and second in layered:
-        fix += f"; or give them different layers: {first}.layers=[0] {second}.layers=[1]"
+        fix += f"; or give them different layers: '{first}.layers=[0]' '{second}.layers=[1]'"
     return fix
 
 

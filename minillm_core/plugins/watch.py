@@ -113,12 +113,12 @@ class Watch:
 @contextmanager
 def watching(say: Callable[[str], None], *, first: float = FIRST) -> Iterator[None]:
     """Watch code marked with :func:`running` inside, and in threads that copy this context."""
-    watch = Watch(say, first=first)
-    token = _current.set(watch)
+    watch, before = Watch(say, first=first), _current.get()
+    _current.set(watch)
     try:
         yield
     finally:
-        _current.reset(token)
+        _current.set(before)  # no token: a run may be begun in one context and closed in another
         watch.close()
 
 

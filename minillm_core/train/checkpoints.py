@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +12,7 @@ from typing import Any
 
 from minillm_core.backends.base import StepResult, Trainer
 from minillm_core.backends.ranks import ALONE, Ranks
-from minillm_core.checkpoint import best, layout
-from minillm_core.checkpoint.commit import discard
+from minillm_core.checkpoint import best, commit, layout
 from minillm_core.checkpoint.manifest import verify
 from minillm_core.checkpoint.read import Checkpoint
 from minillm_core.checkpoint.writer import CheckpointWriter, Result
@@ -36,13 +35,18 @@ class Best:
         before: the evaluations that earlier processes of the run made.
     """
 
-    def __init__(self, out: Path, before: Iterable[Evaluated] = ()) -> None:
-        self._out = out
-        self._marked = self._best = best.read(out)
+    def __init__(self, out: Path, before: Collection[Evaluated] = ()) -> None:
+        self._out, self._before = out, before
+        self._choose()
+
+    def _choose(self) -> None:
+        """Choose among the checkpoints on the disk, and mark the best."""
+        self._marked = self._best = best.read(self._out)
         if self._marked is None:
-            best.clear(out)  # a marker whose checkpoint is gone would name a later one of its step
-        for one in before:
-            if layout.folder(out, one.step).is_dir():
+            # a marker without its checkpoint would name a later one of its step
+            best.clear(self._out)
+        for one in self._before:
+            if layout.folder(self._out, one.step).is_dir():
                 self.update_if_better(one)
         self.mark()
 
@@ -53,9 +57,8 @@ class Best:
 
     def update_if_better(self, evaluated: Evaluated) -> bool:
         """Set an evaluation's step as the best, if it is; step 0 has no checkpoint."""
-        if math.isnan(evaluated.val_loss) or evaluated.step == 0:
-            return False
-        if self._best is not None and evaluated.val_loss >= self._best.loss:
+        lowest = math.inf if self._best is None else self._best.loss
+        if evaluated.step == 0 or not evaluated.val_loss < lowest:  # NaN is no best
             return False
         self._best = best.Best(evaluated.step, evaluated.val_loss)
         return True
@@ -73,10 +76,10 @@ class Best:
             self._best = self._marked
 
     def forget(self, *, after: int) -> None:
-        """Reset the best where the run was rewound to a step before it."""
+        """Choose another best where the run was rewound to a step before it."""
         if any(one and one.step > after for one in (self._marked, self._best)):
             best.clear(self._out)
-            self._marked = self._best = None
+            self._choose()
 
 
 @dataclass(eq=False)
@@ -106,7 +109,7 @@ class CheckpointManager:
     waiting: AbstractContextManager[Any] = field(default_factory=nullcontext)
 
     def open(
-        self, out: Path, config: Config, constants: Mapping[str, Any], before: Iterable[Evaluated]
+        self, out: Path, config: Config, constants: Mapping[str, Any], before: Collection[Evaluated]
     ) -> None:
         """Write checkpoints to a folder from here on, as the settings declare.
 
@@ -124,6 +127,8 @@ class CheckpointManager:
             self.writer = CheckpointWriter(
                 out, keep=config.checkpoint.keep, spare=lambda: self._spare(out)
             )
+            # a kill may have prevented this after the last commit
+            commit.retain(out, config.checkpoint.keep, spare=self._spare(out))
 
     def _spare(self, out: Path) -> set[int]:
         """Return the steps whose checkpoints stay: the best's, and those to rewind to."""
@@ -230,7 +235,7 @@ class CheckpointManager:
         saved, path = found
         position = load(Checkpoint(Path(path), saved), self.trainer)
         if self.out:
-            discard(self.out, after=saved)
+            commit.discard(self.out, after=saved)
         skip = self.skip * (1 + rewinds - position.rewinds)
         position.cursor = self.feed.rewind(position.cursor, skip, saved)
         self.begun = saved

@@ -55,7 +55,7 @@ def interrupted(
     kept = layout.folders(out) if out is not None else []
     by = f"{name} while {doing}" if doing else name
     saved = kept[0][0] if kept else None
-    error = _ended(by, saved, "nothing was saved: the next start begins again")
+    error = _ended(by, saved, "nothing was saved; the same command begins again")
     if out is not None and kept:
         error.where, error.fix = str(out), resume_line(out, plugins)
     return error

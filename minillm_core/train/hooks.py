@@ -20,7 +20,7 @@ from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.sourcing import Field
 from minillm_core.plugins.streams import Streams
 from minillm_core.text import plain
-from minillm_core.train.events import Evaluated, Event
+from minillm_core.train.events import Evaluated, Event, Started
 from minillm_core.train.predict import Predictor
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ class Observers:
             except Exception as error:  # contained: SystemExit and its like become the cause
                 self._record_error(name, event, error)
             else:
-                self.seen[f"event:{name}"] += event.event != "started"  # which observers only note
+                self.seen[f"event:{name}"] += not isinstance(event, Started)  # which is only noted
 
     def _record_error(self, name: str, event: Event, error: Exception) -> None:
         before = self.raised.get(name)

@@ -18,6 +18,7 @@ from minillm_core.disk import read_lines
 from minillm_core.errors import MinillmError, Refusal
 from minillm_core.text import finite
 from minillm_core.train.events import Ended, Event, Rewound, Stepped
+from minillm_core.train.record import unwritable
 
 METRICS = "metrics.jsonl"
 LONGEST = 1 << 20  # most bytes of a line to read; ours have a few hundred
@@ -88,7 +89,7 @@ def truncate(path: Path, step: int) -> list[dict[str, Any]]:
             thin(held)
             yield text
 
-    with suppress(FileNotFoundError):
+    with unwritable(path), suppress(FileNotFoundError):
         disk.replace(path, stay())
     return [event for _, event in sorted(steps + others, key=lambda one: one[0])]
 
@@ -147,21 +148,24 @@ class Metrics:
         )
 
     def __call__(self, event: Event) -> None:
-        """Write an event."""
+        """Write an event.
+
+        Raises:
+            MinillmError: the disk refused.
+        """
         if isinstance(event, Stepped):
-            first_or_due = event.step == 1 or event.step % self._every == 0
-            self._held = None if first_or_due else event
-            if not first_or_due:
+            self._held = None if event.step == 1 or event.step % self._every == 0 else event
+            if self._held is not None:
                 return
-        elif isinstance(event, Ended) and self._held is not None:
-            self._file.write(line(self._held))
-            self._held = None
-        elif isinstance(event, Rewound):
+        if isinstance(event, Rewound):
             self._held = None
             self._file.close()
             truncate(self._path, event.to)
             self._file = self._open()
-        self._file.write(line(event))
+        with unwritable(self._path):
+            if isinstance(event, Ended) and self._held is not None:
+                self._file.write(line(self._held))
+            self._file.write(line(event))
 
     def __enter__(self) -> Self:
         return self

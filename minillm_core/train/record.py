@@ -221,7 +221,7 @@ def unwritable(path: Path) -> Iterator[None]:
         raise MinillmError(
             f"{path.name} could not be written: {error.strerror or error}",
             where=str(path),
-            fix="make room, or let this account write there; then the same command again",
+            fix="make room, or let this account write there; then the same command, or --resume",
         ) from error
 
 

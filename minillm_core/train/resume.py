@@ -25,7 +25,7 @@ from minillm_core.train.budget import Budget, Position
 from minillm_core.train.record import versions
 from minillm_core.train.run_folder import RunFolder
 
-FREE = ("train.steps", "versions", "digests")
+FREE = ("train.steps", "train.minutes", "versions", "digests")
 """Parts of a plan that may differ."""
 
 SHOWN = 6  # differences that a refusal lists
@@ -169,7 +169,8 @@ def finished(earlier: RunFolder, budget: Budget) -> str | None:
     position = Position.of(checkpoint.scalars)
     if not budget.spent(position.step, position.elapsed):
         return None
-    return f"{position.step:,} steps are done; --steps with more of them extends it"
+    more = "--steps with more of them" if budget.steps else "a longer train.minutes"
+    return f"{position.step:,} steps are done; {more} extends it"
 
 
 def newest(out: Path, earlier: RunFolder | None, say: Callable[[str], None]) -> Checkpoint | None:

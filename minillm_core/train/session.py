@@ -19,7 +19,7 @@ from minillm_core.backends.base import Backend
 from minillm_core.backends.bind import create_backend
 from minillm_core.backends.detect import Detected
 from minillm_core.backends.ranks import ALONE, Ranks, divides
-from minillm_core.checkpoint import best, commit, layout
+from minillm_core.checkpoint import commit, layout
 from minillm_core.checkpoint.directories import export_checked
 from minillm_core.checkpoint.lock import RunLock, lock
 from minillm_core.checkpoint.read import Checkpoint
@@ -329,9 +329,7 @@ class Session:
             if checkpoint is not None:
                 position = resume.load(checkpoint, job.trainer)
                 say(f"resumed after step {position.step:,} from {checkpoint.path.name}")
-        if position.saved is not None:  # a kill may have prevented this after the last commit
-            commit.retain(out, job.config.checkpoint.keep, spare=best.protected(out))
-        else:
+        if position.saved is None:
             self._load_initial(job)
         before = truncate(out / METRICS, position.step if job.branch is None else -1)
         # before run.json, so that a branch that was killed always has a checkpoint to resume

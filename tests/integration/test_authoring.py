@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tools.forking import Forking
-from tools.tutorial import run_page
 
 pytestmark = pytest.mark.full
 
@@ -23,8 +19,10 @@ IMPORTED = (
 
 
 @pytest.fixture
-def typed(environment: Any, repository: Path, tmp_path: Path) -> Callable[[str], int]:
-    """Return a function that runs a page of docs/, without network access; only its first minillm is started."""
+def typed(
+    environment: Any, repository: Path, tmp_path: Path, run_commands: Callable[..., int]
+) -> Callable[[str], int]:
+    """Return a function that runs a page of docs/, without network access."""
     folder = tmp_path / "desk"
     folder.mkdir()
     offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}  # 0: none, for pip
@@ -33,10 +31,7 @@ def typed(environment: Any, repository: Path, tmp_path: Path) -> Callable[[str],
 
     def run(page: str) -> int:
         text = (repository / "docs" / page).read_text("utf-8")
-        if sys.platform != "linux":  # where a fork is not safe
-            return run_page(text, folder, variables)
-        with Forking(environment.python, IMPORTED, variables) as forking:
-            return run_page(text, folder, variables, forking.run)
+        return run_commands(text, folder, environment.python, variables, IMPORTED)
 
     return run
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
@@ -13,6 +14,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
+from benchmarks.cards import main
 from minillm_lab.card import read_cards
 
 pytestmark = pytest.mark.slow
@@ -42,36 +44,48 @@ def given(tmp_path: Path) -> list[str]:
     return [*files, *where, *shape, "--gpus", "2", "--steps", "4", "--commit", "abc"]
 
 
-def cards(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.cards", *arguments]
-    return subprocess.run(
-        command, cwd=repository, capture_output=True, text=True, check=False, timeout=600
-    )
+@pytest.fixture
+def cards(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[Any, str, str]]:
+    """Run the script here, which starts processes that train: exit code, stdout, stderr."""
+
+    def run(*arguments: str) -> tuple[Any, str, str]:
+        monkeypatch.setattr(sys, "argv", ["cards", *arguments])
+        try:
+            code = main()
+        except SystemExit as error:
+            code = error.code
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # it leaves pipes open to its end
 def test_cards_come_from_paired_runs_of_several_processes(
-    given: list[str], tmp_path: Path, repository: Path
+    given: list[str], tmp_path: Path, cards: Callable[..., tuple[Any, str, str]]
 ) -> None:
-    none = cards(repository, *given, "--only", "muon,relu2", "--minutes", "0.0001")
-    assert none.returncode == 75, none.stderr
-    made = cards(repository, *given, "--only", "muon,relu2")
-    assert made.returncode == 0, made.stdout + made.stderr
+    code, out, err = cards(*given, "--only", "muon,relu2", "--minutes", "0.0001")
+    assert code == 75, out + err
+    code, out, err = cards(*given, "--only", "muon,relu2")
+    assert code == 0, out + err
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*seed*.json")}
     assert len(before) >= 20
-    again = cards(repository, *given, "--only", "muon,relu2")
-    assert again.returncode == 0, again.stdout + again.stderr
+    code, out, err = cards(*given, "--only", "muon,relu2")
+    assert code == 0, out + err
     assert all(path.stat().st_mtime_ns == at for path, at in before.items())
 
-    unknown = cards(repository, *given, "--only", "muon,nothing")
-    assert unknown.returncode == 2
-    assert "--only: nothing: not in benchmarks/card_table.py" in unknown.stderr
-    absent = cards(repository, *given, "--only", "liger", "--out", str(tmp_path / "none"))
-    assert absent.returncode == 1
-    assert "liger is not measured" in absent.stdout  # it needs a GPU
+    code, _, err = cards(*given, "--only", "muon,nothing")
+    assert code == 2
+    assert "--only: nothing: not in benchmarks/card_table.py" in err
+    code, out, _ = cards(*given, "--only", "liger", "--out", str(tmp_path / "none"))
+    assert code == 1
+    assert "liger is not measured" in out  # it needs a GPU
 
     to = ["--cards", str(tmp_path / "cards"), "--kept", str(tmp_path / "kept")]
-    collected = cards(repository, "--collect", str(tmp_path / "out"), *to)
-    assert collected.returncode == 0, collected.stderr
+    code, out, err = cards("--collect", str(tmp_path / "out"), *to)
+    assert code == 0, out + err
     (muon,) = read_cards("muon", [tmp_path / "cards"])
     assert (muon.company, muon.seeds, muon.commit) == ((), (0, 1, 2, 3, 4), "abc")
     (relu2,) = read_cards("relu2", [tmp_path / "cards"])

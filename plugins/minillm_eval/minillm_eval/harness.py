@@ -77,6 +77,14 @@ class HarnessModel(TemplateLM):
         ids = self.vocabulary.encode([string])[0].tolist()
         return ids if add_special_tokens is False else [self.prefix_token_id, *ids]
 
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Encode a pair; a continuation that the tokenizer merges into its context is encoded alone."""
+        given, wanted = super()._encode_pair(context, continuation)
+        if not wanted:
+            spaces = context[len(context.rstrip()) :]  # they belong to the continuation
+            wanted = self.tok_encode(spaces + continuation, add_special_tokens=False)
+        return given, wanted
+
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = True
     ) -> list[tuple[float, bool]]:

@@ -74,8 +74,8 @@ def judge_tasks(
         with ``shots`` and ``documents``; and ``lm_eval``: the harness's version.
 
     Raises:
-        Refusal: the harness is not installed, or a task is unknown or unsupported: it runs generated
-            code, or needs images.
+        Refusal: the harness or a package of a task is not installed, or a task is unknown, defective or
+            unsupported: it runs generated code, or needs images.
         DataError: a task's data is not available.
     """
     try:
@@ -103,7 +103,7 @@ def judge_tasks(
         loaded = manager.load(names)
         for name, task in loaded["tasks"].items():
             prepare(name, task, shots)
-    with shown.phase("asking"), _to_stderr():
+    with shown.phase("asking"), _to_stderr(), _defects(names):
         found = evaluate(model, loaded, limit=limit, log_samples=False, bootstrap_iters=DRAWS)
     assert found is not None  # this is the only process
     return {
@@ -176,9 +176,10 @@ def _to_stderr() -> Iterator[None]:
 @contextmanager
 def _refusals(names: Sequence[str]) -> Iterator[None]:
     """Convert exceptions of the harness and its data libraries into DataError and Refusal."""
-    where = f"--tasks {plain(','.join(names), 200)}"
+    where = _where(names)
     try:
-        yield
+        with _defects(names):
+            yield
     except OSError as error:  # of the hub's client and the network, missing files included
         raise DataError(
             f"the data of a task is not available: {plain(str(error) or type(error).__name__, 300)}",
@@ -192,6 +193,32 @@ def _refusals(names: Sequence[str]) -> Iterator[None]:
             where=where,
             fix="mend its YAML, or name another task",
         ) from error
+
+
+@contextmanager
+def _defects(names: Sequence[str]) -> Iterator[None]:
+    """Convert exceptions of a task's own templates and Python files into Refusal."""
+    from jinja2 import TemplateError  # the harness brings it
+
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        raise Refusal(
+            f"a task cannot be imported: {plain(str(error), 300)}",
+            where=_where(names),
+            fix=f"pip install {plain(package, 80)}" if package else "mend it, or name another task",
+        ) from error
+    except TemplateError as error:
+        raise Refusal(
+            f"a template of a task fails: {plain(str(error), 300)}",
+            where=_where(names),
+            fix="mend its YAML, or name another task",
+        ) from error
+
+
+def _where(names: Sequence[str]) -> str:
+    return f"--tasks {plain(','.join(names), 200)}"
 
 
 def _figures(found: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterator
+import shutil
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,8 +15,9 @@ import pytest
 
 import minillm_core as minillm
 from minillm_core.cli.main import main
+from minillm_core.commands import display, say
 from minillm_eval.harness import HarnessModel
-from minillm_eval.judge import known, prepare
+from minillm_eval.judge import judge_tasks, known, prepare
 
 BACKENDS = [
     pytest.param(
@@ -34,23 +35,14 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def listed_once() -> Iterator[None]:
-    """Keep the harness's list of tasks for all requests with the same folders: reading it takes twenty seconds."""
-    from lm_eval import tasks
+@pytest.fixture
+def few_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the harness one of its own folders of tasks: to list all of them takes it twenty seconds."""
+    from lm_eval.tasks import manager
 
-    whole = tasks.TaskManager
-    made: dict[str, Any] = {}
-
-    def manager(**given: Any) -> Any:
-        key = repr(given)
-        if key not in made:
-            made[key] = whole(**given)
-        return made[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tasks, "TaskManager", manager)
-        yield
+    few = tmp_path / "own"
+    shutil.copytree(Path(manager.__file__).parent / "hellaswag", few / "hellaswag")
+    monkeypatch.setattr(manager, "__file__", str(few / "manager.py"))
 
 
 def asked(*arguments: Any) -> list[Any]:
@@ -85,6 +77,24 @@ def test_continuations_are_measured_as_by_their_logits(trained: Path, backend: s
     said = "".join(run.stream("the quick", max_tokens=3, temperature=0))
     ((_, likeliest),) = model.loglikelihood(asked(("the quick", said)))
     assert likeliest or len(run.tokenizer.encode([said])[0]) != 3
+
+
+@pytest.mark.parametrize("context", ["the qui", "the quic"])
+def test_a_continuation_that_is_merged_into_its_context_is_measured_alone(
+    trained: Path, context: str
+) -> None:
+    run = minillm.Run.open(trained)
+    assert run.tokenizer is not None
+    text = "the quick".removeprefix(context)
+    ids, wanted, whole = (
+        run.tokenizer.encode([one])[0].tolist() for one in (context, text, context + text)
+    )
+    assert len(whole) <= len(ids)
+    ((nats, likeliest),) = HarnessModel(run).loglikelihood(asked((context, text)))
+    expected, greedy = reference(run, [run.tokenizer.end_of_text, *ids], wanted)
+    assert nats == pytest.approx(expected, abs=1e-4)
+    assert nats < -0.1
+    assert likeliest == greedy
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -142,7 +152,7 @@ def test_a_run_of_ids_is_refused() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the harness, its data library and Transformers
 def test_the_figures_are_those_of_the_exported_model_in_the_harness(
-    listed_once: None,
+    few_tasks: None,
     trained: Path,
     tasks: Path,
     tmp_path: Path,
@@ -201,7 +211,7 @@ def test_the_figures_are_those_of_the_exported_model_in_the_harness(
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_limit_and_shots_and_what_cannot_be_asked(
-    listed_once: None, trained: Path, tasks: Path, capsys: pytest.CaptureFixture[str]
+    few_tasks: None, trained: Path, tasks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["eval", str(trained), "--task-path", str(tasks)]
     assert main([*words, "--tasks", "toy_choice", "--limit", "5", "--shots", "2"]) == 0
@@ -238,6 +248,64 @@ def test_tasks_that_are_not_asked(said: dict[str, Any], fix: str) -> None:
     task = SimpleNamespace(**said, get_config=said.get)
     with pytest.raises(minillm.Refusal, match=fix):
         prepare("one", task, 3)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("line", "body", "said", "fix"),
+    [
+        ("doc_to_text: '{{nothing.deeper}}'", "", "'nothing' is undefined", "mend its YAML"),
+        ("doc_to_choice: '{{options}}'", "", "'options' is undefined", "mend its YAML"),
+        (
+            "doc_to_text: '{{question if answer == 0 else nothing}}'",  # not of the first document
+            "",
+            "'nothing' is undefined",
+            "mend its YAML",
+        ),
+        ("process_docs: !function own.f", "import absent.part", "absent", "pip install absent"),
+        (
+            "process_results: !function own.f",
+            "def f(*given):\n    import absent",
+            "absent",
+            "pip install absent",
+        ),
+        ("process_docs: !function own.f", "raise ImportError('too old')", "too old", "mend it"),
+    ],
+)
+def test_a_task_with_a_defect_is_refused(
+    few_tasks: None,
+    trained: Path,
+    tasks: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    body: str,
+    said: str,
+    fix: str,
+) -> None:
+    key = line.partition(":")[0]
+    lines = (tasks / "toy_choice.yaml").read_text().splitlines()
+    kept = [one for one in lines if not one.startswith(f"{key}:")]
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "own.py").write_text(body)
+    (mine / "mine.yaml").write_text("\n".join([*kept, line]).replace("toy_choice", "mine"))
+    words = ["--tasks", "mine", "--task-path", str(mine), "--limit", "3"]
+    assert main(["eval", str(trained), *words]) == 2
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert fix in printed
+
+
+def test_an_error_of_the_model_stays_a_defect(
+    few_tasks: None, trained: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: HarnessModel, requests: list[Any], **options: Any) -> None:
+        raise KeyError("of the model")
+
+    monkeypatch.setattr(HarnessModel, "loglikelihood", broken)
+    with pytest.raises(KeyError, match="of the model"), display(say) as shown:
+        judge_tasks(minillm.Run.open(trained), ["toy_word"], shown, task_path=[tasks], limit=1)
 
 
 @pytest.mark.parametrize(

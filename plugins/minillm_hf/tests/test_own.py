@@ -218,9 +218,7 @@ def test_the_cases_are_all_that_is_shipped() -> None:
     assert {form.name for form in filter(shapes_models, forms())} == shaping
     assert len(shaping) >= 22
     assert len(everything().plugins) >= 15
-    assert {"value_embeds", "bigram_hash", "windows"} <= {
-        p.name for p in speedrun().plugins
-    }
+    assert {"value_embeds", "bigram_hash", "windows"} <= {p.name for p in speedrun().plugins}
 
 
 # the files

@@ -117,19 +117,22 @@ class Log:
     def __init__(self, open_run: Callable[[Started, int], Sink]) -> None:
         self._open = open_run
         self._started: Started | None = None
+        self._resumed: Resumed | None = None  # of this run
         self._sink: Sink | None = None
         self._held: Stepped | None = None  # the last step, where it was not due
 
     def __call__(self, event: Event) -> None:
         """Log one event."""
         if isinstance(event, Started):
-            self._started, self._sink, self._held = event, None, None
+            self._started, self._resumed, self._sink, self._held = event, None, None, None
             return
         if self._started is None:
             return
+        if isinstance(event, Resumed):
+            self._resumed = event
         if self._sink is None:
-            self._sink = self._open(self._started, event.step if isinstance(event, Resumed) else 0)
-            if isinstance(event, Resumed) and self._sink.forgets:
+            self._sink = self._open(self._started, self._resumed.step if self._resumed else 0)
+            if self._resumed and self._sink.forgets:
                 self._send_again(self._sink, self._started.out, event)
         if isinstance(event, Stepped) and not self._due(event):
             self._held = event
@@ -138,17 +141,15 @@ class Log:
             self._send(self._sink, self._held)
         if isinstance(event, (Stepped, Rewound, Ended)):
             self._held = None
-        if isinstance(event, Rewound):
-            self._sink.back(event.step, event.to)
         self._send(self._sink, event)
         if isinstance(event, Ended):
             self._started = None
             self._sink.close(event.exit)
 
-    def _send_again(self, sink: Sink, out: str, resumed: Resumed) -> None:
-        """Resend the events before the resume; the resume event itself, already in the file, is omitted."""
+    def _send_again(self, sink: Sink, out: str, current: Event) -> None:
+        """Resend the events before the current one, which is omitted where the file already has it."""
         earlier = recorded(out)
-        if earlier and earlier[-1] == resumed:
+        if earlier and _place(earlier[-1]) == _place(current):
             earlier.pop()
         for event in earlier:
             self._send(sink, event)
@@ -158,11 +159,19 @@ class Log:
         return event.step == 1 or event.step % every == 0
 
     def _send(self, sink: Sink, event: Event) -> None:
-        step = event.to if isinstance(event, Rewound) else getattr(event, "step", 0)
+        step = getattr(event, "step", 0)
+        if isinstance(event, Rewound):  # one that is sent again too: W&B's counter is ahead by it
+            sink.back(event.step, event.to)
+            step = event.to
         if numbers := figures(event):
             sink.figures(step, numbers)
         if text := line(event):
             sink.line(event.event, step, text)
+
+
+def _place(event: Event) -> tuple[str, int]:
+    """Return an event's kind and step: its numbers may differ in the file, as a NaN does from itself."""
+    return event.event, getattr(event, "step", 0)
 
 
 def inside(out: str, name: str) -> Path:

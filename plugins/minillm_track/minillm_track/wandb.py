@@ -11,6 +11,7 @@ repeated steps appear twice. W&B cannot revoke them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -21,6 +22,9 @@ from minillm_track.entries import flat
 from minillm_track.log import Log, identity, inside
 
 __all__ = ["WandB"]
+
+_REFUSED = re.compile(r"[:;,#?/'%\\]")
+"""Characters that W&B refuses in a run's id."""
 
 
 class WandB(Plugin, api=1, requires=("wandb>=0.20",)):
@@ -63,7 +67,7 @@ class _Run:
             project=options.project,
             entity=options.entity,
             name=name,
-            id=name,
+            id=_REFUSED.sub("-", name),
             dir=started.out,
             config=flat(started.settings),
             mode=options.mode,
@@ -73,15 +77,22 @@ class _Run:
             ),
         )
         self._run.define_metric("*", step_metric="step")
-        self._ahead = 0  # W&B's counter minus the run's step
+        self._row = self._run.step  # W&B's counter: that of the row not sent yet, 0 in a new run
+        self._ahead = 0  # W&B's counter minus the run's step: what rewinds took back
+        self._lines: list[str] = []  # of the row not sent yet
 
     def figures(self, step: int, figures: Mapping[str, float]) -> None:
         """Log the metrics of a step together."""
-        self._run.log({**figures, "step": step}, step=step + self._ahead)
+        number = step + self._ahead
+        if number != self._row:
+            self._lines.clear()  # also below: W&B had that row, with its lines, before the resume
+            self._row = max(self._row, number)
+        self._run.log({**figures, "step": step}, step=number)
 
     def line(self, kind: str, step: int, text: str) -> None:
         """Log text in the pending row: a new row would advance the counter and lose metrics."""
-        self._run.log({"events": f"step {step}: {text}"}, commit=False)
+        self._lines.append(f"step {step}: {text}")
+        self._run.log({"events": "\n".join(self._lines)}, commit=False)  # replaces the key's value
 
     def back(self, step: int, to: int) -> None:
         """Keep the counter, and increase its offset over the run's steps."""

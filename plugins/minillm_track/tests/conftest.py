@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -51,7 +52,12 @@ def tell(tmp_path: Path) -> Callable[..., None]:
 
 
 class FakeRun:
-    """A fake run of wandb or trackio that records every row, also those W&B would drop as too early."""
+    """A fake run of wandb or trackio that records every row, also those W&B would drop as too early.
+
+    As in W&B, what is logged without a step joins the last row, where it replaces the key's value.
+    """
+
+    step = 0
 
     def __init__(self, asked: dict[str, Any]) -> None:
         self.asked, self.rows, self.pending = asked, [], {}
@@ -64,13 +70,31 @@ class FakeRun:
     def log(self, data: dict[str, Any], step: int | None = None, commit: bool = True) -> None:
         if step is None:
             assert not commit
-            self.pending |= data
+            row = self.rows[-1][1] if self.rows else self.pending
+            row.update(data)
             return
         self.rows.append((step, {**self.pending, **data}))
         self.pending = {}
 
     def finish(self, exit_code: int = 0) -> None:
         self.code = exit_code
+
+
+class ServedRun(FakeRun):
+    """A fake run with W&B's counter, which the server keeps over a resume.
+
+    ``step`` is the row of the next ``log()``; rows of one number are one row, an earlier one is dropped.
+    """
+
+    def __init__(self, server: dict[int, dict[str, Any]], asked: dict[str, Any]) -> None:
+        super().__init__(asked)
+        self.server, self.step = server, max(server, default=-1) + 1
+
+    def log(self, data: dict[str, Any], step: int | None = None, commit: bool = True) -> None:
+        number = self.step if step is None else step
+        if number >= self.step:
+            self.step = number
+            self.server.setdefault(number, {}).update(data)
 
 
 class FakeApi:
@@ -90,15 +114,18 @@ class FakeApi:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[FakeRun]]:
-    """Return ``fake("wandb")``, which replaces the package by a fake and returns the list of opened runs."""
+def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[FakeRun]]:
+    """Return ``fake("wandb")``, which replaces the package by a fake and returns the list of opened runs.
 
-    def put(name: str) -> list[FakeRun]:
+    ``make`` makes a run of the arguments of ``init``.
+    """
+
+    def put(name: str, make: Callable[[dict[str, Any]], FakeRun] = FakeRun) -> list[FakeRun]:
         runs: list[FakeRun] = []
 
         def init(**asked: Any) -> FakeRun:
             print(f"* {name} says hello")
-            runs.append(FakeRun(asked))
+            runs.append(make(asked))
             return runs[-1]
 
         module: Any = ModuleType(name)
@@ -111,3 +138,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[FakeRun]]:
         return runs
 
     return put
+
+
+@pytest.fixture
+def server(fake: Callable[..., list[FakeRun]]) -> dict[int, dict[str, Any]]:
+    """Replace wandb by a fake, all of whose runs are one run on a server; return its rows by number."""
+    rows: dict[int, dict[str, Any]] = {}
+    fake("wandb", partial(ServedRun, rows))
+    return rows

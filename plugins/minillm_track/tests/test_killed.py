@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,32 @@ def test_the_last_run_of_a_tracker_has_every_step(fake, tell, step, name, tracke
     assert numbers == [1, 2, 3, 4, 5]
     assert runs[-1].code == 0
     assert len({run.asked["name"] for run in runs}) == 1
+
+
+@pytest.mark.parametrize("loss", [1.5, NAN])
+@pytest.mark.parametrize("failures", [1, 2, 3])
+def test_what_came_before_a_late_opening_is_told_again(
+    tmp_path: Path, failures: int, loss: float
+) -> None:
+    kept: list[int] = []
+    left = [OSError("no connection")] * failures
+
+    def open_run(started: Started, at: int) -> Late:
+        if left:
+            raise left.pop()
+        return Late(kept)
+
+    log = Log(open_run)
+    with Metrics(tmp_path / METRICS, every=2) as metrics:
+        for n in (1, 2, 3, 4):
+            metrics(stepped(n))
+        started = Started("h", 99, 1, str(tmp_path), {"log": {"every": 2}})
+        steps = [stepped(n, loss) for n in (5, 6, 7)]
+        for event in (started, Resumed(4, "c"), *steps, Ended(7, 0, 1.0)):
+            metrics(event)
+            with suppress(OSError):  # as the run, which goes on without a tracker that fails
+                log(event)
+    assert kept == [1, 2, 4, 6, 7]
 
 
 def test_trackio_keeps_one_run_and_other_runs_alone(fake, tell, step) -> None:

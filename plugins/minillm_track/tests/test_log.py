@@ -107,6 +107,24 @@ def test_nothing_is_opened_before_it_is_known_where_the_run_goes_on() -> None:
     assert sinks[0].steps == [5]
 
 
+def test_a_run_whose_opening_failed_still_goes_on_where_it_was() -> None:
+    sinks: list[Sink] = []
+
+    def open_run(started: Started, at: int) -> Sink:
+        sinks.append(Sink(at))
+        if len(sinks) == 1:
+            raise OSError("no connection")
+        return sinks[-1]
+
+    log = Log(open_run)
+    log(Started("h", 9, 1))
+    with pytest.raises(OSError, match="no connection"):
+        log(Resumed(4, "checkpoints/step-4"))
+    for event in (stepped(5), Ended(5, 0, 1.0), Started("h", 9, 1), stepped(1)):
+        log(event)
+    assert [sink.at for sink in sinks] == [4, 4, 0]
+
+
 def test_one_plugin_may_see_several_runs() -> None:
     log, sinks = opened()
     for code in (0, 75):

@@ -138,7 +138,7 @@ def test_a_second_one_is_refused_and_changes_nothing(tmp_path: Path, by: str) ->
         assert state(tmp_path) == before
         assert refusal.value.exit_code == 2
         assert held.owner.since in str(refusal.value)
-        assert "wait until it has ended" in str(refusal.value)
+        assert "close() the Run of this process" in str(refusal.value)
     with lock(tmp_path):
         pass
 

@@ -424,7 +424,7 @@ def test_a_tokenizer_beside_ids_that_is_not_named_is_said(
     beside, said = folder / "tokenizer.json", list[str]()
     Tokenizer.train(texts, 270).save(beside)
     corpus_of([folder / "a.bin"], say=said.append)
-    with_it = f"; with that beside them: data.tokenizer='{beside}' model.vocab=270"
+    with_it = f"; to use the one beside them: data.tokenizer='{beside}' model.vocab=270"
     assert f"no tokenizer: documents begin with id 0{with_it}" in said
     beside.write_text("{}")
     corpus_of([folder / "a.bin"], say=said.append)

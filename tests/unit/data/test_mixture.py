@@ -273,6 +273,9 @@ def test_a_held_out_path_serves_all_sources(
     assert corpus.tokenizer is not None
     assert corpus.tokenizer.decode(corpus.val[0]) == texts[30] * 4
     assert corpus.train.digest != digest("")
+    (tmp_path / "other.txt").write_text(texts[29] * 4)
+    other = corpus_of(paths, val=str(tmp_path / "other.txt"))
+    assert other.fingerprint != corpus.fingerprint  # a resumed run compares its losses
 
 
 @pytest.mark.parametrize(

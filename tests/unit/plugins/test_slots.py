@@ -39,7 +39,7 @@ def test_a_second_claimant_is_refused_by_name_slot_and_way_out(order: tuple[str,
     assert "layers.3.attention.layout is claimed by both 'one' and 'three'" in refused.value.what
     assert refused.value.where == "layers.3.attention.layout"
     assert "leave out 'one' or 'three'" in str(refused.value.fix)
-    assert "one.layers=[0] three.layers=[1]" in str(refused.value.fix)
+    assert "'one.layers=[0]' 'three.layers=[1]'" in str(refused.value.fix)
 
 
 @pytest.mark.parametrize("layered", [(), {"one"}, {"two", "three"}])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -63,6 +64,15 @@ def make(settings: dict[str, Any], options: dict[str, Any]) -> Callable[..., min
         return minillm.Run(minillm.build_plan(config), out=out, **options)
 
     return made
+
+
+def test_a_run_is_closed_in_another_context_than_it_was_begun_in(
+    make: Callable[..., minillm.Run],
+) -> None:
+    steps = make("moved").steps()
+    while contextvars.copy_context().run(next, steps, None) is not None:
+        pass
+    assert json.loads(Path("moved/run.json").read_text())["exit"] == 0
 
 
 def steps_of(run: minillm.Run, until: int | None = None) -> list[int]:
@@ -185,8 +195,9 @@ def test_a_run_in_a_folder_is_saved_closed_and_resumed(
     assert steps_of(run, until=5) == [1, 2, 3, 4, 5]
     assert run.save() == run.save() == Path("cut/checkpoints/step-00000005")
     assert not verify(Path("cut/checkpoints/step-00000005"))
-    with pytest.raises(minillm.Refusal, match="cut is in use by process"):
+    with pytest.raises(minillm.Refusal, match="cut is in use by process") as refused:
         minillm.Run.open("cut", **options).train()
+    assert refused.value.fix == "close() the Run of this process that trains there"
     run.close()
     assert json.loads(Path("cut/run.json").read_text())["exit"] == 75
     again = minillm.Run.open("cut", **options)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm_core.errors import Refusal
+from minillm_core.errors import MinillmError, Refusal
 from minillm_core.train.events import (
     Ended,
     Evaluated,
@@ -21,6 +21,13 @@ from minillm_core.train.events import (
     Throughput,
 )
 from minillm_core.train.metrics import Metrics, add, events, line, truncate
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no full device")
+def test_a_full_disk_is_named() -> None:
+    with Metrics(Path("/dev/full")) as metrics, pytest.raises(MinillmError) as error:
+        metrics(stepped(1))
+    assert "full could not be written: No space left" in str(error.value)
 
 
 def stepped(step: int, **changes) -> Stepped:

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from minillm_core.errors import PluginCodeError
-from minillm_core.train.events import Ended, Evaluated, Event
+from minillm_core.train.events import Ended, Evaluated, Event, Started
 from minillm_core.train.hooks import STRIKES, Observers
 
 EVENT = Ended(1, 0, 1.0)
@@ -44,6 +44,15 @@ def test_three_errors_switch_it_off(said: list[str]) -> None:
     assert len(said) == STRIKES + 1
     assert "'bad' raised in on_event for 'end' (1 of 3): ValueError: no luck" in said[0]
     assert "gets no more" in said[-1]
+
+
+def test_noting_the_start_is_no_evidence(said: list[str]) -> None:
+    seen: Counter[str] = Counter()
+    observers = Observers([], {"late": [].append}, say=said.append, seen=seen)
+    observers(Started("hash", 10, 100))
+    assert not seen["event:late"]
+    observers(EVENT)
+    assert seen["event:late"] == 1
 
 
 def test_an_observer_that_recovers_stays(said: list[str]) -> None:

@@ -232,6 +232,12 @@ def test_a_run_by_the_clock_says_what_is_not_on_it(job: Job) -> None:
     assert "0.001 minutes of training at 32 tokens a step; start and evaluation come on" in line
     (line,) = (line for line in job.said if " --resume " in line)
     assert line.split()[-1] == "train.minutes=0.002"
+    step = max(saved(job.out))
+    job.train("train.minutes=0.001", steps=None, resume=True)
+    assert job.said[-1].endswith("a longer train.minutes extends it")
+    job.train("train.minutes=0.002", steps=None, resume=True)
+    assert "note: resumed with another train.minutes: 0.001 -> 0.002" in job.said
+    assert max(saved(job.out)) > step
 
 
 def test_the_end_says_how_long_it_took_and_what_can_be_typed_next(job: Job) -> None:
@@ -1074,6 +1080,15 @@ def best_of(out: Path) -> dict[str, Any]:
 
 def saved(out: Path) -> list[int]:
     return sorted(int(path.name.removeprefix("step-")) for path in out.glob("checkpoints/step-*"))
+
+
+def test_a_resume_keeps_what_a_rewind_needs(job: Job) -> None:
+    given = ("checkpoint.every=1", "checkpoint.keep=1", "train.spike=9", "train.rewind=4")
+    job.train(*given)
+    before = saved(job.out)
+    assert before[0] <= 12 - 4
+    job.train(*given, steps=13, resume=True)
+    assert before[0] in saved(job.out)
 
 
 def evaluating(monkeypatch: pytest.MonkeyPatch, losses: dict[int, float]) -> None:

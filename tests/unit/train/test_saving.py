@@ -134,6 +134,19 @@ def test_a_best_checkpoint_that_was_not_written_is_not_the_best(tmp_path: Path) 
     assert best.protected() == {100, 400}
 
 
+def test_after_a_rewind_the_best_of_those_that_are_left_is_the_best(tmp_path: Path) -> None:
+    evaluated = [Evaluated(5, 3.5, None, 10), Evaluated(10, 3.6, None, 10)]
+    for one in (*evaluated, Evaluated(15, 3.0, None, 10)):
+        layout.folder(tmp_path, one.step).mkdir(parents=True)
+    best = Best(tmp_path, evaluated)
+    assert best.update_if_better(Evaluated(15, 3.0, None, 10))
+    best.mark()
+    layout.folder(tmp_path, 15).rmdir()
+    best.forget(after=10)
+    assert best.protected() == {5}
+    assert not best.update_if_better(Evaluated(20, 3.55, None, 10))
+
+
 COUNTS = st.integers(0, 2**53)
 
 

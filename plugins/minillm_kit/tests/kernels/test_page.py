@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tools.tutorial import run_page
+IMPORTED = (
+    *("minillm_kit.kernels_list", "minillm_kit.kernels_check", "minillm_kit.kernels_bench"),
+    *("minillm_core.backends.torch.backend", "minillm_core.backends.mlx.backend"),
+)
+"""What the page's commands import."""
 
 
 @pytest.mark.slow
-def test_the_page_is_so(repository: Path, tmp_path: Path) -> None:
+def test_the_page_is_so(repository: Path, tmp_path: Path, run_commands: Callable[..., int]) -> None:
     pytest.importorskip("torch")
-    here = Path(sys.executable).parent
-    path = f"{here}{os.pathsep}{os.environ['PATH']}"
+    python = Path(sys.executable)
+    path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "COLUMNS": "160", "NO_COLOR": "1"}
     page = (repository / "docs" / "kernels.md").read_text("utf-8")
-    assert run_page(page, tmp_path, environment) == 5
+    assert run_commands(page, tmp_path, python, environment, IMPORTED) == 5
