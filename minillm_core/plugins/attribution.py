@@ -201,9 +201,10 @@ def attribute_errors(plugins: Iterable[LoadedPlugin], when: str) -> Iterator[Non
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and interrupted():
                 raise
-            for plugin in by_name.values():
-                if found := _place(error, plugin.root):
-                    named = plugin.error(*found, error)
+            # plugins of one package have one root: first the one whose own file raised
+            for one in sorted(by_name.values(), key=lambda p, e=error: not own_frames(e, p.file)):
+                if found := _place(error, one.root):
+                    named = one.error(*found, error)
                     named.happened(when)
                     raise named from error
             raise
@@ -220,7 +221,7 @@ def at_work(plugins: Iterable[LoadedPlugin]) -> Callable[[str], str | None]:
         found, line, frame = None, "", sys._current_frames().get(thread)
         while frame is not None:  # innermost first; the last match is what the core called
             code = frame.f_code
-            for plugin in plugins:
+            for plugin in sorted(plugins, key=lambda p: p.file == code.co_filename):
                 if within(code.co_filename, plugin.root):
                     line = line or f"{code.co_filename}:{frame.f_lineno}"
                     found = f"{plugin.called}, {code.co_qualname}, {when} ({line})"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from minillm_core.config.selection import FileSpec
+from minillm_core.errors import PluginCodeError
 from minillm_core.plugins import watch
-from minillm_core.plugins.attribution import at_work
+from minillm_core.plugins.attribution import at_work, attribute_errors
 from minillm_core.plugins.manager import load
 from minillm_core.plugins.watch import Watch, running, watching
 
@@ -168,3 +170,12 @@ def test_the_plugin_on_the_stack_is_named(tmp_path: Path) -> None:
     assert asked("at step 7") is None
     told = plugins[0].plugin.on_event(event=lambda: asked("at step 7"))  # type: ignore[attr-defined]
     assert told == f"plugin 'trick', Trick.on_event, at step 7 ({file}:9)"
+    # beside another plugin of its package, whose code is within the same folder
+    trick = replace(plugins[0], root=str(tmp_path))
+    other = replace(trick, name="other", file=str(tmp_path / "other.py"))
+    for pair in ((trick, other), (other, trick)):
+        asked = at_work(pair)
+        assert told == trick.plugin.on_event(event=lambda asked=asked: asked("at step 7"))  # type: ignore[attr-defined]
+        with pytest.raises(PluginCodeError) as raised, attribute_errors(pair, "in a step"):
+            trick.plugin.on_event(event=lambda: 1 / 0)  # type: ignore[attr-defined]
+        assert raised.value.plugin == "trick"
