@@ -76,10 +76,8 @@ class TorchWeights(ShardedArrays):
         )
         super().__init__(groups, updated, shapes, rank, device, saves, saved=rows)
         self.exchange = RowExchange(_owners(groups, updated), shapes, rank, size, device)
-        self.weights, self.updating = (
-            weights,
-            False,
-        )  # the masters; from reduce_scatter to all_gather
+        self.weights = weights
+        self.updating = False  # from reduce_scatter to all_gather: masters are newer than rows
         # views are computed from whole masters at any time
         self.keeps = any(member.view for group in groups.values() for member in group.members)
         self.open = self.helping = False  # inside lent(); while this rank only gathers for others
