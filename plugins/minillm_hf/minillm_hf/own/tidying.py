@@ -67,9 +67,8 @@ def _drop_arguments(tree: ast.Module, edits: Replacing) -> None:
     classes = {one.name: one for one in tree.body if isinstance(one, ast.ClassDef)}
     made = {name: found for name in classes if (found := _constructor(name, classes)) is not None}
     unread = {name: _unread(classes[name]) for name in classes} if made else {}
-    unread = {
-        name: names for name, names in unread.items() if names and name not in _handed_on(tree)
-    }
+    handed_on = _handed_on(tree) if any(unread.values()) else set()
+    unread = {name: names for name, names in unread.items() if names and name not in handed_on}
     if not unread:
         return
     for name, names in unread.items():
