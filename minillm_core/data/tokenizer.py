@@ -203,8 +203,8 @@ class Tokenizer:
                 raise DataError(
                     f"the tokenizer has no special token {one.text} for plugin '{one.owner}'{room}",
                     where=f"added_tokens: {', '.join(sorted(known)[:8])}",
-                    fix=f"{instead}; or add it there, or have a tokenizer trained: without data.tokenizer, "
-                    "--branch and --init",
+                    fix=f"{instead}; or a new model without data.tokenizer, --branch and --init, whose "
+                    "tokenizer is trained with it",
                 )
             self.size += 1
         entries = self._native.get_vocab(with_added_tokens=True)

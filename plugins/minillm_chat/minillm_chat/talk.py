@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Iterator
@@ -53,7 +54,7 @@ class ChatModel:
                 else "the model directory has no chat template, so nothing says how it would answer"
             )
             start = f"{'--branch' if own else '--init'} {shlex.quote(str(run.out))}"
-            if own:  # its vocabulary is full: no row is left for the special tokens of chatml
+            if own or not _takes_chatml(run):  # a run's vocabulary is full
                 start += " sft.template=plain"
             raise Refusal(
                 what,
@@ -104,6 +105,16 @@ class ChatModel:
                 fix="leave --system out, if the template knows no system turn",
             ) from error
         return self.run.stream(prompt, ends=self.ends, **sampling)
+
+
+def _takes_chatml(run: Run) -> bool:
+    """Return whether the tokenizer has the special tokens of chatml, or the embedding rows for them."""
+    if run.tokenizer is None:
+        return False
+    added = json.loads(run.tokenizer.text())["added_tokens"]
+    known = {one["content"] for one in added if one["special"]}
+    missing = {*ChatTemplate.of("chatml").specials} - known
+    return run.tokenizer.size + len(missing) <= run.plan.config.model.vocab
 
 
 @dataclass

@@ -165,6 +165,23 @@ def test_a_run_that_knows_no_chats_is_refused(trained: Any, chat: Any) -> None:
     assert err.rstrip().endswith(" sft.template=plain --out CHAT")  # its vocabulary is full
 
 
+@pytest.mark.parametrize(("vocab", "plain"), [(258, True), (600, False)])
+def test_a_directory_without_a_template_gets_a_command_that_its_tokenizer_allows(
+    trained: Any, chat: Any, tmp_path: Path, vocab: int, plain: bool
+) -> None:
+    """With rows to spare, the special tokens of chatml are added."""
+    minillm.Run.open(trained(plugins=None, model__vocab=vocab)).export(tmp_path / "model")
+    code, _, err = chat(tmp_path / "model", stdin=b"Hi\n")
+    assert code == 2
+    more = " sft.template=plain" * plain
+    assert err.rstrip().endswith(f" --init {tmp_path / 'model'}{more} --out CHAT")
+    data = trained()
+    data = data.with_name(data.name.replace("run-", "data-") + ".jsonl")
+    words = ["--preset", "tiny", "--steps", "1", "train.seq_len=64", "train.rows=4", *more.split()]
+    words += ["--task", "sft", "--data", str(data), "--init", str(tmp_path / "model")]
+    assert main(["train", *words, "eval.samples=0", "--out", str(tmp_path / "chat")]) == 0
+
+
 def test_a_directory_with_a_template_answers_as_the_run_does(
     trained: Any, chat: Any, tmp_path: Path
 ) -> None:
@@ -182,6 +199,7 @@ def test_a_directory_with_a_template_answers_as_the_run_does(
     path.write_text(json.dumps(config))
     code, _, err = chat(path.parent, *words, stdin=b"Hi\n")
     assert (code, "has no chat template" in err) == (2, True)
+    assert "sft.template" not in err  # its tokenizer has the special tokens of chatml
     (path.parent / "chat_template.jinja").write_text(template)
     code, said, err = chat(path.parent, *words, stdin=b"Hi\nAnd now?\n")
     assert json.loads(said)["messages"] == answers[0], err

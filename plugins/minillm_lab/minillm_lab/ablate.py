@@ -29,6 +29,12 @@ from minillm_lab.variants import Design, leave_one_out, one_at_a_time
 
 MOST_SEEDS = 64
 
+SHOWN = 20
+"""Maximum number of plugins named in the line about the baseline."""
+
+FLAG = "--plugins"
+"""Origin of plugins that neither the preset nor the file names."""
+
 UNCOUNTED = 1.3
 """Factor on a plan's estimate of its memory: with a process's margin it exceeds the largest peak that was
 measured on a GPU, 1.43 times the estimate."""
@@ -243,6 +249,7 @@ def _opening(design: Design, request: Request, out: Path, data: str) -> list[str
         f"{design.kind}: {len(design.variants)} sets of plugins x {counted(request.seeds, 'seed')}, "
         f"{count} runs and those at equal seconds, into {out}",
         f"data    {data}",
+        *_taken_out(design, request),
     ]
     lines += [f"'{name}' is not judged: {why}" for name, why in design.unplanned.items()]
     lines += [
@@ -251,3 +258,20 @@ def _opening(design: Design, request: Request, out: Path, data: str) -> list[str
         if one.together
     ]
     return lines
+
+
+def _taken_out(design: Design, request: Request) -> list[str]:
+    """Describe a baseline that is without measured plugins of the preset or the file; else return nothing."""
+    first, origins = design.variants[0], request.prepared.loaded.origins
+    active = [one.name for one in first.plan.active]
+    missing: dict[str, list[str]] = {}
+    for one in design.comparisons:
+        origin = origins.get(f"plugins.{one.plugin}", FLAG)
+        if one.without == first.name and one.plugin not in active and origin != FLAG:
+            missing.setdefault(origin, []).append(one.plugin)
+    if not missing:
+        return []
+    without = ", and ".join(
+        f"{few(names, SHOWN)}, which {origin} names" for origin, names in missing.items()
+    )
+    return [f"{first.name}: {few(active, SHOWN) or 'no plugins'} (without {without})"]

@@ -33,6 +33,9 @@ from minillm_lab.study import Study, Trained
 RUNS = "runs"
 """The folder of run files, inside the study's folder."""
 
+ANEW = "the same command starts again"
+"""The fix for a study that was ended by a signal before its first run was finished."""
+
 BOUND = {"compile": "auto", "checkpointing": False, "kernels": "auto"}
 """Settings outside the plan's hash that change a run's speed, with their defaults."""
 
@@ -229,10 +232,17 @@ def facts_of(
     }
 
 
-def stopped(out: Path, kept: int, way_on: str) -> MinillmError:
-    """Return the error for a study ended by a signal: what is kept, and how to resume."""
+def stopped(out: Path, kept: int, way_on: str, *, anew: str = ANEW) -> MinillmError:
+    """Return the error for a study ended by a signal: what is kept, and how to resume.
+
+    Args:
+        out: the study's folder.
+        kept: number of its finished runs.
+        way_on: the fix where runs are kept.
+        anew: the fix where none is.
+    """
     if not kept:
-        return Interrupted("ended by a signal; no run was finished")
+        return Interrupted("ended by a signal; no run was finished", where=str(out), fix=anew)
     return Stopped(
         f"ended by a signal; {counted(kept, 'finished run')} kept",
         where=str(out / RUNS),

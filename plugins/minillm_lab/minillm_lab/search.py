@@ -36,6 +36,7 @@ from minillm_core.studies import (
     taken_away,
 )
 from minillm_lab.members import (
+    ANEW,
     RUNS,
     Members,
     choose_folder,
@@ -259,8 +260,9 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
                 return job.run(), out
             except (Interrupted, KeyboardInterrupt):
                 kept = len([*(out / RUNS).glob("*.json")])
-                way_on = f"the same command with --resume --out {out} continues"
-                raise stopped(out, kept, way_on) from None
+                way_on = f"the same command with --resume --out {shlex.quote(str(out))} continues"
+                begun = (out / RESULT).exists()  # then the folder is refused without --resume
+                raise stopped(out, kept, way_on, anew=way_on if begun else ANEW) from None
 
 
 class Job:
@@ -605,7 +607,8 @@ def _refuse_folder(out: Path, *, resume: bool) -> None:
         raise Refusal(
             f"{out} holds a search already",
             where=str(out / RESULT),
-            fix="--resume continues it; --out with another folder begins another",
+            fix="the same command with --resume continues it; --out with another folder begins "
+            "another",
         )
     if resume and not there:
         raise Refusal(

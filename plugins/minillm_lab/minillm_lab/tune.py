@@ -150,6 +150,8 @@ def tune(
         The JSON document printed by ``--json``: ``candidates`` in the order of trial, and
         ``best``, the settings of the chosen one by key; and its plan. ``finished`` is False after a signal,
         where the best of the candidates so far is the chosen one.
+        ``timed_again``: whether it was timed in turns with the original settings, as ``gain`` then is; the
+        candidates' own speeds are of the first pass.
 
     Raises:
         Refusal: the micro-batches of this plan are fixed, or nothing fits into memory.
@@ -187,6 +189,7 @@ def tune(
         "best": best.settings(),
         "as_they_were": tuning.given.settings(),
         "gain": gain,
+        "timed_again": tuning.timed_again,
         "finished": finished,
         "hardware": hardware(binding.device_name),
         "versions": versions(
@@ -251,6 +254,7 @@ class Tuning:
         self.request, self.plan, self.detected = request, plan, detected
         self.memory = request.memory
         self.candidates: list[Candidate] = []
+        self.timed_again = False  # whether the best one and the original settings were, in turns
         self._study, self._say, self._profile = study, say, profile
         self._dtype = dtype
         self.given = Candidate(plan, plan.estimate(self._dtype).bytes)
@@ -364,6 +368,7 @@ class Tuning:
             self._run(one, listed=False)
         if not given.speeds:
             return best, None
+        self.timed_again = True
         gain = again.speed / given.speed
         return (best, gain) if given.clearly_slower(again) else (given, 1.0)
 

@@ -252,8 +252,9 @@ def test_what_a_result_replaces_is_said(ablation: Any, rigged: Any, tmp_path: Pa
 def test_a_signal_before_the_first_run_leaves_nothing(ablation: Any, rigged: Any) -> None:
     rig = rigged({})
     rig.stop_after = 0
-    with pytest.raises(Interrupted, match="no run was finished"):
+    with pytest.raises(Interrupted, match="no run was finished") as stopped:
         ablation(rig, ("rule",)).run()
+    assert stopped.value.fix == "the same command starts again"
 
 
 @pytest.mark.parametrize("change", ["data", "device", "dtype", "versions"])

@@ -152,6 +152,7 @@ def test_the_fastest_division_is_found_and_the_rest_is_not_tried(tuned) -> None:
     assert [one[0] for one in machine.built[-4:]] == [8, 4, 4, 8]  # A B B A
     assert not any(recomputed for _, recomputed, _ in machine.built)
     assert verdict(result).startswith("best: train.rows=4 train.accumulate=2; against")
+    assert "timed again in turns" in str(render(result).caption)
 
 
 def test_no_gain_leaves_the_settings_as_they_were(tuned) -> None:
@@ -269,6 +270,7 @@ def test_a_signal_leaves_the_best_candidate_so_far(tuned) -> None:
     assert result["best"]["train.rows"] == 4
     assert result["candidates"][-1]["reason"] == "ended by a signal"
     assert verdict(result) == "best so far: train.rows=4 train.accumulate=2"
+    assert render(result).caption is None
     assert [*render(result).columns[-1].cells].count("chosen") == 1
 
     def at_once(train: Any, kernels: str) -> float:

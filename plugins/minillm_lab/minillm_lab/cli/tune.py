@@ -35,6 +35,12 @@ minillm tune --backend mlx --json > tuned.json
 
 _HOW = "Timing"
 
+FIRST_PASS = (
+    "Speeds of a first pass, one candidate after the other. The best one and your settings "
+    "were then timed again in turns, which decides; those speeds may differ from the table."
+)
+"""The note below the table."""
+
 
 def tune(
     *,
@@ -181,6 +187,8 @@ def render(result: Mapping[str, Any]) -> Table:
         f"{counted(result['repeats'], 'turn')} of {counted(result['steps'], 'step')}; "
         f"{sized(result['memory_bytes'])} of memory",
         title_justify="left",
+        caption=FIRST_PASS if result.get("timed_again") else None,
+        caption_justify="left",
     )
     counted_peaks = any(one["peak_bytes"] for one in result["candidates"])
     known_mfu = any(one["mfu"] for one in result["candidates"])

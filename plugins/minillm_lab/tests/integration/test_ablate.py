@@ -338,6 +338,40 @@ def test_a_preset_is_judged_with_what_its_plugins_build_on() -> None:
     assert len(one_at_a_time(loaded, plugins, judged).comparisons) == len(judged)
 
 
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        (("--plugins", "qk_norm"), ["baseline: muon (without qk_norm, which {} names)"]),
+        (
+            ("--plugins", "relu2,qk_norm", "--with", "xsa"),
+            ["baseline: muon, xsa (without qk_norm, which {} names)"],
+        ),
+        ((), ["baseline: no plugins (without muon, qk_norm, which {} names)"]),
+        (("--plugins", "relu2"), []),
+        (("--plugins", "qk_norm", "--leave-one-out"), []),
+    ],
+)
+def test_the_baseline_is_named_where_a_plugin_of_the_settings_is_taken_out_of_it(
+    given: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    lines: list[str],
+) -> None:
+    found: list[str] = []
+
+    def opened(request: Request, **more: Any) -> Any:
+        found.extend(prepare_ablation(request).lines)
+        raise Refusal("enough", where="here", fix="none")
+
+    settings = tmp_path / "own.toml"
+    settings.write_text("[plugins.muon]\n[plugins.qk_norm]\n")
+    monkeypatch.setattr("minillm_lab.ablate.ablate", opened)
+    assert main(["ablate", "-c", str(settings), *words, *given]) == 2
+    shown = [line for line in found if line.startswith("baseline")]
+    assert shown == [line.format(settings) for line in lines]
+
+
 @pytest.mark.parametrize("below", ["", "below"])
 def test_a_file_in_the_place_of_the_folder_is_refused(
     given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str], below: str
@@ -355,9 +389,10 @@ def test_finished_runs_are_not_repeated_after_a_kill(
     given: tuple[str, ...], tmp_path: Path, how: signal.Signals
 ) -> None:
     runs = tmp_path / "out" / "runs"
-    command = [sys.executable, "-m", "minillm_core", "ablate", "--plugins", "muon,qk_norm", *given]
+    command = ["ablate", "--plugins", "muon,qk_norm", *given]
     command[command.index("--steps") + 1] = "60"
-    with subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ) as first:
+    program = [sys.executable, "-m", "minillm_core"]
+    with subprocess.Popen([*program, *command], stderr=subprocess.PIPE, env=os.environ) as first:
         while len(list(runs.glob("*.json"))) < 2 and first.poll() is None:
             time.sleep(0.02)
         first.send_signal(how)
@@ -365,8 +400,7 @@ def test_finished_runs_are_not_repeated_after_a_kill(
     assert first.returncode == {signal.SIGKILL: -9, signal.SIGTERM: 75}[how]
     before = {path.name: path.stat().st_mtime_ns for path in runs.glob("*.json")}
     assert len(before) >= 2
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    assert main(command) == 0
     after = {path.name: path.stat().st_mtime_ns for path in runs.glob("*.json")}
     assert before.items() <= after.items()
     assert len(after) >= 9

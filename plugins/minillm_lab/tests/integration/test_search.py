@@ -10,11 +10,16 @@ import subprocess
 import sys
 import time
 import tomllib
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from minillm_core.cli.main import main
+from minillm_lab.search import Job
 
 SMALL = (
     *("model.vocab=300", "model.dim=32", "model.layers=2", "model.heads=2", "model.kv_heads=2"),
@@ -22,26 +27,45 @@ SMALL = (
 )
 
 
-@pytest.fixture
-def given(tmp_path: Path) -> tuple[str, ...]:
-    text, space = tmp_path / "text.txt", tmp_path / "space.toml"
+@dataclass(frozen=True)
+class Searched:
+    """A finished search: its folder, its document, and what it said meanwhile."""
+
+    out: Path
+    found: dict[str, Any]
+    said: str
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    folder = tmp_path_factory.mktemp("given")
+    text, space = folder / "text.txt", folder / "space.toml"
     text.write_text("\n\n".join(f"the {n} little cats sat on mat {n * n}" for n in range(400)))
     space.write_text("[train]\nlr = [1e-5, 1e-2]\nwarmup = [0.05, 0.9]\n")
     where = ("--data", str(text), "--preset", "tiny", "--device", "cpu", "--backend", "torch")
     return ("search", *where, "--space", str(space), "--tokens", "1280", "--budget", "20m", *SMALL)
 
 
+@pytest.fixture(scope="module")
+def whole(given: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Searched:
+    """Search once, undisturbed, in this process."""
+    out, said, shown = tmp_path_factory.mktemp("search") / "whole", StringIO(), StringIO()
+    with redirect_stdout(said), redirect_stderr(shown):
+        assert main([*given, "--out", str(out), "--json"]) == 0
+    return Searched(out, json.loads(said.getvalue()), shown.getvalue())
+
+
 @pytest.mark.slow
 def test_a_planted_winner_is_found_and_a_killed_search_finds_the_same(
-    given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: tuple[str, ...],
+    whole: Searched,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert main([*given, "--out", str(whole), "--json"]) == 0
-    shown = capsys.readouterr()
-    found = json.loads(shown.out)
+    killed, found = tmp_path / "killed", whole.found
     assert found["recipe"] == ["train.lr=0.01"]
     assert found["last"]["gain"]["high"] < 0
-    assert re.search(r"^round 1, 427 tokens: train.lr=0.01  run 2 of 3", shown.err, re.MULTILINE)
+    assert re.search(r"^round 1, 427 tokens: train.lr=0.01  run 2 of 3", whole.said, re.MULTILINE)
 
     command = [sys.executable, "-m", "minillm_core", *given, "--out", str(killed)]
     runs, ends = killed / "runs", {signal.SIGTERM: 75, signal.SIGKILL: -9}
@@ -56,36 +80,66 @@ def test_a_planted_winner_is_found_and_a_killed_search_finds_the_same(
     assert "the search is not finished" in (killed / "best.toml").read_text("utf-8")
     before = {path.name: path.stat().st_mtime_ns for path in runs.glob("*.json")}
     assert main([*given, "--out", str(killed)]) == 2
-    assert "--resume continues it" in capsys.readouterr().err
+    assert "the same command with --resume continues it" in capsys.readouterr().err
     assert main([*given, "--out", str(killed), "--resume"]) == 0
     assert "train.lr=0.01" in capsys.readouterr().err
     after = {path.name: path.stat().st_mtime_ns for path in runs.glob("*.json")}
     assert before.items() <= after.items()
     best, same = (
-        (out / "best.toml").read_text("utf-8").replace(str(out), "OUT") for out in (whole, killed)
+        (out / "best.toml").read_text("utf-8").replace(str(out), "OUT")
+        for out in (whole.out, killed)
     )
     assert same == best
 
-    assert main([*given[:-1], "train.lr=2e-5", "--out", str(whole), "--resume"]) == 2
+    assert main([*given[:-1], "train.lr=2e-5", "--out", str(whole.out), "--resume"]) == 2
     assert "holds another search: its plan differs from this one's" in capsys.readouterr().err
-    preset = str(whole / "best.toml")
+    preset = str(whole.out / "best.toml")
     assert main(["plan", "--preset", preset, "--json"]) == 0  # usable like any other preset
     assert json.loads(capsys.readouterr().out)["settings"]["train"]["lr"]["value"] == 0.01
 
 
+@pytest.mark.parametrize(
+    ("begun", "fix"),
+    [(False, "the same command starts again"), (True, "the same command with --resume --out {}")],
+)
+def test_a_signal_before_the_first_run_says_what_to_type(
+    given: tuple[str, ...],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    begun: bool,
+    fix: str,
+) -> None:
+    """Where search.json is written already, the folder is refused without --resume."""
+
+    def run(job: Job) -> None:
+        if begun:
+            (job.out / "search.json").write_text("{}")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Job, "run", run)
+    out = tmp_path / "out"
+    assert main([*given, "--out", str(out)]) == 130
+    assert f"no run was finished\n  where: {out}\n  fix:   {fix.format(out)}" in (
+        capsys.readouterr().err
+    )
+    assert main([*given, "--out", str(out), *["--resume"] * begun]) == 130  # as it says
+
+
 @pytest.mark.slow
 def test_runs_of_two_processes_are_those_of_one(
-    given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    given: tuple[str, ...],
+    whole: Searched,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Of two that share a device; test_ablate.py has one process on each of two."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    assert main([*given, "--out", str(one)]) == 0
-    capsys.readouterr()
+    two = tmp_path / "two"
     assert main([*given, "--processes", "2", "--out", str(two)]) == 0
     assert "starting 2 processes on cpu" in capsys.readouterr().err
     found, expected = (
         {file.name: json.loads(file.read_text())["run"]["curve"][-1] for file in out.glob("runs/*")}
-        for out in (two, one)
+        for out in (two, whole.out)
     )
     assert len(found) >= 8
     for name in found.keys() & expected.keys():
