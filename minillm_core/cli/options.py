@@ -56,7 +56,7 @@ def folder(text: str) -> Path:
     """
     if not text.strip():
         raise typer.BadParameter("it is empty; . is the current folder")
-    return Path(text)
+    return Path(text).expanduser()  # no shell expands --out=~/x
 
 
 _choice = partial(option, panel=_CHOICE)

@@ -9,7 +9,7 @@ from pathlib import Path
 def cache_folder() -> Path:
     """Return ``$MINILLM_CACHE``, or minillm's folder in ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
     if own := os.environ.get("MINILLM_CACHE"):
-        return Path(own)
+        return Path(own).expanduser()
     shared = os.environ.get("XDG_CACHE_HOME")
     return (Path(shared) if shared else Path.home() / ".cache") / "minillm"
 

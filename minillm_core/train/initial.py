@@ -221,7 +221,7 @@ class Branch(RunFolder):
                 where=f"{flag} {given}",
                 fix=f"{flag} RUN, {flag} RUN@STEP or {flag} RUN@best",
             )
-        out = Path(folder).absolute()
+        out = Path(folder).expanduser().absolute()
         record = read_record(out)
         step = int(which) if which and which != BEST else None
         chosen = chosen_or_refuse(out, say, step=step, best=which == BEST)

@@ -32,6 +32,14 @@ def cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINILLM_CACHE", "/cache")
 
 
+def test_a_home_that_no_shell_expands(program: Program, monkeypatch) -> None:
+    spy = Spy()
+    monkeypatch.setattr("minillm_core.train.request.train", spy)
+    monkeypatch.setenv("MINILLM_CACHE", "~/cache")
+    assert program("train", "--out=~/here", "--preset", "tiny")[0] == 0
+    assert (spy.named["out"], spy.named["cache"]) == (Path.home() / "here", Path.home() / "cache")
+
+
 def test_train_hands_over_what_was_asked(program: Program, monkeypatch) -> None:
     spy = Spy()
     monkeypatch.setattr("minillm_core.train.request.train", spy)
