@@ -41,7 +41,7 @@ def test_the_largest_stage_is_as_small_as_it_can_be(loads: list[int], count: int
 
 def plan_of(plugins: str = "", preset: str = "tiny", **settings: Any) -> minillm.Plan:
     given = {key.replace("_", ".", 1): value for key, value in settings.items()}
-    named = None if preset == "speedrun" else plugins
+    named = plugins or (None if preset == "speedrun" else "")
     return minillm.build_plan(minillm.load(preset=preset, plugins=named, settings=given))
 
 
@@ -58,7 +58,7 @@ SPEEDRUN = {
         ({"plugins": "moe", "model_layers": 4}, {"layers.0.mlp.balance"}, set()),
         ({"plugins": "value_residual", "model_layers": 4}, {"value_residual_source"}, set()),
         ({"plugins": "layer_loop", "model_layers": 4}, set(), set()),
-        (SPEEDRUN, {"x0"}, {"value_embeds"}),
+        (SPEEDRUN | {"plugins": "embed_skip"}, {"x0", "layers.0.out"}, {"value_embeds"}),
     ],
     ids=["plain", "moe", "value_residual", "layer_loop", "speedrun"],
 )
