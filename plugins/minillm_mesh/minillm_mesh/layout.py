@@ -31,7 +31,7 @@ BUCKET = 2**26
 """Bucket size in bytes, for parameters that are not sent all at once."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # there is one for each parameter and rank
 class Part:
     """The part of a parameter that one rank updates: all of it, or some rows."""
 

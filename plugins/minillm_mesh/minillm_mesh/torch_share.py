@@ -44,7 +44,7 @@ ALIGNED = 16
 MODEL, OPTIMIZER, VIEW = "model.", "optimizer.", "view."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ArrayPart:
     """An array that one rank holds, under its name in a checkpoint."""
 

@@ -70,16 +70,21 @@ class TorchWeights(ShardedArrays):
         weights.trained.update((name, weights.parameters[name]) for name in trained)
         weights.narrow = False  # parameters are the masters
         updated = layout(groups.values(), size, weights=True)
-        rows = tuple(
-            tuple(filter(None, (row_part(name, shape, at, size) for name, shape in shapes.items())))
-            for at in range(size)
+        # views are computed from whole masters at any time, and are in their rows during evaluation
+        self.keeps = any(member.view for group in groups.values() for member in group.members)
+        owned = {part.name for those in updated for part in those} if self.keeps else set()
+        others = [(name, shape) for name, shape in shapes.items() if name not in owned]
+        saved = tuple(
+            (
+                *(those if self.keeps else ()),
+                *filter(None, (row_part(*one, at, size) for one in others)),
+            )
+            for at, those in enumerate(updated)
         )
-        super().__init__(groups, updated, shapes, rank, device, saves, saved=rows)
+        super().__init__(groups, updated, shapes, rank, device, saves, saved=saved)
         self.exchange = RowExchange(_owners(groups, updated), shapes, rank, size, device)
         self.weights = weights
         self.updating = False  # from reduce_scatter to all_gather: masters are newer than rows
-        # views are computed from whole masters at any time
-        self.keeps = any(member.view for group in groups.values() for member in group.members)
         self.open = self.helping = False  # inside lent(); while this rank only gathers for others
         # compiled blocks, by id: those in use, and those of the last forward pass
         self.running: Mapping[int, Callable[..., Any]] = {}
@@ -101,8 +106,9 @@ class TorchWeights(ShardedArrays):
         }
 
     def held(self, masters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return this rank's rows of every parameter."""
-        return {name: rows for name, rows in self.rows.items() if len(rows)}
+        """Return this rank's rows of every parameter; with views, its whole masters and rows of the others."""
+        rows = {name: rows for name, rows in self.rows.items() if len(rows)}
+        return masters if self.keeps else rows
 
     def compiler(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         """Compile each layer by itself: FSDP's hooks between them are Python."""
@@ -189,13 +195,11 @@ class TorchWeights(ShardedArrays):
     def all_gather(self, masters: Mapping[str, Tensor]) -> None:
         """Send updated master weights that ranks own whole to the rows of all; FSDP gathers them when used.
 
-        Outside an update the rows are the newer ones.
+        Outside an update the rows are the newer ones, unless whole masters are kept.
         """
-        if self.updating:
+        if self.updating or self.keeps:
             for name, rows in self.exchange.from_owners(masters, self.exchange.owners):
                 self.rows[name].copy_(rows)
-        elif self.keeps:
-            self._fill_masters()
         self.updating = False
         self._free_masters()
         self.model.reshard()  # gathered parameters are those before

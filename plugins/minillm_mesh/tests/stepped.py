@@ -193,9 +193,8 @@ def train(
 
 def beside_rows(made: Any) -> int:
     """Count the bytes of whole master weights that a process holds beside its rows, between steps."""
-    rows = made.held()
-    masters = made.weights.masters.items()
-    whole = [master for name, master in masters if master is not rows.get(f"model.{name}")]
+    rows, masters = made.share.rows, made.weights.masters
+    whole = [master for name, master in masters.items() if master is not rows[name]]
     return sum(master.untyped_storage().nbytes() for master in whole)
 
 
