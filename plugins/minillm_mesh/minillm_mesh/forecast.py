@@ -625,7 +625,7 @@ class Forecast:
         shares = layout(self.plan.groups, self.ranks, weights=True)
         mine = max(sum(part.size for part in share if part.name in whole) for share in shares)
         trained = sum(size for name, size in rows.items() if name not in self.plan.frozen)
-        views = any(member.view for group in self.plan.groups for member in group.members)
+        views = bool(self.plan.views)
         ends = self._units[""]
         layer = max(size for unit, size in self._units.items() if unit)
         return {

@@ -72,14 +72,12 @@ class TorchWeights(ShardedArrays):
         updated = layout(groups.values(), size, weights=True)
         # views are computed from whole masters at any time, and are in their rows during evaluation
         self.keeps = any(member.view for group in groups.values() for member in group.members)
-        owned = {part.name for those in updated for part in those} if self.keeps else set()
-        others = [(name, shape) for name, shape in shapes.items() if name not in owned]
+        kept = updated if self.keeps else ((),) * size
+        names = {part.name for those in kept for part in those}
+        others = [(name, shape) for name, shape in shapes.items() if name not in names]
         saved = tuple(
-            (
-                *(those if self.keeps else ()),
-                *filter(None, (row_part(*one, at, size) for one in others)),
-            )
-            for at, those in enumerate(updated)
+            (*those, *filter(None, (row_part(*one, at, size) for one in others)))
+            for at, those in enumerate(kept)
         )
         super().__init__(groups, updated, shapes, rank, device, saves, saved=saved)
         self.exchange = RowExchange(_owners(groups, updated), shapes, rank, size, device)
@@ -107,8 +105,9 @@ class TorchWeights(ShardedArrays):
 
     def held(self, masters: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return this rank's rows of every parameter; with views, its whole masters and rows of the others."""
-        rows = {name: rows for name, rows in self.rows.items() if len(rows)}
-        return masters if self.keeps else rows
+        if self.keeps:
+            return masters
+        return {name: rows for name, rows in self.rows.items() if len(rows)}
 
     def compiler(self, usual: Callable[..., Any]) -> Callable[..., Any]:
         """Compile each layer by itself: FSDP's hooks between them are Python."""

@@ -97,8 +97,7 @@ def started(plan: minillm.Plan, ranks: Ranks, shard: str = "") -> Any:
 def equal(run: Any, expected: Mapping[str, np.ndarray], ranks: Ranks) -> bool:
     """Return, on rank 0, whether a run's arrays are bit-identical; check that its parameters are the masters."""
     arrays = run.arrays()
-    views = any(member.view for group in run.plan.groups for member in group.members)
-    if run.plan.config.train.dtype != "bfloat16" and not views:
+    if run.plan.config.train.dtype != "bfloat16" and not run.plan.views:
         names = [name for name, *_ in run.model.named_parameters()]
         whole = {name: one.full_tensor() for name, one in run.model.named_parameters()}
         if ranks.is_main:

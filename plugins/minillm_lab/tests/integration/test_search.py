@@ -29,7 +29,7 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Searched:
-    """A finished search: its folder, its document, and what it said meanwhile."""
+    """A finished search: its folder, the JSON document on stdout, and the lines on stderr."""
 
     out: Path
     found: dict[str, Any]
