@@ -3,6 +3,7 @@
 Type checkers read this file; ``__init__.py`` looks names up in it, so that there is one list.
 """
 
+from minillm_core.backends.detect import gpu_capabilities as gpu_capabilities
 from minillm_core.errors import (
     BackendError as BackendError,
     ConfigError as ConfigError,

@@ -11,8 +11,10 @@ from __future__ import annotations
 import ctypes
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +24,8 @@ from minillm_core.install import installed_version, pip_line
 
 DEVICES: Mapping[str, tuple[str, ...]] = {"torch": ("cpu", "cuda", "mps"), "mlx": ("cpu", "gpu")}
 """Backend -> the kinds of device that it supports."""
+
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ def probe() -> Machine:
     """Inspect this machine's hardware and installed frameworks."""
     return Machine(
         apple=platform.system() == "Darwin" and platform.machine() == "arm64",
-        nvidia=_nvidia_gpus(),
+        nvidia=len(gpu_capabilities()),
         torch=_torch(),
         mlx=_mlx(),
     )
@@ -161,14 +165,13 @@ def _require(machine: Machine, backend: str) -> None:
             f"there is no backend '{backend}'", fix=f"--backend auto, {', '.join(DEVICES)}"
         )
     framework: InstalledFramework | None = getattr(machine, backend)
-    problem = ""
-    if framework is None:
-        problem = f"{backend} is not installed"
-    elif framework.broken:
-        version, reason = framework.version, framework.broken
-        problem = f"{backend} {version} is installed and cannot be imported: {reason}"
-    if problem:
-        raise BackendError(problem, where=f"--backend {backend}", fix=_install(machine, backend))
+    if _usable(framework):
+        return
+    problem = "is not installed"
+    if framework:
+        problem = f"{framework.version} is installed and cannot be imported: {framework.broken}"
+    where, fix = f"--backend {backend}", _install(machine, backend)
+    raise BackendError(f"{backend} {problem}", where=where, fix=fix)
 
 
 def _usable(framework: InstalledFramework | None) -> InstalledFramework | None:
@@ -181,27 +184,35 @@ def _install(machine: Machine, backend: str) -> str:
     return pip_line(f"minillm-core[{backend}]", keep=keep)
 
 
-def _nvidia_gpus() -> int:
-    """Count the GPUs by CUDA's driver library, which honours CUDA_VISIBLE_DEVICES and containers."""
+def gpu_capabilities() -> tuple[tuple[int, int], ...]:
+    """Return the compute capability of each NVIDIA GPU of this process, (9, 0) for Hopper; (0, 0): not known.
+
+    CUDA's driver library answers, which honours CUDA_VISIBLE_DEVICES and containers. No framework is imported.
+    """
     for name in ("libcuda.so.1", "nvcuda.dll"):
-        try:
+        with suppress(OSError):
             driver = ctypes.CDLL(name)
-        except OSError:
-            continue
-        count = ctypes.c_int(0)
-        if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0:
-            return count.value
-    return 0
+            if driver.cuInit(0) == 0:
+                gpus = [_ask(driver.cuDeviceGet, n) for n in range(_ask(driver.cuDeviceGetCount))]
+                ask = partial(_ask, driver.cuDeviceGetAttribute)
+                return tuple((ask(_MAJOR, gpu), ask(_MINOR, gpu)) for gpu in gpus)
+    return ()
+
+
+def _ask(function: Callable[..., int], *arguments: int) -> int:
+    """Return the number that a function of CUDA's driver writes; 0: it failed."""
+    value = ctypes.c_int(0)
+    function(ctypes.byref(value), *arguments)
+    return value.value
 
 
 def _torch() -> InstalledFramework | None:
     spec = _located("torch")
     if spec is None or spec.origin is None:
         return None
-    try:
+    facts = ""
+    with suppress(OSError):
         facts = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
-    except OSError:
-        facts = ""
     built = re.search(r"^cuda\b.*?=\s*['\"]", facts, re.MULTILINE)
     return InstalledFramework(installed_version("torch") or "?", cuda=built is not None)
 
@@ -220,7 +231,6 @@ def _mlx() -> InstalledFramework | None:
 
 
 def _located(module: str) -> ModuleSpec | None:
-    try:
+    with suppress(ValueError):  # sys.modules has a module of this name without a spec
         return find_spec(module)  # of a top-level module: imports nothing
-    except ValueError:  # sys.modules has a module of this name without a spec
-        return None
+    return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from minillm_core import Candidate, LossForm, Plugin, Request, SigmoidCap, TanhCap, option
+from minillm_cute.gpus import without_hopper
 
 __all__ = ["Cute"]
 
@@ -65,7 +66,7 @@ def required(request: Request) -> int:
 
 
 def accepts_attention(request: Request) -> str | None:
-    """Accept windows that are known on the host, and documents whose tokens are adjacent."""
+    """Accept windows that are known on the host, and documents whose tokens are adjacent, on Hopper GPUs."""
     head_dim = request.facts.get("head_dim", HEADS[-1])
     if request.dtype not in ("bfloat16", "float16"):
         return f"computes in bfloat16 or float16, not in {request.dtype}"
@@ -75,7 +76,7 @@ def accepts_attention(request: Request) -> str | None:
         return "reads its window on the host, and this one is computed on the GPU"
     if not request.facts.get("adjacent", True):
         return "takes documents whose tokens are adjacent"
-    return None
+    return without_hopper()
 
 
 def attention_rank(request: Request) -> int:
@@ -84,7 +85,7 @@ def attention_rank(request: Request) -> int:
 
 
 def accepts_loss(request: Request) -> str | None:
-    """Accept one target, plain or with a softcap."""
+    """Accept one target, plain or with a softcap, on Hopper GPUs."""
     form: LossForm = request.facts.get("form", LossForm())
     targets = request.facts.get("targets", 1)
     width, vocab = (request.facts.get(fact, 128) for fact in ("width", "vocab"))
@@ -103,7 +104,7 @@ def accepts_loss(request: Request) -> str | None:
         return f"takes vocabularies that are multiples of 128, not {vocab}"
     if width % 8:
         return f"takes widths that are multiples of 8, not {width}"
-    return None
+    return without_hopper()
 
 
 def _bound(form: LossForm) -> float:
@@ -114,10 +115,10 @@ def _bound(form: LossForm) -> float:
 
 
 def accepts_gram(request: Request) -> str | None:
-    """Accept any matrices, where an update rule multiplies some."""
+    """Accept any matrices, where an update rule multiplies some, on Hopper GPUs."""
     if not request.facts.get("matrices", True):
         return "no rule of the optimizer takes whole matrices, as muon does"
-    return None
+    return without_hopper()
 
 
 def gram_rank(request: Request) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from minillm_core import PlanError
+from minillm_cute.gpus import without_hopper
 
-__all__ = ["MULTIPLE", "check_sizes", "check_unclaimed"]
+__all__ = ["MULTIPLE", "check_sizes", "check_unclaimed", "note_gpus"]
 
 MULTIPLE = 8  # of the sides of QuACK's products
 
@@ -28,6 +29,12 @@ def check_sizes(sizes: dict[str, int], instead: str) -> None:
                 where=f"{key}={size}",
                 fix=f"{key}={-(-size // MULTIPLE) * MULTIPLE}, or {instead}",
             )
+
+
+def note_gpus(model: Any, instead: str) -> None:
+    """Note where this machine's GPUs cannot train the MLP; a run of it can be read on them."""
+    if reason := without_hopper():
+        model.note(f"{reason}, where the first step is refused: {instead}")
 
 
 def check_unclaimed(plugin: str, leaves: tuple[Any, ...], instead: str) -> None:

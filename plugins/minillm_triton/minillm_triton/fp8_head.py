@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from minillm_core import Candidate, Plugin, Request
+from minillm_triton.gpus import without_fp8
 from minillm_triton.triton import accepts_loss
 
 __all__ = ["Fp8Head"]
@@ -40,13 +41,13 @@ class Fp8Head(Plugin, api=1, backends=("torch",), devices=("cuda",)):
 
 
 def accepts_fp8(request: Request) -> str | None:
-    """Accept the requests of the kernel without fp8, in bfloat16 and with sizes that are multiples of 16."""
+    """Accept those of the kernel without fp8, in bfloat16 and multiples of 16, on GPUs with such products."""
     if request.dtype != "bfloat16":
         return f"rounds from bfloat16, not from {request.dtype}"
     for fact, key in SIZES.items():
         if (size := request.facts.get(fact, 0)) % MULTIPLE:
             return f"takes multiples of {MULTIPLE} alone, not {key}={size}"
-    return accepts_loss(request)
+    return accepts_loss(request) or without_fp8()
 
 
 def before_all(request: Request) -> int:

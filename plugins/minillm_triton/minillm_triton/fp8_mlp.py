@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from minillm_core import Constant, Layers, Linear, Module, Normal, PlanError, Plugin, State, option
+from minillm_triton.gpus import without_fp8
 
 __all__ = ["MLP", "Fp8MLP", "MLPOfFp8Gradients"]
 
@@ -49,6 +50,8 @@ class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
                     where=f"{key}={size}",
                     fix=f"{key}={-(-size // MULTIPLE) * MULTIPLE}, or relu2 in place of fp8_mlp",
                 )
+        if reason := without_fp8():  # a run of it can be read there
+            model.note(f"{reason}, where the first step is refused: relu2 in place of fp8_mlp")
         mlp = {"bfloat16": MLP, "fp8": MLPOfFp8Gradients}[self.backward]
         for layer in self.layers.resolve(model.layers):
             model.mlp(layer, mlp, hidden=hidden, down_lr_mul=self.down_lr_mul)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -206,3 +208,57 @@ def test_the_probe_imports_no_framework() -> None:
 def test_mps_is_refused_where_there_is_none() -> None:
     with pytest.raises(BackendError, match="this machine has no mps"):
         choose(Machine(nvidia=1, torch=TORCH), device="mps")
+
+
+class Driver:
+    """CUDA's driver library with GPUs of some capabilities, one of whose functions may fail."""
+
+    def __init__(self, *found: tuple[int, int], failing: str = "") -> None:
+        self._found, self._failing = found, failing
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            if name == self._failing:
+                return 100  # CUDA_ERROR_NO_DEVICE
+            match name, [getattr(one, "_obj", one) for one in arguments]:
+                case "cuDeviceGetCount", [count]:
+                    count.value = len(self._found)
+                case "cuDeviceGet", [gpu, number]:
+                    gpu.value = 7 + number  # a handle, which need not be the number
+                case "cuDeviceGetAttribute", [value, attribute, gpu]:
+                    value.value = self._found[gpu - 7][{75: 0, 76: 1}[attribute]]
+            return 0
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("driver", "found"),
+    [
+        (None, ()),
+        (Driver(), ()),
+        (Driver((8, 6), (9, 0)), ((8, 6), (9, 0))),
+        (Driver((9, 0), failing="cuInit"), ()),
+        (Driver((9, 0), failing="cuDeviceGetCount"), ()),
+        (Driver((9, 0), failing="cuDeviceGetAttribute"), ((0, 0),)),
+    ],
+)
+def test_the_driver_gives_the_capability_of_each_gpu(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver | None, found: tuple[tuple[int, int], ...]
+) -> None:
+    def loaded(name: str) -> Driver:
+        if driver is None or name != "libcuda.so.1":
+            raise OSError(name)
+        return driver
+
+    monkeypatch.setattr(ctypes, "CDLL", loaded)
+    assert detect.gpu_capabilities() == found
+    assert detect.probe().nvidia == len(found)
+
+
+@pytest.mark.gpu
+def test_the_driver_and_torch_agree() -> None:
+    torch = pytest.importorskip("torch")
+    count = torch.cuda.device_count()
+    theirs = tuple(torch.cuda.get_device_capability(number) for number in range(count))
+    assert detect.gpu_capabilities() == theirs

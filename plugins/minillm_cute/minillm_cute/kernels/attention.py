@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, library
 
 from minillm_core import BackendError
-from minillm_cute.kernels.hopper import HOPPER
+from minillm_cute.kernels.hopper import check_hopper
 
 __all__ = ["attention"]
 
 ALIGNED = 8  # elements: the kernel loads 16 bytes at a time
+SELECTED = {"where": "--kernels attention=fa4", "fix": "cute.attention=false"}  # of errors
 
 
 def attention(
@@ -42,7 +43,7 @@ def attention(
     the gradient of q is summed in a fixed order, without in any.
 
     Raises:
-        BackendError: the GPU is older than Hopper, or tokens of a document lie apart.
+        BackendError: the GPU is not a Hopper, or tokens of a document lie apart.
     """
     (B, T, H, D), S = q.shape, k.shape[1]
     scale = D**-0.5 if scale is None else scale
@@ -121,11 +122,7 @@ def _attention(
     longest_k: int,
 ) -> tuple[Tensor, Tensor]:
     """Compute y in q's shape, and the logarithms of the sums, float32 (B, H, T) or (H, B T)."""
-    found = torch.cuda.get_device_capability(q.device)
-    if found < HOPPER:
-        raise _refused(
-            f"FlashAttention-4 trains on GPUs of capability 9.0 or later, not {found[0]}.{found[1]}",
-        )
+    check_hopper(q.device, "FlashAttention-4 runs", **SELECTED)
     seen = _seen(changing, window, queries, keys, count, longest_q, longest_k)
     with _without_warnings():
         y, logs, *_ = _library()._flash_attn_fwd(
@@ -250,7 +247,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _refused(what: str) -> BackendError:
-    return BackendError(what, where="--kernels attention=fa4", fix="cute.attention=false")
+    return BackendError(what, **SELECTED)
 
 
 def _loadable(x: Tensor) -> Tensor:

@@ -1,14 +1,13 @@
-"""The check that QuACK's kernels have in common: they are compiled for Hopper GPUs alone."""
+"""The check that the kernels have in common: they are for Hopper GPUs alone."""
 
 from __future__ import annotations
 
 import torch
 
 from minillm_core import BackendError
+from minillm_cute.gpus import HOPPER
 
-__all__ = ["HOPPER", "check_hopper"]
-
-HOPPER = (9, 0)  # compute capability
+__all__ = ["check_hopper"]
 
 
 def check_hopper(device: torch.device, what: str, *, where: str, fix: str) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
 from minillm_core import BackendError
+from minillm_triton.gpus import FP8_FIRST
 
 __all__ = [
     "E4M3",
@@ -23,7 +24,6 @@ __all__ = [
 
 MULTIPLE = 16  # of the sides of an fp8 product
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-FP8_FIRST = (8, 9)  # compute capability
 
 
 def check_device(x: Tensor, where: str, fix: str) -> None:
