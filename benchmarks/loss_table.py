@@ -3,7 +3,7 @@
 python -m benchmarks.loss_table             # check that the page is up to date
 python -m benchmarks.loss_table --write     # write it
 
-Preset ``speedrun`` and modded-nanogpt were trained at the same time, on a GPU each of one host. Most targets are the
+Preset ``speedrun`` and modded-nanogpt were trained in turns on one GPU. Most targets are the
 final losses of two other trainers, whose tokens are given: they do not depend on the GPU. A time is
 that of the settings that reach the target first, the mean of their seeds, if all reached it. Between two evaluations
 the loss is interpolated linearly if they are no more than a tenth of the time apart; otherwise the later one counts.
@@ -27,7 +27,7 @@ from tools.pages import Page, main
 __all__ = ["PAGE", "Reached", "below", "best", "row"]
 
 RECIPE = "speedrun"  # the preset
-FILES = "time_to_loss", "modded_nanogpt", "peers", "time_to_three"
+FILES = "time_to_loss_fourteen", "modded_nanogpt_fourteen", "peers", "time_to_three"
 THREE = 3.0  # nats
 
 NEAR = 0.1
@@ -168,15 +168,17 @@ def provenance(ours: Document, rival: Document, peers: Document, three: Document
     gpu = unique(one["name"] for one in environment["hardware"]["gpus"])
     versions = environment["versions"]
     speeds = [max(one["tokens_per_second"] for one in doc) for doc in _runs(ours, rival)]
+    once = unique(one["name"] for one in three["environment"]["hardware"]["gpus"])
     elsewhere = unique(one["name"] for one in peers["environment"]["hardware"]["gpus"])
     return (
         "Seconds of training, waiting for data included, until the loss over 1,048,576 held-out "
         "predictions stays below the target; the same tokens and tokenizer, and 12 layers of 768, for "
         "both. modded-nanogpt is its record of 2025-02-01 on one GPU, with its fp8 head, at its published rates "
-        f"or at half of them, whichever reaches the target sooner. Trained at the same time, on one {gpu} each of one host, at up to "
+        f"or at half of them, whichever reaches the target sooner. Trained in turns on one {gpu}, at up to "
         f"{speeds[1]:,} (theirs) and {speeds[0]:,} tokens/s (ours); PyTorch {versions['torch']}, "
-        f"Python {versions['python']}; commit {environment['commit'][:7]}. The last row: on one such GPU, one after "
-        f"the other, their published rates, at commit {three['environment']['commit'][:7]}. Our rows are shuffled "
+        f"Python {versions['python']}; commit {environment['commit'][:7]}. The last row: on one {once}, with the "
+        f"nineteen plugins that `{RECIPE}` had at commit {three['environment']['commit'][:7]}, their published rates. "
+        "Our rows are shuffled "
         "(`shuffle_rows`); theirs follow the shuffled documents, as in their own loader. "
         f"nanoGPT's and nanochat's tokens are of their own recipes on one {elsewhere}. How it was measured, "
         "and what failed: [docs/experiments.md](docs/experiments.md)."
