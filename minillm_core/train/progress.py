@@ -59,10 +59,16 @@ def by_source(found: Evaluated) -> str:
     return f" ({'; '.join(each)})" if found.sources else ""
 
 
-def held_out(found: Evaluated, vocab: int | None = None) -> str:
-    """Format the held-out loss after a step; at step 0 beside the loss of uniform guessing."""
+def held_out(found: Evaluated, vocab: int | None = None, *, count: bool = False) -> str:
+    """Format the held-out loss after a step; at step 0 beside the loss of uniform guessing.
+
+    Args:
+        found: the evaluation.
+        vocab: the model's vocabulary size; None: without uniform guessing.
+        count: add the number of predictions.
+    """
     text = f"step {found.step:,}: held-out loss {losses(found.val_loss, found.bits_per_byte)}"
-    text += by_source(found)
+    text += f" on {found.tokens:,} predictions" * count + by_source(found)
     if found.verdicts:
         text += "; " + ", ".join(f"{name} {number:.4g}" for name, number in found.verdicts.items())
     if found.step > 0 or not vocab:
@@ -240,6 +246,7 @@ class Display(AbstractContextManager):
         self.broken_off: str | None = None  # the task that an error or a signal interrupted
         self._task: Task | None = None
         self._course: Course | None = None
+        self._predictions = 0  # of the last evaluation: their number is shown where it changes
         self._mentioned: dict[type[Event], float] = {}  # when a frequent event was shown last
 
     @abstractmethod
@@ -292,7 +299,8 @@ class Display(AbstractContextManager):
             waits = course is not None and course.last is None
             self._task = Task(course.first, self.clock()) if course and waits else None
             self.tick()
-            self.say(held_out(event, course.vocab if course else None))
+            other, self._predictions = event.tokens != self._predictions, event.tokens
+            self.say(held_out(event, course.vocab if course else None, count=other))
         elif (text := describe(event)) and not self._comes_often(event):
             self.say(text)
 

@@ -208,6 +208,18 @@ def test_a_model_that_knows_something_at_the_start(shown: LineDisplay, lines: li
     assert lines == ["step 0: held-out loss 4.620: a uniform guess has ln 4,096 = 8.32"]
 
 
+def test_the_number_of_predictions_is_shown_where_it_changes(
+    shown: LineDisplay, lines: list[str]
+) -> None:
+    for step, tokens in enumerate((512, 512, 4096)):
+        shown(Evaluated(step, 3.5, 1.25, tokens))
+    assert lines == [
+        "step 0: held-out loss 3.500, 1.250 bits/byte on 512 predictions",
+        "step 1: held-out loss 3.500, 1.250 bits/byte",
+        "step 2: held-out loss 3.500, 1.250 bits/byte on 4,096 predictions",
+    ]
+
+
 def test_events_in_words() -> None:
     assert describe(Evaluated(9, 3.5, 1.25)) == "step 9: held-out loss 3.500, 1.250 bits/byte"
     assert describe(Evaluated(9, 3.5, None)) == "step 9: held-out loss 3.500"
