@@ -317,13 +317,14 @@ def kernel_conflicts(
 def kernel_notes(
     offers: Offers, requests: Sequence[Request], choices: Sequence[Choice]
 ) -> tuple[str, ...]:
-    """Return a note for each kernel of a plugin that was passed over for another kernel."""
+    """Return a note for each kernel of a plugin that was passed over for a kernel of another one."""
     asked = {request.op: request for request in requests}
     chosen = {choice.op: choice for choice in choices}
+    serving = {(o, c.op) for o, c in offers if c.op in chosen and chosen[c.op].kernel == c.name}
     idle = sorted(
         (owner, _key(c), _idle_reason(c, asked, chosen))
         for owner, c in offers
-        if c.op not in chosen or chosen[c.op].kernel != c.name
+        if (owner, c.op) not in serving
     )
     return tuple(
         f"kernel {key} of plugin {owner} does not serve: {why}" for owner, key, why in idle
@@ -386,7 +387,8 @@ def _idle_plugin_error(
     """Return the error for a plugin of which no kernel serves."""
     reasons = {_key(c): _idle_reason(c, asked, chosen) for c in kernels}
     able = [_key(c) for c in kernels if c.op in asked and c.refusal(asked[c.op]) is None]
-    served = ", ".join(f"{c.op} by {chosen[c.op].kernel}" for c in kernels if c.op in chosen)
+    ops = dict.fromkeys(c.op for c in kernels if c.op in chosen)
+    served = ", ".join(f"{op} by {chosen[op].kernel}" for op in ops)
     name = f"name one, as in --kernels {able[0]}, or " if able else ""
     return BackendError(
         f"none of the kernels that plugin '{owner}' brings {'serves' if able else 'can serve'}",

@@ -50,6 +50,14 @@ def test_one_that_serves_needs_no_word() -> None:
     assert notes(offer("swiglu")) == ()
 
 
+def test_the_kernel_of_another_backend_needs_no_word_where_its_twin_serves() -> None:
+    other = replace(offer("swiglu", "on_mlx"), backends=("mlx",))
+    assert notes(offer("swiglu"), other) == ()
+    with pytest.raises(BackendError) as refused:
+        notes(other, replace(other, name="too"))
+    assert (refused.value.fix or "").endswith("without it, swiglu by composed")
+
+
 def test_one_that_does_not_serve_beside_one_that_does_is_noted() -> None:
     (note,) = notes(offer("swiglu"), offer("rms_norm", why="no CUDA here"))
     assert note == "kernel rms_norm=quick of plugin trick does not serve: no CUDA here"
