@@ -158,6 +158,7 @@ def chosen_or_refuse(
     *,
     step: int | None = None,
     best: bool = False,
+    typed: str = "--step ",
 ) -> Checkpoint:
     """Open the checkpoint of a given step, the best, or the newest.
 
@@ -166,23 +167,25 @@ def chosen_or_refuse(
         say: prints a line for each newer checkpoint that fails verification, where none was chosen.
         step: number of optimizer steps taken.
         best: open the checkpoint that the run marked, with ``checkpoint.best``.
+        typed: what is typed in front of a step.
 
     Raises:
         Refusal: both are given, or there is no such checkpoint; the message lists the existing ones.
         NoCheckpoint: it fails verification.
     """
+    steps = partial(_steps, out, typed)
     if best and step is not None:
         fix = "one of them; the newest checkpoint is taken without"
         raise Refusal("step and best are both given", where=f"step={step}, best", fix=fix)
     if isinstance(step, str | float):
-        raise Refusal(f"a step is a whole number, not {step!r}", where="step", fix=_steps(out))
+        raise Refusal(f"a step is a whole number, not {step!r}", where="step", fix=steps())
     if best:
         found = marker.read(out)
         if found is None:
             raise Refusal(
                 "the run has marked no checkpoint as its best",
                 where=str(out / "checkpoints"),
-                fix=f"train with checkpoint.best=true; or {_steps(out)}",
+                fix=f"train with checkpoint.best=true; or {steps()}",
             )
         step = found.step
     if step is None:
@@ -190,20 +193,20 @@ def chosen_or_refuse(
     path = layout.folder(out, step)
     if not os.path.lexists(path):
         what = f"the run has no checkpoint of step {step:,}"
-        raise Refusal(what, where=str(out / "checkpoints"), fix=_steps(out))
+        raise Refusal(what, where=str(out / "checkpoints"), fix=steps())
     opened, reason = _open(path, step)
     if opened is None:
         what = f"the checkpoint of step {step:,} does not verify: {reason}"
-        raise NoCheckpoint(what, where=str(path), fix=_steps(out, without=step))
+        raise NoCheckpoint(what, where=str(path), fix=steps(without=step))
     return opened
 
 
-def _steps(out: Path, without: int | None = None) -> str:
-    """Return the fix of a refusal: the newest existing steps."""
+def _steps(out: Path, typed: str, without: int | None = None) -> str:
+    """Return the fix of a refusal: the newest existing steps, and how one is typed."""
     there = [str(step) for step, _ in layout.folders(out) if step != without]
     if not there:
         return "wait until the run has saved one"
-    return f"one of the steps {few(there, 8)}; for --branch and --init {quoted(out)}@{there[0]}"
+    return f"one of the steps {few(there, 8)}: {typed}{there[0]}"
 
 
 def newest_and_set_aside(out: Path, say: Callable[[str], None]) -> Checkpoint | None:

@@ -35,7 +35,7 @@ OFFERED = {"chats": "minillm-chat", "tasks": "minillm-eval[harness]"}
 
 OWN = {
     "data": ("seq_len", "max_tokens"),
-    "chats": ("pattern", "limit"),
+    "chats": ("pattern", "limit", "max_tokens"),
     "tasks": ("task_path", "shots", "limit"),
 }
 """Kind of evaluation -> the options that apply to it."""
@@ -73,7 +73,9 @@ class EvalSet:
     seq_len: int | None = options.option(
         "N", "Context length; windows do not overlap. Default: the run's train.seq_len.", min=1
     )
-    max_tokens: int | None = options.option("M", "Stop after M predictions. Default: all.", min=1)
+    max_tokens: int | None = options.option(
+        "M", "Most predictions; with --chats: most tokens of an answer. Default: all; 512.", min=1
+    )
 
     def chosen(self) -> tuple[str, list[str], dict[str, Any]]:
         """Return the kind of evaluation, its arguments, and the options that apply to it.

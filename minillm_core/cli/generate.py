@@ -55,24 +55,18 @@ def generate(
     with display(say) as shown:
         run = read.open(out, shown)
         writer = run.writer()
-    seed = drawing.chosen_seed()
+    seed, notes = drawing.chosen_seed(), list[str]()
     generation = writer.generate(
-        prompt, sampling, tokens=max_tokens, seed=seed, cached=not no_cache, say=say
+        prompt, sampling, tokens=max_tokens, seed=seed, cached=not no_cache, say=notes.append
     )
-    if not as_json:
+    if as_json:
+        text = "".join(writer.text(generation))
+        told = {"ids": generation.ids, "ended": generation.ended, "seed": seed, "step": run.step}
+        emit({"prompt": prompt, "text": text, **told, "checkpoint": str(run.checkpoint)})
+    else:
         _write(writer.text(generation, prompt))
-        return
-    emit(
-        {
-            "prompt": prompt,
-            "text": "".join(writer.text(generation)),
-            "ids": generation.ids,
-            "ended": generation.ended,
-            "seed": seed,
-            "step": run.step,
-            "checkpoint": str(run.checkpoint),
-        }
-    )
+    for note in notes:  # below the text, not within
+        say(note.strip())
 
 
 def _prompt(given: str) -> str:

@@ -205,17 +205,12 @@ class RunOptions:
         from minillm_core.train.request import RunRequest
 
         if self.resume and self.branch is not None:
-            raise Refusal(
-                "--resume continues a run, --branch starts a new one",
-                where=f"--resume --branch {self.branch}",
-                fix="one of them; a branch that was stopped is resumed by --resume --out alone",
-            )
+            what = "--resume continues a run, --branch starts a new one"
+            fix = "one of them; a branch that was stopped is resumed by --resume --out alone"
+            raise Refusal(what, where=f"--resume --branch {self.branch}", fix=fix)
         if self.resume and self.out is None:
-            raise Refusal(
-                "--resume does not say which run",
-                where="--resume",
-                fix="--resume --out with the folder of the run, such as runs/tiny-1",
-            )
+            fix = "--resume --out with the folder of the run, such as runs/tiny-1"
+            raise Refusal("--resume does not say which run", where="--resume", fix=fix)
         flags = {flag: getattr(self, flag.removeprefix("--"), None) for flag in FLAGS}
         flags |= {"--prompt": self.prompts, "--init": str(self.init) if self.init else None}
         flags["--steps"] = self.steps if steps is None else steps

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from operator import attrgetter
 from typing import Any
 
@@ -37,33 +36,25 @@ from minillm_core.train.memory import fit_memory
 from minillm_core.train.request import Prepared, RunRequest, prepare
 from minillm_core.train.settings import settings
 
-UNSAID = "default"
-"""Origins of values that no source sets: docs/settings.md lists them."""
-
 
 def answer(asked: RunRequest, shown: PlanOutput, *, as_json: bool) -> None:
     """Show a plan and its cost, also on several GPUs, or the differences between two plugin sets."""
     diff, gpus, card = shown.diff, shown.gpus, shown.card
-    given = {"--gpus": gpus, "--card": card}
-    if diff or gpus is None:
-        for flag in (flag for flag, value in given.items() if value is not None):
+    for flag, value in {"--gpus": gpus, "--card": card}.items():
+        if value is not None and (diff or gpus is None):
             what = "--diff compares plans, which do not depend on GPUs"
             raise Refusal(
                 what if diff else "--card names the GPU of --gpus, which is not there",
-                where=f"{flag} {given[flag]}",
+                where=f"{flag} {value}",
                 fix=f"leave {flag} out" if diff else "--gpus 8, say",
             )
     if diff and asked.plugins is not None:
-        raise Refusal(
-            "--diff names both sets of plugins",
-            where=f"--plugins {asked.plugins} --diff {diff[0]} {diff[1]}",
-            fix="leave --plugins out",
-        )
+        where = f"--plugins {asked.plugins} --diff {diff[0]} {diff[1]}"
+        raise Refusal("--diff names both sets of plugins", where=where, fix="leave --plugins out")
     if diff:
         _show_diff(asked, *diff, json=as_json)
         return
-    prepared = fit_memory(prepare(asked, to_run=False))
-    plan = _plan(prepared)
+    prepared, plan = _planned(asked)
     of_vocabulary, dtype = vocabulary_note(plan.estimate()), prepared.dtype
     divided = _divided(plan, gpus, card) if gpus else None
     notes = of_vocabulary, divided.refused if divided else None
@@ -91,26 +82,34 @@ def _divided(plan: Plan, gpus: int, card: str | None) -> Any:
 
 def _show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> None:
     """Write the differences between the plans with two plugin sets."""
-    both = [fit_memory(prepare(replace(asked, plugins=p), to_run=False)) for p in (first, second)]
-    one, other = map(_plan, both)
-    _say_notes(both, [one, other])
+    found = (_planned(replace(asked, plugins=plugins)) for plugins in (first, second))
+    each, (one, other) = zip(*found, strict=True)
+    _say_notes(each, [one, other])
     if json:
         plans = [plan_document(one), plan_document(other)]
         emit({"plans": plans, "difference": to_json(difference(one, other))})
     else:
-        render_diff(one, other, Console())
+        render_diff(one, other, Console(), (first, second))
 
 
-def _plan(prepared: Prepared) -> Plan:
-    plan = export_checked(build_plan(prepared.loaded.config, prepared.plugins))
+def _planned(asked: RunRequest) -> tuple[Prepared, Plan]:
+    """Plan what a run would train; the steps of a tuning follow from the tokens, where these are known."""
+    prepared = fit_memory(prepare(asked, to_run=False))
+    plan, budget_known = build_plan(prepared.loaded, prepared.plugins), True
+    if plan.sourcing.epochs is not None:
+        tokens, exact, *_ = _tokens(plan)
+        budget_known = tokens is not None
+        choose = provided("minillm.tuning", "epochs") if tokens else None
+        if choose and (loaded := choose(prepared, plan, tokens)) is not None:
+            more = () if exact else ("tokens are estimated here, and counted before a run",)
+            prepared = replace(prepared, loaded=replace(loaded, notes=(*loaded.notes, *more)))
+            plan = build_plan(loaded, prepared.plugins)
+    plan = export_checked(plan)
     if plan.config.init is not None and prepared.earlier is None:
         read_initial(plan.config.init).check(plan)
     if prepared.branch:
-        given = prepared.request.given if prepared.request else {}.get
-        asked = given("train.steps") or given("train.minutes")
-        chosen_later = plan.sourcing.epochs is not None and not asked  # from the number of tokens
-        prepared.branch.check(plan, None if chosen_later else Budget.of(plan.config.train))
-    return plan
+        prepared.branch.check(plan, Budget.of(plan.config.train) if budget_known else None)
+    return prepared, plan
 
 
 def _say_notes(each: Sequence[Prepared], plans: Sequence[Plan], *more: str) -> None:
@@ -118,7 +117,7 @@ def _say_notes(each: Sequence[Prepared], plans: Sequence[Plan], *more: str) -> N
     pairs = zip(plans, each, strict=True)
     kernels = [kernel_preflight(plan, prepared.detected) for plan, prepared in pairs]
     notes = [prepared.loaded.notes for prepared in each] + [plan.notes for plan in plans] + kernels
-    for note in dict.fromkeys(chain(*notes, more)):
+    for note in dict.fromkeys(note for part in (*notes, more) for note in part):
         say(f"note: {note}")
 
 
@@ -130,7 +129,7 @@ def settings_table(loaded: Loaded) -> Table:
     by_place: dict[str, list[str]] = {}
     names_first = sorted(loaded.origins.items(), key=lambda one: not one[0].startswith("plugins."))
     for key, place in names_first:
-        if place != UNSAID:
+        if place != "default":  # no source sets the value: docs/settings.md lists it
             by_place.setdefault(place, []).append(_given(loaded, key))
     lowest = f"preset {loaded.config.preset}"
     table = columns("settings from", "")

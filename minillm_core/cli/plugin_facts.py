@@ -140,16 +140,13 @@ def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
         named = shown["name"] if shown["distribution"] else shown["source"]
         tried = f"minillm plugins check {named} --only mesh tries it"
         unknown = f"not known, since it was not planned: {tried} beside what it needs"
-        lines = (
-            f"{axis}: {f'refused, {why}' if why else 'not refused'}" for axis, why in mesh.items()
-        )
+        free = ", ".join(axis for axis in mesh if not mesh[axis])
+        lines = [f"{axis}: refused, {why}" for axis, why in mesh.items() if why]
+        lines += [f"{free}: nothing in its plan rules it out, and it was not trained"] * bool(free)
         facts.append(("mesh", "\n".join([*lines, tried]) if mesh else unknown))
-    return [*facts, *_worth(shown)]
-
-
-def _worth(shown: dict[str, Any]) -> list[tuple[str, str]]:
     worded = provided(MEASURED, "worth")
-    return [("worth", text) for text in (worded(shown) if worded else [shown["cards_refused"]])]
+    worth = worded(shown) if worded else [shown["cards_refused"]]
+    return [*facts, *(("worth", text) for text in worth)]
 
 
 def _options(shown: dict[str, Any]) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +13,7 @@ from rich.text import Text
 from minillm_core.plan.plan import Plan
 from minillm_core.plan.render import amount, columns, sized
 from minillm_core.plan.slots import filled_slots, fold, ranges
-from minillm_core.text import plain, rounded
+from minillm_core.text import counted, plain, rounded
 
 ABSENT = "(none)"
 """Marks a value that one of two plans lacks."""
@@ -73,13 +73,13 @@ def in_words(found: Mapping[str, Pair]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def render_diff(first: Plan, second: Plan, console: Console) -> None:
-    """Print the differences between two plans."""
+def render_diff(first: Plan, second: Plan, console: Console, typed: Sequence[str]) -> None:
+    """Print the differences between two plans, under what was typed for each."""
     found = difference(first, second)
     if first.hash == second.hash:
         console.print(Text(f"the same plan: {first.hash[:12]}"))
         return
-    console.print(_figures(found))
+    console.print(_figures(found, typed))
     if any(found["slots"]):
         table = columns("", "plugin", "slot", "where", "what")
         for sign, slots in zip("-+", found["slots"], strict=True):
@@ -92,9 +92,10 @@ def render_diff(first: Plan, second: Plan, console: Console) -> None:
         console.print(Text("\n".join(rest)))
 
 
-def _figures(found: Mapping[str, Any]) -> Table:
-    names = (", ".join(plugins) or "no plugins" for plugins in found["plugins"])
-    table = columns("", *(f">{plain(name)}" for name in names), ">")
+def _figures(found: Mapping[str, Any], typed: Sequence[str]) -> Table:
+    table = columns(
+        "", *(f">{plain(names.replace(',', ', ')) or 'as it is'}" for names in typed), ">"
+    )
     _row(table, "plan", *(key[:12] for key in found["plan_hash"]), "")
     for name, pair in found["totals"].items():
         show = sized if name.startswith("bytes") else amount
@@ -106,7 +107,7 @@ def _figures(found: Mapping[str, Any]) -> Table:
             if pair[0] != pair[1]:
                 _row(table, f"  {plain(name)}, {kind}", *map(amount, pair), _change(*pair))
     for name, pair in found["rules"].items():
-        counts = (f"{arrays} arrays" if arrays else "" for arrays, _ in pair)
+        counts = (counted(arrays, "array") if arrays else "" for arrays, _ in pair)
         _row(table, f"rule {plain(name)}", *counts, "")
     if found["export"][0] != found["export"][1]:
         _row(table, "export", *(layout or "none" for layout in found["export"]), "")

@@ -18,7 +18,7 @@ from minillm_core.plan.estimate import Estimate
 from minillm_core.plan.plan import OWN, Plan, as_json
 from minillm_core.plan.slots import CORE, filled_slots, located
 from minillm_core.plugins.builders.optimizer import FROZEN
-from minillm_core.text import counted, listed, plain, rounded
+from minillm_core.text import are, counted, listed, plain, rounded
 
 SAMPLES = 200  # points at which a schedule is evaluated to find its peak
 
@@ -154,7 +154,8 @@ def _facts(
     if plan.views:
         who = listed(sorted({f"'{view.owner}'" for view in plan.views.values()}))
         count, size = len(plan.views), sized(estimate.viewed)
-        yield "views", f"{count} parameters are evaluated by {who}: {size} more in a checkpoint"
+        what = are(counted(count, "parameter"), count)
+        yield "views", f"{what} evaluated by {who}: {size} more in a checkpoint"
     for table, (seen, count) in estimate.tables.items():
         yield "by rows", f"{table}: a step reads and updates {seen:,} of {count:,} rows at most"
     for path, node in named_modules(decoder(plan.spec)):

@@ -32,7 +32,7 @@ from minillm_core.plugins.builders.optimizer import DEFAULT_RULE, FROZEN, Chaine
 from minillm_core.plugins.hookspecs import HOOKS
 from minillm_core.plugins.slots import AFTER, Chain, Claim, Link, Slot, Terms, slots_in
 from minillm_core.plugins.sourcing import Field, Reserved, Sourcing
-from minillm_core.text import plain
+from minillm_core.text import counted, plain
 
 if TYPE_CHECKING:
     from minillm_core.plan.plan import Plan
@@ -214,15 +214,14 @@ class SlotTable:
 
     def placements(self) -> Iterator[Placement]:
         """Yield each slot with each plugin that fills it; claims on parameters are counted together."""
-        counted: Counter[tuple[str, str]] = Counter()
+        counts: Counter[tuple[str, str]] = Counter()
         for report, h in self.held():
             if report.heading:
-                counted[h.owner, report.heading] += 1
+                counts[h.owner, report.heading] += 1
             else:
                 yield Placement(h.owner, report.slot, words(h.value), h.settled, report.shapes)
-        for (owner, slot), count in sorted(counted.items()):
-            what = "1 parameter" if count == 1 else f"{count} parameters"
-            yield Placement(owner, slot, what, settled=True, shapes=False)
+        for (owner, slot), count in sorted(counts.items()):
+            yield Placement(owner, slot, counted(count, "parameter"), settled=True, shapes=False)
 
     def evidence(self, owner: str) -> Iterator[str]:
         """Yield the evidence of a plugin other than its nodes and parameters."""

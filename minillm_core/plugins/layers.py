@@ -54,10 +54,11 @@ class Layers:
         if isinstance(self._spec, str):
             step = 1 if self._spec == "all" else int(self._spec.removeprefix("every:"))
             return tuple(range(0, num_layers, step))
+        more = "s" * (num_layers > 1)
         for index in self._spec:
             if not -num_layers <= index < num_layers:
                 raise PlanError(
-                    f"layer {index} is outside the model, which has {num_layers} layers",
+                    f"layer {index} is outside the model, which has {num_layers} layer{more}",
                     where=f"layers={self}",
                     fix=f"name layers from 0 to {num_layers - 1}, or -1 for the last",
                 )
@@ -65,7 +66,7 @@ class Layers:
         for index, following in pairwise(indices):
             if index == following:
                 raise PlanError(
-                    f"layer {index} is named twice in a model of {num_layers} layers",
+                    f"layer {index} is named twice in a model of {num_layers} layer{more}",
                     where=f"layers={self}",
                     fix=f"name it once, as {index} or as {index - num_layers}",
                 )

@@ -262,7 +262,7 @@ class Chain(Slot):
                 ready = [name for name in left if not earlier[name].intersection(left)]
                 if len(ready) != 1:
                     first, second, *_ = 2 * (ready or left)
-                    why = "has no stated order" if ready else "goes round in a circle"
+                    why = "is not stated" if ready else "goes round in a circle"
                     raise PlanError(
                         f"the order of '{first}' and '{second}' in {self.where}.{anchor} {why}",
                         where=f"{self.where}.{anchor}",

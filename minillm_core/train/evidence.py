@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from minillm_core.backends.base import Trainer
 from minillm_core.backends.ranks import ALONE, Ranks
 from minillm_core.errors import NoEvidence
-from minillm_core.text import few
+from minillm_core.text import counted, few
 from minillm_core.train.events import Event, Stepped
 from minillm_core.train.hooks import ObserverErrors
 
@@ -148,14 +148,14 @@ class Evidence:
         if raised is not None:
             off = " and was switched off" if raised.off else ""
             return NoEvidence(
-                f"plugin '{name}' was named, and took no event in {self._steps} steps: "
-                f"its on_event raised {raised.times} times{off}",
+                f"plugin '{name}' was named, and took no event in {counted(self._steps, 'step')}: "
+                f"its on_event raised {counted(raised.times, 'time')}{off}",
                 where=raised.last,
                 fix=f"mend its on_event, or leave out '{name}'",
             )
         expected = ", ".join(self.expected[name][:3]) or "nothing: it changes nothing"
         return NoEvidence(
-            f"plugin '{name}' was named, and after {self._steps} steps nothing shows "
+            f"plugin '{name}' was named, and after {counted(self._steps, 'step')} nothing shows "
             "that it took part",
             where=f"expected: {expected}",
             fix=f"leave out '{name}', or check its options: minillm plugins info {name}",

@@ -224,7 +224,8 @@ class Branch(RunFolder):
         out = Path(folder).expanduser().absolute()
         record = read_record(out)
         step = int(which) if which and which != BEST else None
-        chosen = chosen_or_refuse(out, say, step=step, best=which == BEST)
+        typed = f"{flag} {quoted(out)}@"
+        chosen = chosen_or_refuse(out, say, step=step, best=which == BEST, typed=typed)
         return cls(out, record, chosen, weights_only)
 
     def data(self) -> dict[str, Any]:
@@ -264,18 +265,14 @@ class Branch(RunFolder):
         held = self.checkpoint.deferred("model.").items()
         shapes = {f"model.{name}": info.shape for name, info in plan.parameters.items()}
         if not any(shapes.get(name) == array.shape for name, array in held):
-            raise Refusal(
-                "no weight of the checkpoint fits this model",
-                where=str(self.checkpoint.path),
-                fix="model.* as in the run that the weights are from",
-            )
+            what = "no weight of the checkpoint fits this model"
+            fix = "model.* as in the run that the weights are from"
+            raise Refusal(what, where=str(self.checkpoint.path), fix=fix)
         at = Position.of(self.checkpoint.scalars)
         if budget and not self.weights_only and budget.spent(at.step, at.elapsed):
-            raise Refusal(
-                f"step {at.step:,} of {self.out} is the end of this run already",
-                where=f"--branch {self.out}",
-                fix=f"--steps {2 * at.step}, for example: they are counted from step 0",
-            )
+            what = f"step {at.step:,} of {self.out} is the end of this run already"
+            fix = f"--steps {2 * at.step}, for example: they are counted from step 0"
+            raise Refusal(what, where=f"--branch {self.out}", fix=fix)
 
     def load(
         self, trainer: Trainer, corpus: Corpus, config: Config, budget: Budget

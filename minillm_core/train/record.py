@@ -14,7 +14,7 @@ from typing import Any
 
 from minillm_core.errors import MinillmError, Refusal
 from minillm_core.install import installed_version
-from minillm_core.text import plain, quoted
+from minillm_core.text import did_you_mean, plain, quoted
 
 RUN = "run.json"
 ABLATION = "ablation.json"
@@ -131,11 +131,15 @@ def refuse_taken(out: Path) -> None:
         Refusal: it does.
     """
     if os.path.lexists(out / RUN):
-        raise Refusal(
-            f"{out} holds a run already",
-            where=str(out / RUN),
-            fix="resume it (train --resume, Run.open), or name another folder",
-        )
+        fix = "resume it (train --resume, Run.open), or name another folder"
+        raise Refusal(f"{out} holds a run already", where=str(out / RUN), fix=fix)
+
+
+def note_no_run(out: Path) -> str:
+    """Return the note on a folder to resume that holds no run, with a run that may have been meant."""
+    others = {one.parent.name for one in out.parent.glob(f"*/{RUN}")}
+    close = did_you_mean(out.name, others, f"{out.parent}/").rstrip()
+    return f"note: there is no run in {out} yet: a new one starts{f' ({close})' * bool(close)}"
 
 
 def read_record(out: Path) -> dict[str, Any]:

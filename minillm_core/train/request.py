@@ -16,7 +16,7 @@ from minillm_core.backends import detect
 from minillm_core.backends.ranks import join, launched
 from minillm_core.errors import BackendError, DataError, Refusal, Stopped
 from minillm_core.train.progress import LineDisplay, display
-from minillm_core.train.record import RUN, RUNS, choose_out, names_run
+from minillm_core.train.record import RUN, RUNS, choose_out, names_run, note_no_run
 from minillm_core.train.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -184,11 +184,9 @@ def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
     if (task := request.task) is not None and not any(
         one.name == name_of(task, where="--task") and one.plugin.manifest.task for one in plugins
     ):
-        raise Refusal(
-            f"'{task}' is no task: it does not say what to train on",
-            where=f"--task {task}",
-            fix=f"--task sft trains on chats; a plugin is added by --plugins {task}",
-        )
+        what = f"'{task}' is no task: it does not say what to train on"
+        fix = f"--task sft trains on chats; a plugin is added by --plugins {task}"
+        raise Refusal(what, where=f"--task {task}", fix=fix)
     if prepared.earlier:
         from minillm_core.train.run_folder import check_named_again
 
@@ -241,6 +239,8 @@ def train(
         f"{detected.backend} on {detected.device}, preset {preset}, {verb} {place} "
         f"({detected.reason})"
     )
+    if resume and verb != "resuming":
+        say(note_no_run(place))
     shown_by = LineDisplay if rank else display
     with stop_on_signals(patient=False) as stop, shown_by(say) as shown, ExitStack() as stack:
         from minillm_core.train.errors import interrupted, resume_line

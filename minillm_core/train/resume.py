@@ -20,7 +20,7 @@ from minillm_core.errors import DataError, PlanError, Refusal
 from minillm_core.plan import Plan
 from minillm_core.plan.diff import differences, in_words
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.text import plain, quoted
+from minillm_core.text import are, counted, plain, quoted
 from minillm_core.train.budget import Budget, Position
 from minillm_core.train.record import versions
 from minillm_core.train.run_folder import RunFolder
@@ -170,7 +170,7 @@ def finished(earlier: RunFolder, budget: Budget) -> str | None:
     if not budget.spent(position.step, position.elapsed):
         return None
     more = "--steps with more of them" if budget.steps else "a longer train.minutes"
-    return f"{position.step:,} steps are done; {more} extends it"
+    return f"{are(counted(position.step, 'step'), position.step)} done; {more} extends it"
 
 
 def newest(out: Path, earlier: RunFolder | None, say: Callable[[str], None]) -> Checkpoint | None:

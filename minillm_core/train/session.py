@@ -155,8 +155,8 @@ class Session:
                 self.ranks.broadcast()
         chosen = None
         if plan.sourcing.epochs is not None:  # fine-tuning may choose the number of epochs
-            what = "choosing how long a trained model is tuned"
-            chosen = required("minillm.tuning", "epochs", what)(prepared, plan, corpus)
+            choose = required("minillm.tuning", "epochs", "choosing how long a model is tuned")
+            chosen = choose(prepared, plan, corpus.train.tokens)
         if chosen is not None:
             plan, config = export_checked(build_plan(chosen, plugins)), chosen.config
             budget, notes = Budget.of(config.train), [*notes, *chosen.notes[len(loaded.notes) :]]

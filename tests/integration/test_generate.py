@@ -56,7 +56,7 @@ def test_a_run_goes_on_with_a_prompt(out: Path, capsys: pytest.CaptureFixture[st
             texts.add(stdout)
             said.add(stderr)
     assert len(texts) == 1
-    assert said == {"\nthe model sees 16 tokens at most: it continues from the last 8\n"}
+    assert said == {"the model sees 16 tokens at most: it continues from the last 8\n"}
     (text,) = texts
     assert text.startswith("It was")
     assert len(text) > 40

@@ -33,7 +33,7 @@ from minillm_core.optim.update import (
 )
 from minillm_core.optim.views import VIEWED, views_of
 from minillm_core.plan import Plan
-from minillm_core.text import few
+from minillm_core.text import counted, few
 
 Tensors = Mapping[str, Tensor]
 
@@ -307,7 +307,7 @@ def _notes(groups: Iterable[Group]) -> tuple[str, ...]:
     if owners := _changed(adamw[0]):  # the same for all of them: they share one rule
         return (f"the rule adamw is not torch's fused kernel: {few(owners)} changed it",)
     apart = sum(not is_plain_adamw(group) for group in adamw)
-    where = f", but for {apart} parameters whose weight decay has a schedule" if apart else ""
+    where = f", but for {counted(apart, 'parameter')} whose weight decay changes" if apart else ""
     return (f"the rule adamw is torch's fused kernel{where}",)
 
 

@@ -24,7 +24,7 @@ from minillm_core.documents import Reading, find
 __all__ = ["judge_chats", "judge_command", "part_of"]
 
 LONGEST = 512
-"""Maximum tokens of an answer; also limited by the rest of a training row."""
+"""Default of the most tokens of an answer; the rest of a training row limits it too."""
 
 
 def judge_command(
@@ -53,6 +53,7 @@ def judge_chats(
     *,
     pattern: str | None = None,
     limit: int | None = None,
+    max_tokens: int | None = None,
 ) -> dict[str, float]:
     """Evaluate a run on chats.
 
@@ -63,6 +64,8 @@ def judge_chats(
         pattern: a regular expression; the compared part is the first group of its last match, or the
             match. None: the whole answer, stripped.
         limit: number of chats to answer; None: all.
+        max_tokens: most tokens of a generated answer, which ends at the end of a row too; None: ``LONGEST``.
+            A note counts the answers that are cut there.
 
     Returns:
         ``answer_loss`` (nats per token over all answers), ``exact_match`` (share of generated answers
@@ -78,7 +81,8 @@ def judge_chats(
     """
     model, wanted = ChatModel.of(run), _compiled(pattern)
     measured = run.evaluate(list(paths))
-    right = formed = ended = count = 0
+    right = formed = ended = count = cut = 0
+    longest = max_tokens or LONGEST
     left_out: Counter[str] = Counter()
     with shown.phase("answering chats"):
         for messages, tools in _chats(paths, run.plan.config.model.vocab):
@@ -88,12 +92,14 @@ def judge_chats(
             if isinstance(asked, str):
                 left_out[asked] += 1
                 continue
-            prompt, most, expected = asked
+            prompt, room, expected = asked
+            most = min(room, longest)
             drawn = run.stream(prompt, ends=model.ends, max_tokens=most, temperature=0)
             given, came_to_an_end = part_of("".join(drawn), wanted), drawn.ended
             count += 1
             right += given == expected
             ended += came_to_an_end
+            cut += not came_to_an_end and longest < room
             formed += given is not None if pattern is not None else came_to_an_end
     left = [f"{counted(number, 'chat')} {why}" for why, number in sorted(left_out.items())]
     if not count:
@@ -105,6 +111,9 @@ def judge_chats(
         )
     for one in left:
         shown.say(f"note: left out: {one}")
+    if cut:
+        were = f"{counted(cut, 'answer')} {'was' if cut == 1 else 'were'}"
+        shown.say(f"note: {were} cut after {counted(longest, 'token')}: --max-tokens allows more")
     return {
         "answer_loss": measured.val_loss,
         "exact_match": right / count,
@@ -136,7 +145,7 @@ def _asked(
     """Prepare the last answer of a chat.
 
     Returns:
-        The ids before it, the most tokens to generate, and the expected part; or why the chat is left out.
+        The ids before it, the tokens for which a row has room, and the expected part; or why the chat is left out.
     """
     own = next((i for i in range(len(messages) - 1, 0, -1) if _answers(messages[i])), None)
     if own is None:
@@ -152,7 +161,7 @@ def _asked(
     assert tokenizer is not None  # chats are text
     if room < len(tokenizer.encode([answer])[0]) + 1:  # with the token that ends it
         return "longer than a row (train.seq_len)"
-    return prompt, min(room, LONGEST), expected
+    return prompt, room, expected
 
 
 def _chats(paths: Sequence[str], vocab: int) -> Iterator[tuple[list[dict[str, Any]], Any]]:

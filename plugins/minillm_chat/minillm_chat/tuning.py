@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from minillm_core import Plan
+from minillm_core.commands import counted
 
 __all__ = ["tuned"]
 
@@ -20,13 +21,13 @@ FIRST = 0.1
 """Fraction of the peak learning rates at which a branch continues: a cosine schedule's final value."""
 
 
-def tuned(prepared: Any, plan: Plan, corpus: Any) -> Any | None:
+def tuned(prepared: Any, plan: Plan, tokens: int) -> Any | None:
     """Choose the steps and the learning-rate schedule of a run whose data source declares epochs.
 
     Args:
         prepared: the request; nothing is chosen for a resumed run, or one from scratch.
         plan: of the settings as given.
-        corpus: the run's documents.
+        tokens: of the run's documents, to train on.
 
     Returns:
         The settings with the chosen values and notes; None: nothing is chosen.
@@ -40,11 +41,11 @@ def tuned(prepared: Any, plan: Plan, corpus: Any) -> Any | None:
     first = branch.checkpoint.step if branch is not None and goes_on else 0
     chosen, notes = {}, list(loaded.notes)
     if request.given("train.steps") is None and request.given("train.minutes") is None:
-        steps = max(math.ceil(epochs * corpus.train.tokens / plan.tokens_per_step), 1)
+        steps = max(math.ceil(epochs * tokens / plan.tokens_per_step), 1)
         chosen = {"steps": first + steps, "minutes": None}
         more = f" after the {first:,} of the branch" if first else ""
         notes.append(
-            f"{steps:,} steps{more}: the documents are read {epochs:g} times, since train.steps is not given"
+            f"{counted(steps, 'step')}{more}: the documents are read {epochs:g} times, since train.steps is not given"
         )
     last = chosen.get("steps", train.steps)
     asked = ("train.lr", "train.schedule", "train.cooldown", "train.minutes")

@@ -142,6 +142,21 @@ def test_ctrl_c_ends_an_answer_in_a_terminal_and_the_conversation_in_a_pipe(
     assert "the conversation ends here" in err
 
 
+def test_a_note_on_an_answer_is_below_it(
+    trained: Any, chat: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = list[str]()
+    monkeypatch.setattr("minillm_chat.cli.chat.say", said.append)
+    monkeypatch.setattr(
+        "minillm_chat.cli.chat.write", lambda text, end="\n": said.append(text + end)
+    )
+    words = ("--temperature", "0", "--max-tokens", "70")
+    assert chat(trained(), *words, stdin=b"Hi\n")[0] == 0
+    *answer, end, note = said
+    assert "".join(answer).strip()
+    assert (end, note) == ("\n", "the model sees 64 tokens at most: it continues from the last 32")
+
+
 @pytest.mark.parametrize(
     ("words", "stdin", "said"),
     [

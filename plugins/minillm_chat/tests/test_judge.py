@@ -112,6 +112,20 @@ def test_the_loss_is_that_of_the_answers(trained: Any, chats: Callable[..., str]
     assert 0 < found["answer_loss"] < math.log(300) * 2
 
 
+def test_answers_that_are_cut_are_counted_and_may_be_longer(
+    trained: Any, chats: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["eval", str(trained()), "--chats", chats(["So."] * 3)]
+    assert main([*words, "--max-tokens", "2", "--limit", "1"]) == 0
+    assert (
+        "note: 1 answer was cut after 2 tokens: --max-tokens allows more" in capsys.readouterr().err
+    )
+    assert main([*words, "--max-tokens", "3"]) == 0
+    assert "note: 3 answers were cut after 3 tokens: " in capsys.readouterr().err
+    assert main(words) == 0  # as long as the row
+    assert "cut" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,25 @@ def test_defaults_keep_a_good_model_and_improve_a_base_model(
     assert good < loss("tuned") < loss("still") - 1
 
 
+def test_a_plan_has_the_steps_that_the_tuning_would_take(
+    trained: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, data = trained(plugins=None), tmp_path / "chats.jsonl"
+    data.write_text("".join(json.dumps(chat(n)) + "\n" for n in range(40)))
+    words = ["--task", "sft", "sft.template=plain", "--data", str(data)]
+    for start, first in (("--branch", 2), ("--init", 0)):
+        assert main(["plan", start, str(base), *words, "--json"]) == 0
+        said = capsys.readouterr()
+        found = json.loads(said.out)
+        steps, tokens = found["plan"]["train"]["steps"], found["costs"]["train_tokens"]
+        assert steps - first == math.ceil(2 * tokens / (4 * 64)) > 2
+        assert f"note: {steps - first} steps" in said.err
+        assert "note: tokens are estimated here, and counted before a run" in said.err
+    assert main(["plan", "--branch", str(base), *words, "--steps", "2"]) == 2
+    assert "is the end of this run already" in capsys.readouterr().err
+    assert main(["plan", "--branch", str(base), *words[:-1], str(tmp_path / "none.jsonl")]) == 0
+
+
 @pytest.fixture
 def asked() -> Callable[..., Any]:
     """A function that returns the chosen settings, by given settings, branch step, directory and epochs."""
@@ -103,8 +123,7 @@ def asked() -> Callable[..., Any]:
         plan: Any = SimpleNamespace(
             sourcing=SimpleNamespace(epochs=epochs), tokens_per_step=1000, **{}
         )
-        corpus: Any = SimpleNamespace(train=SimpleNamespace(tokens=12_345))
-        found = tuned(prepared, plan, corpus)
+        found = tuned(prepared, plan, 12_345)
         if found is None:
             return None
         train = found.config.train

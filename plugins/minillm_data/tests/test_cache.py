@@ -33,7 +33,11 @@ def test_the_entries_are_listed(program: Program, cache: Path) -> None:
     assert (code, err) == (0, "")
     assert "\x1b" not in out
     assert f"3 entries, 0.0 MB in {cache}" in out.replace("\n", "")
-    assert str(cache.parent.parent / "0") in "".join(out.split())  # long paths are not cut
+    first, *lines, _ = out.splitlines()
+    assert first.split() == ["key", "size", "tokens", "vocabulary", "made", "last", "used"]
+    origins = [line.strip() for line in lines if line.startswith("    ")]
+    assert sorted(origins) == [str(cache.parent.parent / str(n)) for n in range(3)]  # not cut
+    assert max(len(line) for line in lines if line.strip() not in origins) < 80
     code, out, err = program("data", "cache", "list", "--json")
     found = json.loads(out)
     assert (code, err) == (0, "")

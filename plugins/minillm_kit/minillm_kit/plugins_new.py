@@ -46,12 +46,10 @@ def new_command(
     width = max(map(len, listed))
     article = "an" if kind[0] in "aeiou" else "a"
     installed = str(target) if target.is_absolute() else f"./{target}"  # pip looks up bare names
+    counts = {short: len(path.read_text("utf-8").splitlines()) for short, path in listed.items()}
     lines = (
         f"{target}: {article} {kind} plugin that works; make it yours",
-        *(
-            f"  {short:{width}}  {len(path.read_text('utf-8').splitlines()):>4} lines"
-            for short, path in listed.items()
-        ),
+        *(f"  {short:{width}}  {n:>4} line{'s' * (n != 1)}" for short, n in counts.items()),
         f"by {plain(holder)}, as LICENSE and pyproject.toml say",
         "next:",
         f"  pip install -e {shlex.quote(installed)}",

@@ -53,6 +53,8 @@ def test_the_package_is_written_and_what_comes_next_is_said(
     ]
     assert listed[-5] == "by A. Person, as LICENSE and pyproject.toml say"
     named = [line.split()[0] for line in listed[:-5]]
+    assert any(line.endswith(" 1 line") for line in listed[:-5])
+    assert not any(line.endswith(" 1 lines") for line in listed[:-5])
     assert sorted(folder / name for name in named) == sorted(
         path for path in folder.rglob("*") if path.is_file()
     )

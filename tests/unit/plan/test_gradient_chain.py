@@ -96,7 +96,7 @@ def test_a_plugin_joins_twice_under_two_names() -> None:
     [
         (
             lambda: {"a": Joins(), "b": Joins(before=("c",))},
-            r"the order of 'a' and 'b' in opt.rule\[adamw\].gradient has no stated order",
+            r"the order of 'a' and 'b' in opt.rule\[adamw\].gradient is not stated",
         ),
         (lambda: {"a": Joins(before=("b",)), "b": Joins(before=("a",))}, "goes round in a circle"),
         (lambda: {"a": Joins(rules=("*", "adamw"))}, "two nodes named 'a'"),

@@ -292,15 +292,15 @@ CLASHES: dict[str, tuple[Made, str]] = {
     ),
     "attn.qk": (
         attention(lambda a: a.qk.norm(QK)),
-        "the order of 'one' and 'two' in layers.0.attention.qk.norm has no stated order",
+        "the order of 'one' and 'two' in layers.0.attention.qk.norm is not stated",
     ),
     "attn.out": (
         attention(lambda a: a.out.gate(Y)),
-        "the order of 'one' and 'two' in layers.0.attention.out.gate has no stated order",
+        "the order of 'one' and 'two' in layers.0.attention.out.gate is not stated",
     ),
     "model.embed": (
         model(lambda m: m.embed.norm(X)),
-        "the order of 'one' and 'two' in model.embed.norm has no stated order",
+        "the order of 'one' and 'two' in model.embed.norm is not stated",
     ),
     "model.streams": (
         model(lambda m: m.stream("bigram", Late)),
@@ -473,7 +473,7 @@ ALONE: dict[str, tuple[Made, str]] = {
     ),
     "a layer outside the model": (
         model(lambda m: m.mlp(4, None)),
-        "names layer 4 of a model with 4 layers",
+        "names layer 4 of a model of 4 layers",
     ),
     "a layer before the first": (model(lambda m: m.attention(-5, X)), "names layer -5"),
     "an unknown site": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -56,7 +57,7 @@ def shown(plan: Plan, width: int = 80) -> str:
 
 def shown_difference(first: Plan, second: Plan, width: int = 100) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    render_diff(first, second, console)
+    render_diff(first, second, console, ("", "a,b"))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -182,6 +183,7 @@ def test_a_difference_holds_what_differs_alone(planned: Planned) -> None:
     assert found["data"]["train.steps"] == (10, 20)
     json.dumps(as_json(found), allow_nan=False)
     text = shown_difference(first, second)
+    assert re.split(r"\s{2,}", text.splitlines()[0].strip()) == ["as it is", "a, b"]
     for word in ("paired_heads", "-50.0%", "28 arrays", "train.steps: 10 -> 20", "+  muon"):
         assert word in text
 

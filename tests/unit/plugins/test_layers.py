@@ -45,7 +45,10 @@ def test_indices_are_resolved_in_order(case: tuple[int, list[int]]) -> None:
 def test_an_index_outside_is_refused(case: tuple[int, list[int]], by: int, below: bool) -> None:
     depth, indices = case
     outside = -depth - 1 - by if below else depth + by
-    with pytest.raises(PlanError, match=f"layer {outside} is outside the model"):
+    with pytest.raises(
+        PlanError,
+        match=rf"layer {outside} is outside the model, which has {depth} layer{'s' * (depth > 1)}\b",
+    ):
         Layers([*indices, outside]).resolve(depth)
 
 

@@ -142,7 +142,7 @@ def test_info_says_along_which_axes_several_processes_are_refused(make_plugin) -
     shown = info("trick", TINY)
     assert set(shown["mesh"].values()) == {None}
     text = printed(render_info, shown | {"mesh": {"data": None, "rows": "it reads all"}}, width=200)
-    assert "data: not refused" in text
+    assert "data: nothing in its plan rules it out, and it was not trained" in text
     assert "rows: refused, it reads all" in text
     assert "minillm plugins check trick --only mesh tries it" in text
     assert "mesh" not in info("trick")

@@ -89,7 +89,7 @@ def test_two_nodes_at_one_anchor_need_an_order() -> None:
     chain.add("late", node("a"))
     with pytest.raises(PlanError) as refused:
         chain.resolve()
-    assert "order of 'a' and 'b' in attn.out.late has no stated order" in refused.value.what
+    assert "order of 'a' and 'b' in attn.out.late is not stated" in refused.value.what
     assert "before= or after=" in str(refused.value.fix)
 
 

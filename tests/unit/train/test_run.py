@@ -41,6 +41,7 @@ from minillm_core.plan import Plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.plugin import Plugin
 from minillm_core.train.errors import resume_line
+from minillm_core.train.initial import Branch
 from minillm_core.train.metrics import read_events
 from minillm_core.train.request import Prepared, train
 from minillm_core.train.run import Run
@@ -224,6 +225,23 @@ def test_three_lines_before_the_first_step_and_the_rest_for_those_who_ask(job: J
     assert "plugins watcher; 1 step of 32 tokens" in job.said[2]
     start = [line.partition(": ")[0] for line in job.said[3:9]]
     assert start == ["device", "plugin watcher (a file)", "plan", "export", "kernels", "note"]
+
+
+def test_to_resume_where_no_run_is_starts_one_and_says_so(job: Job) -> None:
+    job.train(steps=1, resume=True)
+    assert job.said[1] == f"note: there is no run in {job.out} yet: a new one starts"
+    old, job.out = job.out, job.out.with_name("outt")
+    job.said.clear()
+    job.train(steps=1, resume=True)
+    assert job.said[0].startswith(f"torch on cpu, preset tiny, writing to {job.out} ")
+    assert job.said[1].endswith(f"{job.out} yet: a new one starts (did you mean {old}?)")
+    job.said.clear()
+    job.train(steps=1, resume=True)
+    assert not any("there is no run" in line for line in job.said)
+    assert (
+        job.said[-1]
+        == f"{job.out} is finished: 1 step is done; --steps with more of them extends it"
+    )
 
 
 def test_a_run_by_the_clock_says_what_is_not_on_it(job: Job) -> None:
@@ -1137,8 +1155,11 @@ def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(job: Job)
     job.train("checkpoint.every=6")
     with pytest.raises(Refusal, match="no checkpoint of step 7") as refused:
         job.evaluate(step=7)
-    there = f"for --branch and --init {job.out}@12"
-    assert refused.value.fix == f"one of the steps 12, 6; {there}"
+    assert refused.value.fix == "one of the steps 12, 6: --step 12"
+    for weights_only, flag in ((False, "--branch"), (True, "--init")):
+        with pytest.raises(Refusal, match="no checkpoint of step 7") as branched:
+            Branch.of(f"{job.out}@7", job.said.append, weights_only=weights_only)
+        assert branched.value.fix == f"one of the steps 12, 6: {flag} {job.out}@12"
     with pytest.raises(Refusal, match="marked no checkpoint as its best") as refused:
         job.evaluate(best=True)
     assert refused.value.fix.startswith("train with checkpoint.best=true; or one of the steps 12")
@@ -1147,7 +1168,7 @@ def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(job: Job)
     (job.out / "checkpoints" / "step-00000006" / "state.json").write_text("{}")
     with pytest.raises(NoCheckpoint, match="step 6 does not verify") as bad:
         job.evaluate(step=6)
-    assert bad.value.fix == f"one of the steps 12; {there}"
+    assert bad.value.fix == "one of the steps 12: --step 12"
 
 
 @pytest.mark.parametrize("marker", ["{", '{"step": "4"}', '{"step": 999999, "val_loss": 1}'])

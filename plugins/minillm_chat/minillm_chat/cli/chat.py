@@ -60,6 +60,8 @@ def chat_command(
     with display(say) as shown:
         run = open_chat(out, read, shown)
         model = ChatModel.of(run)
+    notes: list[str] = []
+    shown.say = notes.append  # of an answer: shown below it, not within
     seed = sampling.chosen_seed()
     drawn = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
     talk = Talk(model, {**drawn, "max_tokens": max_tokens, "seed": seed})
@@ -80,6 +82,8 @@ def chat_command(
             pieces.close()
             if not as_json:
                 write("")
+            while notes:
+                say(notes.pop(0).strip())
     if as_json:
         emit({"messages": talk.messages, "seed": seed, "step": run.step})
 

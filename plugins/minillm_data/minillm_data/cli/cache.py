@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -31,10 +31,6 @@ def list_command(as_json: AsJson = False) -> None:
 
     Text is tokenised once, then kept in $MINILLM_CACHE or ~/.cache/minillm.
     """
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from minillm_data.cache import list_cache
 
     folder = _folder()
@@ -42,26 +38,24 @@ def list_command(as_json: AsJson = False) -> None:
     if as_json:
         _emit(entries, folder)
         return
-    console = Console()
-    if entries:
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        for title in ("key", "size", "tokens", "vocabulary", "made", "last used", "from"):
-            right = title in ("size", "tokens", "vocabulary")
-            justify, wrap = "right" if right else "left", title == "from"
-            table.add_column(title, justify=justify, no_wrap=not wrap, overflow="fold")
-        for entry in entries:
-            table.add_row(
-                entry.key[:8],
-                _size([entry]),
-                "" if entry.tokens is None else f"{entry.tokens:,}",
-                "" if entry.vocab is None else f"{entry.vocab:,}",
-                _day(entry.made),
-                _day(entry.used),
-                Text(plain(entry.origin or "") if entry.state == "complete" else entry.state),
-            )
-        console.print(table)
-    line = f"{_counted(entries)}, {_size(entries)} in {folder}"
-    console.print(Text(line), soft_wrap=True)
+    for line in _table(entries):
+        write(line)
+    write(f"{_counted(entries)}, {_size(entries)} in {folder}")
+
+
+def _table(entries: Sequence[Kept]) -> Iterator[str]:
+    """Yield the headings and two lines per entry: its figures, and the name of its text, however long."""
+    rows = [("key", "size", "tokens", "vocabulary", "made", "last used")]
+    for one in entries:
+        counts = ("" if count is None else f"{count:,}" for count in (one.tokens, one.vocab))
+        rows.append((one.key[:8], _size([one]), *counts, _day(one.made), _day(one.used)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for number, row in enumerate(rows if entries else ()):
+        cells = zip(row, "<>>><<", widths, strict=True)
+        yield "  ".join(f"{cell:{side}{width}}" for cell, side, width in cells).rstrip()
+        if number:
+            one = entries[number - 1]
+            yield f"    {plain(one.origin or '') if one.state == 'complete' else one.state}".rstrip()
 
 
 def clear_command(
