@@ -32,8 +32,11 @@ IMPORTED = (
 
 @pytest.fixture(scope="session")
 def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which stepped.py keeps what a process has trained alone."""
-    return tmp_path_factory.mktemp("references")
+    """The folder in which stepped.py keeps what a process has trained alone; workers of pytest-xdist share it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "references"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,10 @@
     mlx.launch -n 2 -- python stepped.py mlx OUT.json SPLIT
 
 Every process makes the same global batches; a plan is trained by rank 0 alone, and by all processes
-together, where updates are not divided and where they are. The first of these is what others should be.
-``nudged`` is rank 0 alone from weights that are off by their last bit. What rank 0 has trained alone is kept in
-the folder that REFERENCES names, if any, for other calls: layers, rows and weights may be shared otherwise there.
+together, where updates are not divided and where they are. The first of these is what others should be, and is
+never compiled. ``nudged`` is rank 0 alone from weights that are off by their last bit. What rank 0 has trained
+alone is kept in the folder that REFERENCES names, if any, for other calls: layers, rows and weights may be shared
+otherwise there.
 ``windows@2x1`` is the case windows with mesh.context=2 and mesh.tensor=1.
 """
 
@@ -76,13 +77,17 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
 }
 """Cases that only sharded updates treat specially: name -> plugins, settings."""
+TRACED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "traced": ("", {"train.compile": "on", "train.checkpointing": True, "model.layers": 2}),
+}
+"""``compiled`` without Muon, whose compilation takes longer than that of the model: for what changes the model alone."""
 
 SPLITS = {"micro": (2, 4), "rows": (8, 1)}  # rows and micro-batches of a step
 
 
 def plan_of(name: str, split: str, given: Mapping[str, Any] = {}) -> minillm.Plan:
     """Build the plan of a case: preset tiny, with divisible steps."""
-    plugins, options = {**CASES, **MORE}[name]
+    plugins, options = {**CASES, **MORE, **TRACED}[name]
     rows, accumulate = SPLITS[split]
     preset = "speedrun" if name == "speedrun" else "tiny"
     sizes = {"train.rows": rows, "train.accumulate": accumulate}
@@ -234,7 +239,7 @@ def main(
         plan, expected = plan_of(case, split, given), None
         ranks.check(plan)
         if first != "alone":
-            expected = train(plan, backend, ranks, first)
+            expected = train(plan.with_train(compile="off"), backend, ranks, first)
         elif ranks.is_main:
             expected = alone(plan, backend, split)
         found[name] = {}

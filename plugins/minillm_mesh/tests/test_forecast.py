@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -294,23 +295,25 @@ def test_it_fits_into_80_columns(gpus: int) -> None:
         assert assumed in words
 
 
-def command(*words: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "minillm_core", "plan", "--preset", "gpt2-124m", *words]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
+Program = Callable[..., tuple[int, str, str]]
+"""The fixture ``program``: exit code, stdout, stderr."""
+PLAN = ("plan", "--preset", "gpt2-124m")
 
 
 @pytest.mark.slow
-def test_the_command_has_a_new_key_and_no_framework() -> None:
-    plain, with_gpus = (command("--json", *more) for more in ((), ("--gpus", "12")))
-    one, other = json.loads(plain.stdout), json.loads(with_gpus.stdout)
+def test_the_command_has_a_new_key_and_no_framework(program: Program) -> None:
+    (_, plain, _), (_, with_gpus, said) = (
+        program(*PLAN, "--json", *more) for more in ((), ("--gpus", "12"))
+    )
+    one, other = json.loads(plain), json.loads(with_gpus)
     assert other.pop("mesh")["gpus"] == 12
     assert one == other
-    assert "12 processes cannot divide a step of 16 micro-batches of 32 rows" in with_gpus.stderr
-    assert "or take 8 or 16 processes" in with_gpus.stderr
+    assert "12 processes cannot divide a step of 16 micro-batches of 32 rows" in said
+    assert "or take 8 or 16 processes" in said
     watched = "import sys; from minillm_core.cli.main import main; sys.argv[1:] = sys.argv[1:]\n"
     watched += "try: main()\nexcept SystemExit: pass\n"
     watched += "print([n for n in ('torch', 'mlx') if n in sys.modules], file=sys.stderr)"
-    line = [sys.executable, "-c", watched, "plan", "--preset", "gpt2-124m", "--gpus", "2", "--json"]
+    line = [sys.executable, "-c", watched, *PLAN, "--gpus", "2", "--json"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1] == "[]", done.stderr
 
@@ -326,11 +329,11 @@ def test_the_command_has_a_new_key_and_no_framework() -> None:
         (("--gpus", "2000"), "the cost model is not meant for so many"),
     ],
 )
-def test_the_command_refuses(words: tuple[str, ...], what: str) -> None:
-    done = command(*words)
-    assert done.returncode == 2, done.stderr
-    assert what in done.stderr
-    assert not done.stdout
+def test_the_command_refuses(words: tuple[str, ...], what: str, program: Program) -> None:
+    code, out, err = program(*PLAN, *words)
+    assert code == 2, err
+    assert what in err
+    assert not out
 
 
 def test_cards_that_share_layers_by_hand() -> None:

@@ -156,28 +156,35 @@ def test_the_share_of_waiting_is_that_of_both_schedules() -> None:
     assert bubble(4, 4) == 3 / 7
 
 
+SHORTER = "train.steps=10"
+"""All phases of schedules; test_torch_ranks.py trains the same cases twice as long."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("size", "split", "names", "settings"),
+    ("size", "split", "names", "how", "settings"),
     [
-        (2, "micro", "moe,speedrun,compiled", ("mesh.pipeline=2",)),
-        (4, "rows", "windows,value_embeds", ("mesh.pipeline=2", "mesh.schedule=gpipe")),
+        (2, "micro", "moe,speedrun", "updates", ()),
+        (2, "micro", "traced", "off", ()),
+        (4, "rows", "windows,value_embeds", "updates", ("mesh.schedule=gpipe",)),
     ],
 )
 def test_stages_train_as_one_process_does(
     size: int,
     split: str,
     names: str,
+    how: str,
     settings: tuple[str, ...],
     processes: Callable[..., str],
     tmp_path: Path,
 ) -> None:
     out = tmp_path / "found.json"
-    processes(size, "stepped", "torch", str(out), split, names, "alone,updates", *settings)
+    given = split, names, f"alone,{how}", "mesh.pipeline=2", SHORTER, *settings
+    processes(size, "stepped", "torch", str(out), *given)
     found: Mapping[str, Any] = json.loads(out.read_text())
     assert found.keys() == {*names.split(",")}
     for name, met in found.items():
-        case = met["updates"]
+        case = met[how]
         assert case["same"], f"{name}: the ranks have not the same weights"
         assert case["figures"] < 1e-5, f"{name}: {case['figures']} from one process"
         assert case["nats"] < 1e-6, f"{name}: evaluated apart"
