@@ -60,7 +60,7 @@ class Candidate:
     name: str  # as in --kernels op=name
     backends: tuple[str, ...]
     reference: str  # "package.module:function" or f"{__name__}:function", with the op's signature
-    devices: tuple[str, ...] = ("cpu", "cuda", "mps", "metal")
+    devices: tuple[str, ...] = ("cpu", "cuda", "mps", "metal")  # metal, cuda: MLX's GPU too
     accepts: Callable[[Request], str | None] = serves_all  # None: accepted; else the reason
     rank: Callable[[Request], int] = first  # lower is preferred; equal ranks keep their order
     plain: bool = False  # composed of array functions: for --kernels reference and op=reference

@@ -23,16 +23,16 @@ class KernelBuilder(Builder):
             kernels.candidate(Candidate("swiglu", "mine", ("torch",), "pkg.kernels:swiglu"))
 
         Raises:
-            PlanError: an unknown op; no function at the candidate's ``reference``; or another plugin
+            PlanError: an unknown op or device; no function at the candidate's ``reference``; or another plugin
                 offers a candidate of this name for this op.
         """
         key = f"{candidate.op}={candidate.name}"
-        if candidate.op not in CONTRACTS:
-            raise PlanError(
-                f"plugin '{self._owner}' brings a kernel for '{candidate.op}', and there is no such op",
-                where=f"kernel[{candidate.op}]",
-                fix=f"{did_you_mean(candidate.op, CONTRACTS)}ops are {', '.join(CONTRACTS)}",
-            )
+        devices = (("device", device, Candidate.devices) for device in candidate.devices)
+        for kind, name, known in (("op", candidate.op, CONTRACTS), *devices):
+            if name not in known:
+                what = f"plugin '{self._owner}' brings a kernel for '{name}', and there is no such {kind}"
+                fix = f"{did_you_mean(name, known)}{kind}s are {', '.join(known)}"
+                raise PlanError(what, where=f"kernel[{candidate.op}]", fix=fix)
         reason = missing_reference(candidate.reference)
         if reason and not any(map(lacking, candidate.requires)):  # else the run reports them
             raise PlanError(

@@ -194,11 +194,11 @@ class Kernel(Plugin, api=1):
     op: str = option("swiglu", help="that it is for")
     function: str = option("operator:mul", help="what computes it")
     requires: tuple[str, ...] = option((), help="what has to be installed")
+    device: str = option("cpu", help="what it runs on")
 
     def kernel_provider(self, kernels: Any) -> None:
-        kernels.candidate(
-            Candidate(self.op, "mine", ("torch",), self.function, requires=self.requires)
-        )
+        given = {"devices": (self.device,), "requires": self.requires}
+        kernels.candidate(Candidate(self.op, "mine", ("torch",), self.function, **given))
 
 
 @pytest.mark.parametrize(
@@ -210,6 +210,11 @@ class Kernel(Plugin, api=1):
             "mean swiglu? ops are",
         ),
         ({"op": "conv"}, "and there is no such op", "ops are linear, embedding, rms_norm"),
+        (
+            {"device": "gpu"},
+            "kernel for 'gpu', and there is no such device",
+            "devices are cpu, cuda, mps, metal",
+        ),
         ({"function": "operator:mull"}, "operator has no mull; did you mean mul?", "its reference"),
         ({"function": "decimals:mul"}, "there is no module decimals", "its reference"),
         ({"function": "this.is:far.off"}, "not of the form package.module:function", "reference"),
@@ -224,7 +229,7 @@ def test_a_kernel_that_is_not_there_is_refused(
     assert "'one'" in refused.value.what
     assert what in refused.value.what
     assert fix in str(refused.value.fix)
-    assert refused.value.line == line(Kernel.kernel_provider, 1)
+    assert refused.value.line == line(Kernel.kernel_provider, 2)
 
 
 def test_a_kernel_of_what_is_not_installed_is_left_to_the_run(planned: Planned) -> None:
