@@ -11,7 +11,13 @@ from minillm_core.directories import TrainedModel
 
 
 def card(
-    name: str, model: TrainedModel, parameters: int, dtype: str, *, layout: str | None = None
+    name: str,
+    model: TrainedModel,
+    parameters: int,
+    dtype: str,
+    *,
+    layout: str | None = None,
+    begun: bool = True,
 ) -> str:
     """Return the text of README.md.
 
@@ -23,6 +29,7 @@ def card(
         parameters: their number.
         dtype: of the written tensors.
         layout: of the directory, where it is not the plan's.
+        begun: the tokenizer prepends the token that begins documents.
     """
     layout = layout or model.plan.export.layout
     made = "trained with" if model.step else "written by"
@@ -30,7 +37,8 @@ def card(
         *("---", "library_name: transformers", "pipeline_tag: text-generation"),
         *("tags:", "- minillm", "---", "", f"# {plain(name)}", ""),
         f"A language model, {made} minillm: {parameters:,} parameters in {dtype}.",
-        *("", *_facts(model, layout), "", *_use(name, layout, model.tokenizer is not None), ""),
+        *("", *_facts(model, layout), ""),
+        *(*_use(name, layout, tokenizer=model.tokenizer is not None, begun=begun), ""),
     )
     return "\n".join(lines)
 
@@ -68,12 +76,13 @@ def _options(options: Mapping[str, Any]) -> str:
     return f" ({', '.join(given)})" if options else ""
 
 
-def _use(name: str, layout: str | None, tokenizer: bool) -> Iterator[str]:
-    if tokenizer:
-        yield "A text begins with the token that begins documents; the tokenizer puts it there."
-    else:
+def _use(name: str, layout: str | None, *, tokenizer: bool, begun: bool) -> Iterator[str]:
+    if not tokenizer:
         yield "The model was trained on token ids; their tokenizer is not in this directory."
-    yield ""
+        yield ""
+    elif begun:
+        yield "A text begins with the token that begins documents; the tokenizer puts it there."
+        yield ""
     trust = ", trust_remote_code=True" if layout == "own" else ""
     if trust:
         yield "The code of the model is in this directory: read it, or know whose it is, before it runs."

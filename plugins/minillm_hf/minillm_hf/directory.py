@@ -11,11 +11,16 @@ from typing import Any
 
 from minillm_core import Plan, Refusal
 from minillm_core.directories import DirectoryFormat, TrainedModel
-from minillm_hf.adapter import base_folder
 from minillm_hf.card import card
-from minillm_hf.hub import cached, fetch
+from minillm_hf.hub import fetch
 from minillm_hf.layouts import model_of
 from minillm_hf.match import export_layout, exported
+from minillm_hf.origin import (
+    GENERATION_CONFIG,
+    as_it_is,
+    taken_over,
+    with_base,
+)
 from minillm_hf.read import (
     ADAPTER_CONFIG,
     CONFIG,
@@ -28,8 +33,6 @@ from minillm_hf.read import (
 )
 from minillm_hf.scaling import scaling_of
 from minillm_hf.write import DTYPES, SHARD_BYTES, tokenizer_documents, write_directory
-
-GENERATION_CONFIG = "generation_config.json"
 
 
 class HuggingFace(DirectoryFormat):
@@ -71,13 +74,18 @@ class HuggingFace(DirectoryFormat):
         shard_bytes: int = SHARD_BYTES,
         dtype: str = "float32",
     ) -> int:
-        """Write config.json, the tensors, the tokenizer and a model card."""
+        """Write config.json, the tensors, the tokenizer and a model card.
+
+        The other files of a directory that is exported as it is are copied.
+        """
         check_dtype(dtype)
         tensors = exported(model.plan, model.arrays)
-        documents = documents_of(config_of(model), model, say)
-        documents["config.json"]["dtype"] = dtype
+        config = config_of(model)
+        copied = as_it_is(model, config)
+        documents = documents_of(config, model, say) if copied is None else copied
+        documents[CONFIG]["dtype"] = dtype
         parameters = sum(array.size for array in tensors.values())
-        documents["README.md"] = card(folder.name, model, parameters, dtype)
+        documents["README.md"] = card(folder.name, model, parameters, dtype, begun=copied is None)
         write_directory(folder, tensors, documents, shard_bytes=shard_bytes, dtype=dtype)
         return parameters
 
@@ -111,29 +119,6 @@ def check_dtype(dtype: str) -> None:
         )
 
 
-SAMPLING: Mapping[str, Callable[[Any], bool]] = {
-    "do_sample": lambda value: isinstance(value, bool),
-    "temperature": lambda value: type(value) in (int, float) and 0 <= value < 100,
-    "top_k": lambda value: type(value) is int and 0 <= value < 1 << 31,
-    "top_p": lambda value: type(value) in (int, float) and 0 < value <= 1,
-    "repetition_penalty": lambda value: type(value) in (int, float) and 0 < value < 100,
-}
-"""Sampling key of generation_config.json -> a validator of its value."""
-
-
-def sampling_of(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the default sampling settings of the directory that a run started from, if it still exists."""
-    started = record.get("initial")
-    folder = started.get("directory") if isinstance(started, Mapping) else None
-    if not isinstance(folder, str):
-        return {}
-    try:
-        given = read_json(Path(folder) / GENERATION_CONFIG)
-    except Refusal:
-        return {}  # missing file or directory
-    return {key: given[key] for key, fits in SAMPLING.items() if key in given and fits(given[key])}
-
-
 def longest_row(plan: Plan) -> int:
     """Return the longest row of a model: of its training, or of the directory that it started from.
 
@@ -142,11 +127,8 @@ def longest_row(plan: Plan) -> int:
     config = plan.config
     if config.init is None:
         return config.train.seq_len
-    folder = Path(config.init)
     try:
-        if (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).exists():
-            where = str(folder / ADAPTER_CONFIG)
-            folder = base_folder(read_json(folder / ADAPTER_CONFIG), where, cached)
+        folder = with_base(Path(config.init))[-1]
         document = read_json(folder / CONFIG)
         _, theirs, scaling = model_of(document, str(folder / CONFIG))
     except Refusal:  # changed or removed since
@@ -170,12 +152,12 @@ def documents_of(
     config: dict[str, Any], model: TrainedModel, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Build the JSON files of a directory with this config.json: name -> content."""
-    tokenizer = model.tokenizer
+    tokenizer, theirs = model.tokenizer, taken_over(model, say)
     boundary = tokenizer.end_of_text if tokenizer else None
     documents = {
-        "config.json": config,
-        "generation_config.json": {f"{name}_token_id": boundary for name in ("bos", "eos", "pad")}
-        | sampling_of(model.record),
+        CONFIG: config,
+        GENERATION_CONFIG: {f"{name}_token_id": boundary for name in ("bos", "eos", "pad")}
+        | dict(theirs.sampling),
     }
     if tokenizer is None:
         say("the run was trained on ids: there is no tokenizer to write")
@@ -184,20 +166,22 @@ def documents_of(
     start = tokenizer.start_token
     positions = config["max_position_embeddings"]
     files = tokenizer_documents(tokenizer.text(), boundary=start, ends=token, positions=positions)
-    for name in ("config.json", "generation_config.json"):
+    for name in (CONFIG, GENERATION_CONFIG):
         documents[name]["bos_token_id"] = tokenizer.start
-    if (asked := model.plan.sourcing).template is not None:
+    asked = model.plan.sourcing
+    if (template := asked.template or theirs.template) is not None:
         added = {
             str(one["id"]): {key: value for key, value in one.items() if key != "id"}
             for one in files[TOKENIZER]["added_tokens"]
         }
         files["tokenizer_config.json"] |= {
-            "chat_template": asked.template,
+            "chat_template": template,
             "added_tokens_decoder": added,
             "split_special_tokens": False,
         }
-        ends = [boundary, *(model.specials[name] for name in asked.ends or ())]
-        documents["generation_config.json"]["eos_token_id"] = list(dict.fromkeys(ends))
+    ends = (boundary, *(model.specials[name] for name in asked.ends or ()), *theirs.ends)
+    if len(ends := list(dict.fromkeys(ends))) > 1 or asked.template is not None:
+        documents[GENERATION_CONFIG]["eos_token_id"] = ends
     return documents | files
 
 

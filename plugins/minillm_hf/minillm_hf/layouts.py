@@ -236,6 +236,7 @@ GPT2 = "GPT2LMHeadModel"
 
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 ROPE_BASE = 10_000.0  # the default
+_ORIGINAL = "original_max_position_embeddings"
 
 
 class Document(BaseModel):
@@ -258,6 +259,8 @@ class Document(BaseModel):
     rope_theta: float | None = None
     rope_parameters: dict[str, Any] | None = None
     rope_scaling: dict[str, Any] | None = None
+    original_max_position_embeddings: int | float | None = None
+    partial_rotary_factor: float | None = None
     rope_interleaved: Literal[False] = False  # in SmolLM2's config.json
     layer_types: list[str] | None = None
     hidden_act: Literal["silu"] = "silu"
@@ -346,6 +349,8 @@ def _rope(document: Document) -> tuple[float, Scaling | None]:
     """Find the rotary base and scaling, which versions of Transformers write under different keys."""
     found: set[float] = set()
     scaled: dict[str, Scaling] = {}
+    if document.partial_rotary_factor not in (None, 1.0):
+        raise ValueError(f"partial_rotary_factor is {document.partial_rotary_factor}")
     if document.rope_theta is not None:
         found.add(document.rope_theta)
     for key in ("rope_parameters", "rope_scaling"):
@@ -369,7 +374,14 @@ def _rope(document: Document) -> tuple[float, Scaling | None]:
         raise ValueError(f"rope_theta is both {' and '.join(f'{s:g}' for s in sorted(found))}")
     if len(set(map(repr, scaled.values()))) > 1:
         raise ValueError("rope_parameters and rope_scaling differ")
-    return found.pop() if found else ROPE_BASE, next(iter(scaled.values()), None)
+    scaling = next(iter(scaled.values()), None)
+    stated = document.original_max_position_embeddings
+    if scaling is not None and stated not in (None, scaling.options[_ORIGINAL]):
+        raise ValueError(
+            f"{_ORIGINAL} is {stated}, and {scaling.options[_ORIGINAL]} in {next(iter(scaled))}: "
+            "Transformers 5 applies the first, other programs the second"
+        )
+    return found.pop() if found else ROPE_BASE, scaling
 
 
 def _problem(error: Exception) -> str:

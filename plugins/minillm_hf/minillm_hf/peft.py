@@ -21,9 +21,11 @@ from minillm_core.commands import few
 from minillm_core.directories import DirectoryFormat, ModelDirectory, TrainedModel
 from minillm_hf.adapter import ADAPTER_WEIGHTS, read_adapter
 from minillm_hf.directory import check_dtype, config_of, documents_of
+from minillm_hf.hub import published
 from minillm_hf.layouts import products
 from minillm_hf.lora import LowRank
 from minillm_hf.match import export_layout
+from minillm_hf.origin import started_from
 from minillm_hf.read import ADAPTER_CONFIG, CONFIG
 from minillm_hf.write import SHARD_BYTES, write_directory
 
@@ -40,9 +42,20 @@ class PEFT(DirectoryFormat):
         return read_adapter(path)
 
     def check(self, plan: Plan) -> None:
-        """Check that a plan trains exactly the adapters of ``lora``, on a model with a layout."""
+        """Check that a plan trains exactly the adapters of ``lora``, on a model with a layout.
+
+        A run that was started from an adapter has that one folded into its frozen weights, which are in no
+        directory that PEFT could load the new adapter on.
+        """
         export_layout(plan)
         _adapters(plan)
+        if plan.config.init is not None and self.recognises(Path(plan.config.init)):
+            raise PlanError(
+                "the run was started from an adapter, and PEFT would load its own adapter without that "
+                "first one",
+                where=f"init={plan.config.init}",
+                fix="leave the layout out: the whole model is exported, with both adapters folded in",
+            )
 
     def write(
         self,
@@ -55,7 +68,7 @@ class PEFT(DirectoryFormat):
     ) -> int:
         """Write adapter_config.json, the adapters in one safetensors file, and the tokenizer."""
         check_dtype(dtype)
-        plan, (base, revision) = model.plan, _base(model.record)
+        plan, (base, revision) = model.plan, _base(model)
         if base is None:
             say("the run was not started from a model directory: PEFT has to be given the base")
         tensors = dict(_tensors(plan, model.arrays))
@@ -77,15 +90,14 @@ class PEFT(DirectoryFormat):
         return {"PEFT": f"PeftModel.from_pretrained(model, {json.dumps(folder)})"}
 
 
-def _base(record: Mapping[str, Any]) -> tuple[str | None, str | None]:
+def _base(model: TrainedModel) -> tuple[str | None, str | None]:
     """Return the base of a run's adapters and, for a model of the hub, its commit; None: unknown."""
-    started = record.get("initial")
-    if not isinstance(started, Mapping):
+    if (folder := started_from(model)) is None:
         return None, None
-    if not isinstance(published := started.get("published"), str):
-        return started.get("directory"), None
-    name, _, commit = published.partition("@")
-    return name, commit or None
+    if (found := published(folder)) is None:
+        return str(folder), None
+    name, _, commit = found.partition("@")
+    return name, commit
 
 
 def _adapters(plan: Plan) -> dict[str, LowRank]:

@@ -364,6 +364,24 @@ def read_json(path: Path) -> dict[str, Any]:
         raise Refusal(problem, where=str(path), fix=AGAIN) from error
 
 
+def read_bytes(path: Path) -> bytes:
+    """Read a file of bounded size.
+
+    Raises:
+        Refusal: it cannot be read, or is larger than a tokenizer.
+    """
+    _check_regular(path)
+    try:
+        with path.open("rb") as file:
+            found = file.read(LARGEST_TOKENIZER + 1)
+        if len(found) > LARGEST_TOKENIZER:
+            raise ValueError(f"it has more than {LARGEST_TOKENIZER:,} bytes")
+    except (OSError, ValueError) as error:
+        problem = f"{path.name} cannot be read: {error}"[:200]
+        raise Refusal(problem, where=str(path), fix=AGAIN) from error
+    return found
+
+
 def _pickles(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*") if path.suffix in PICKLES)
 

@@ -45,7 +45,7 @@ def write_directory(
     Args:
         folder: the final path; must not exist, or be empty.
         tensors: by name in the directory, float32.
-        documents: file name -> JSON, or verbatim text.
+        documents: file name -> JSON, or verbatim text or bytes.
         shard_bytes: maximum of a file of tensors; a tensor is never split.
         dtype: of the written tensors, one of ``DTYPES``.
         weights: the name of the tensor file, where it is a single one.
@@ -67,9 +67,9 @@ def write_directory(
         documents = {**documents, **_write_tensors(temporary, shards, weights, DTYPES[dtype])}
         for name, document in documents.items():
             text = document
-            if not isinstance(text, str):
+            if not isinstance(text, (str, bytes)):
                 text = json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-            write_file(temporary / name, text.encode())
+            write_file(temporary / name, text.encode() if isinstance(text, str) else text)
         names = sorted(path.name for path in temporary.iterdir())
         sync_path(temporary)
         rename_path(temporary, target)

@@ -252,8 +252,11 @@ def test_an_export_keeps_the_positions_of_its_start_where_they_turn_the_same(
     based = config("adapter/adapter_config.json")
     based |= {"base_model_name_or_path": str(tmp_path / "model")}
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(based))
+    (tmp_path / "adapter" / "generation_config.json").unlink()  # that of the base applies
+    (tmp_path / "model" / "generation_config.json").write_text('{"min_p": 0.1}')
     for name in ("model", "adapter"):
         Run.open(tmp_path / name, device="cpu").export(tmp_path / f"{name}-again")
+        assert config(f"{name}-again/generation_config.json") == {"min_p": 0.1}
         assert config(f"{name}-again/config.json")["max_position_embeddings"] == 8192
         start = str(tmp_path / name)
         assert longest_row(planned(init=start)) == 8192
@@ -333,6 +336,15 @@ def test_a_layout_that_a_model_cannot_have_is_refused(
     with pytest.raises(PlanError, match=said):
         run.export(tmp_path / "to", layout=layout)
     assert not (tmp_path / "to").exists()
+
+
+def test_an_adapter_is_no_base_of_another(tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    first.mkdir()
+    (first / "adapter_config.json").write_text("{}")
+    run = Run.open(leave_run(tmp_path / "run", init=str(first)))
+    with pytest.raises(PlanError, match=f"started from an adapter.*\n.*init={first}\n.*the whole"):
+        run.export(tmp_path / "to", layout="peft")
 
 
 def test_a_dtype_that_is_none_is_refused_for_adapters_too(tmp_path: Path) -> None:

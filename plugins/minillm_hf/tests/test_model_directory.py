@@ -533,6 +533,7 @@ def test_norms_of_queries_and_keys_are_not_dropped(tmp_path: Path, planned: Plan
         {"rope_parameters": ..., "rope_scaling": None},
         {"rope_parameters": ..., "rope_scaling": {"type": "default"}},
         {"head_dim": ..., "model_type": ..., "attention_bias": ..., "hidden_act": ...},
+        {"partial_rotary_factor": 1.0, "original_max_position_embeddings": 64},
         {"torch_dtype": "float16", "pretraining_tp": 1, "layer_types": ["full_attention"] * 4},
     ],
 )
@@ -580,6 +581,15 @@ def test_queries_have_keys_of_their_own_where_nothing_else_is_said(
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_parameters"),
         ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "rope_parameters"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
+        (
+            {
+                "rope_parameters": YARN,
+                "rope_scaling": ...,
+                "original_max_position_embeddings": 32,
+            },
+            "original_max_position_embeddings is 32, and 64 in rope_parameters: Transformers 5",
+        ),
         ({"rope_theta": 500000.0}, "rope_theta is both"),
         ({"rope_theta": float("inf"), "rope_parameters": ...}, "Infinity is no JSON"),
         ({"attention_bias": True}, "attention_bias"),

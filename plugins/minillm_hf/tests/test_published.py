@@ -376,9 +376,6 @@ def test_a_text_begins_as_the_tokenizer_says_and_ends_as_it_says(
     run.export(folder.parent / "again")
     written = json.loads((folder.parent / "again" / "tokenizer_config.json").read_text())
     assert (written["bos_token"], written["eos_token"]) == ("<unk>", "</s>")
-    generation = json.loads((folder.parent / "again" / "generation_config.json").read_text())
-    assert generation["bos_token_id"] == tokenizer.start
-    assert generation["eos_token_id"] == tokenizer.end_of_text
     again = Run.open(folder.parent / "again", device="cpu")
     assert again.evaluate(text, max_tokens=20).val_loss == pytest.approx(found.val_loss, abs=1e-6)
     path.write_text(json.dumps(json.loads(path.read_text()) | {"bos_token": "<nosuch>"}))
@@ -386,15 +383,84 @@ def test_a_text_begins_as_the_tokenizer_says_and_ends_as_it_says(
         _ = Run.open(folder).tokenizer
 
 
-def test_how_texts_are_drawn_by_default_travels_with_the_model(
-    published: Callable[[Published], Path], text: Path, tmp_path: Path
+INSTRUCT = (
+    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+DRAWN = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "min_p": 0.1}
+GENERATION = DRAWN | {"eos_token_id": [1, 0], "top_k": "many", "max_length": 9}
+
+
+@pytest.fixture
+def instruct(published: Callable[[Published], Path]) -> Path:
+    """Save a model with a chat template, two tokens that end a text, and sampling settings."""
+    from tokenizers import Tokenizer
+
+    folder = published(MODELS["SmolLM2"]._replace(end_of_text="<|im_end|>"))
+    native = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    native.add_special_tokens(["<|im_start|>", "<s>"])
+    native.save(str(folder / "tokenizer.json"))
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"bos_token": "<s>"}))
+    (folder / "chat_template.jinja").write_text(INSTRUCT)
+    (folder / "generation_config.json").write_text(json.dumps(GENERATION))
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": [1, 0]}))
+    return folder
+
+
+def chat(folder: Path) -> tuple[str, list[int]]:
+    """Render a chat by a directory's template; return its text, and its ids."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    told = [{"role": "user", "content": "It was?"}]
+    text = tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True)
+    return text, tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_a_directory_that_is_exported_as_it_is_keeps_its_files(
+    instruct: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = published(MODELS["SmolLM2"])
-    given = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": "many", "max_length": 9}
-    (folder / "generation_config.json").write_text(json.dumps(given))
-    assert train(folder, text, tmp_path / "run", "--steps", "1") == 0
-    assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / "to")]) == 0
-    found = json.loads((tmp_path / "to" / "generation_config.json").read_text())
-    ids = {found.pop(f"{name}_token_id") for name in ("bos", "eos", "pad")}
-    assert len(ids) == 1
-    assert found == {"do_sample": True, "temperature": 0.6, "top_p": 0.9}
+    (instruct / "merges.txt").write_bytes(b"\xff")
+    assert main(["export", str(instruct), "--to", str(tmp_path / "to")]) == 0
+    written, theirs = ({p.name for p in f.iterdir()} for f in (tmp_path / "to", instruct))
+    shards = {name for name in theirs if name.startswith("model")}
+    assert written == theirs - shards | {"README.md", "model.safetensors"}
+    for name in written & theirs - shards - {"config.json"}:
+        assert (tmp_path / "to" / name).read_bytes() == (instruct / name).read_bytes(), name
+    config, before = (
+        json.loads((f / "config.json").read_text()) for f in (tmp_path / "to", instruct)
+    )
+    for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        assert config[key] == before[key]
+    assert chat(tmp_path / "to") == chat(instruct)
+    assert "the tokenizer puts it there" not in (tmp_path / "to" / "README.md").read_text()
+    assert "left out" not in capsys.readouterr().err
+
+
+def test_what_programs_read_beside_the_weights_travels_with_the_model(
+    instruct: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(instruct, text, tmp_path / "run", "--steps", "1") == 0
+
+    def export(name: str) -> tuple[dict[str, Any], dict[str, Any], str]:
+        capsys.readouterr()
+        assert main(["export", str(tmp_path / "run"), "--to", str(tmp_path / name)]) == 0
+        names = ("generation_config.json", "tokenizer_config.json")
+        found = [json.loads((tmp_path / name / one).read_text()) for one in names]
+        return found[0], found[1], " ".join(capsys.readouterr().err.split())
+
+    found, _, said = export("to")
+    ids = {"bos_token_id": 1, "eos_token_id": [1, 0], "pad_token_id": 1}
+    assert found == ids | DRAWN
+    assert chat(tmp_path / "to") == chat(instruct)  # which begins with <s>
+    assert "left out" not in said
+    save_tokenizer(instruct, "<|another|>")
+    found, tokenizer, said = export("other")
+    assert (found, "chat_template" in tokenizer) == (ids | DRAWN | {"eos_token_id": 1}, False)
+    assert f"stop tokens of {instruct} are left out: the tokenizer is another" in said
+    instruct.rename(tmp_path / "gone")
+    found, tokenizer, said = export("alone")
+    assert (found, tokenizer["split_special_tokens"]) == (ids | {"eos_token_id": 1}, True)
+    assert f"chat template, stop tokens and sampling settings of {instruct} are left out" in said
