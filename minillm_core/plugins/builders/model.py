@@ -125,7 +125,7 @@ class ModelSlots:
         self.inputs: dict[str, Sum] = {p: summed("input", p, ("carry",)) for p in parts_given}
         self.computed: dict[str, str] = {}  # stream -> the residual site where it is computed
         self.linear: dict[str, Claim[Node]] = {}  # leaf -> its matrix product
-        self.loop: Claim[Loop] = Claim("model.loop", default="each block once")
+        self.loop: Claim[Loop | None] = Claim("model.loop", default="each block once")
         self.taps: set[str] = set()  # sites that later nodes read
         self.init = InitSlots()
 
@@ -443,6 +443,9 @@ class ModelBuilder(Builder):
         gradients are summed. In decoding each round has its own KV cache. Evaluation and generation use the
         number of rounds at the end of the run.
 
+        One round changes nothing, and refuses another plugin's loop: for a plugin whose arrays pass from
+        each block to the next, so that a further round would read those from before the first.
+
         Args:
             first: index of the first block.
             last: index of the last block, inclusive.
@@ -458,8 +461,8 @@ class ModelBuilder(Builder):
             what = f"layers {first} to {last}, {times!r} times"
             fix = "layers that rise; 2, or stages((0, 1), (0.75, 2))"
             raise self._refusal("model.loop", what, fix=fix)
-        setting = self._setting("loop", times)
-        self._slots.loop.add(self._owner, Loop(self._owner, first, last, setting))
+        loop = Loop(self._owner, first, last, self._setting("loop", times))
+        self._slots.loop.add(self._owner, None if times == 1 else loop)
 
     def init(self, parameter: str, init: Any, **arguments: Any) -> None:
         """Claim: (rng, shape) -> float32, a parameter's initial values; or an initialiser.
@@ -492,7 +495,7 @@ class ModelBuilder(Builder):
 
     def _layer(self, layer: int) -> int:
         if not -self.layers <= layer < self.layers:
-            what = f"names layer {layer} of a model with {self.layers} layers"
+            what = f"names layer {layer} of a model of {self.layers} layer{'s' * (self.layers > 1)}"
             fix = f"name layers from 0 to {self.layers - 1} (or -{self.layers} to -1)"
             raise PlanError(f"plugin '{self._owner}' {what}", fix=fix)
         return layer % self.layers

@@ -7,7 +7,8 @@
 Noise common to both maps cancels, as in a differential amplifier. Head p consists of the
 model's heads 2p and 2p + 1: their queries and keys form the two maps, their values are concatenated to twice
 the size, over which the norm is taken; parameters are the plain model's plus four vectors and a norm per
-layer. lambda is one number per layer, its vectors drawn with std 0.1. Layers are counted from 0.
+layer. lambda is one number per layer, its vectors drawn with std 0.1. Layers are counted from 0. Where
+heads share key-value heads, plugins which correct y by them are refused.
 
 The maps' products with each half of the values are four heads of the plain size, computed by the kernel
 of the op ``attention``: no (T, T) array is stored, at twice the products of plain attention.
@@ -40,6 +41,11 @@ class DiffAttn(Plugin, api=1):
         if attn.layer not in self.layers.resolve(attn.layers):
             return
         check_pairs(attn.heads, attn.kv_heads, attn.layer)
+        if attn.heads != attn.kv_heads:
+            # Head h of y mixes both values of its pair, not v[h // (H / K)] alone.
+            why = "with grouped key-value heads, v no longer lines up with y head by head"
+            attn.out.correct.close(why)
+            attn.out.project_out.close(why)
         start = self.lambda_init
         attn.core(Difference, start=start_of(attn.layer) if start is None else start)
 

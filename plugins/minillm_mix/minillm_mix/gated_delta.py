@@ -80,7 +80,7 @@ class Memory(Module):
         for name in ("q", "k", "v"):
             leaf = Linear(g.dim, width, role=f"attention.{name}", axes=("heads", "dim"))
             setattr(self, name, leaf)
-        self.gate = Linear(g.dim, width, role="attention.v", axes=("heads", "dim"))
+        self.gate = Linear(g.dim, width, role="attention.gate", axes=("heads", "dim"))
         self.decay = Linear(g.dim, g.heads, role="gate", axes=("heads", "dim"))
         self.write = Linear(g.dim, g.heads, role="gate", axes=("heads", "dim"))
         self.rate = Param((g.heads,), init=zeros, role="scalar", wd_mul=0.0)  # A

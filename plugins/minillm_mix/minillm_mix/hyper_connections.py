@@ -10,7 +10,8 @@ then equal the stream of the plain model. ``dynamic=false`` has no W. At the end
 the paper sums them, which the last norm makes equivalent.
 
 The first lane is the model's residual stream, to which other plugins may add; the others are an array
-(B, T, n - 1, C). Norms have no weights; A0, a0 and b0 do not decay.
+(B, T, n - 1, C). Norms have no weights; A0, a0 and b0 do not decay. Layers that run again (``layer_loop``)
+would read the lanes from before their first round, and are refused.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class HyperConnections(Plugin, api=1, identity_at_init=True):
 
     def build_model(self, model):
         n = self.lanes
+        model.loop(0, model.layers - 1, 1)  # a further round would read the lanes of the first
         shape = {"lanes": n, "dynamic": self.dynamic, "lr_mul": self.lr_mul}
         model.stream("hyper_lanes", Copies, count=n - 1)
         lanes = "hyper_lanes"

@@ -9,7 +9,8 @@ cost; the step is compiled for both.
 
 Between the rounds only the terms that plugins add at each of those layers are added. Evaluation,
 sampling and continuation use all rounds from the start, so that held-out losses before
-that fraction are of a model not yet trained for it. Each round has its own KV cache.
+that fraction are of a model not yet trained for it. Each round has its own KV cache. The lanes of
+``hyper_connections`` pass from each layer to the next, and not from round to round: the two are refused.
 """
 
 from __future__ import annotations

@@ -5,11 +5,12 @@
 As the residual stream does for x, it gives deep layers direct access to early values, so that attention
 need not carry token information through all layers. ``learned=false`` is the paper's plain form, constant
 halves. The first layer's v is the one that its attention uses, including terms of other plugins such as
-value embeddings.
+value embeddings. ``value_embeds.mix=lambdas``, which weighs a layer's own values too, is refused beside it.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from minillm_core import Constant, Layers, Module, Param, PlanError, Plugin, option
@@ -17,6 +18,9 @@ from minillm_core import Constant, Layers, Module, Param, PlanError, Plugin, opt
 __all__ = ["Mixed", "ValueResidual"]
 
 TAP = "value_residual_source"
+
+RESCALED = re.compile(r"layers\.(\d+)\.attention\.v_terms\.\w+\.l0")
+"""The weight by which ``value_embeds.mix=lambdas`` multiplies a layer's own values."""
 
 
 class ValueResidual(Plugin, api=1):
@@ -41,6 +45,26 @@ class ValueResidual(Plugin, api=1):
                 learned=self.learned,
                 lr_mul=self.lr_mul,
             )
+
+    def optimizer_factory(self, optimizer):
+        """Refuse another weight of a layer's own values: of a v + b v + c v, each term subtracts one v."""
+        if not self.learned and self.own == 1:
+            return
+        places = [RESCALED.fullmatch(name) for name in optimizer.parameters]
+        held = {int(place[1]): place[0] for place in places if place}
+        count = 1 + max(
+            int(n.split(".")[1]) for n in optimizer.parameters if n.startswith("layers.")
+        )
+        for layer in self.layers.resolve(count):
+            if layer > self.source and layer in held:
+                owner = optimizer.parameters[held[layer]].owner
+                raise PlanError(
+                    f"both {owner}.mix=lambdas and value_residual weigh the values of layer {layer}, "
+                    "and two weights of 1/2 would add up to 0",
+                    where=f"layers.{layer}.attention.v",
+                    fix=f"leave out {owner}.mix (gates), or value_residual.own=1 value_residual.learned=false, "
+                    "or leave layers with a table out of value_residual.layers",
+                )
 
     def build_model(self, model):
         last = model.layers - 1

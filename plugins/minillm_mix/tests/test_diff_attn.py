@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from minillm_core import Layers
 from minillm_core.errors import PlanError
 from minillm_mix.diff_attn import DiffAttn, Difference, start_of
 from minillm_modded.paired_heads import PairedHeads
+from minillm_modded.xsa import XSA, Exclude
 
 LENGTH, SIZE = 5, 4
 
@@ -76,6 +78,30 @@ def test_heads_that_a_layout_joins_make_no_pairs_either(lab: Any) -> None:
         lab.plan(DiffAttn(), PairedHeads())
     assert "leave out 'diffattn' or 'pairedheads'" in str(refused.value.fix)
     assert lab.plan(DiffAttn(), PairedHeads(), kv_heads=4)
+
+
+def test_a_token_that_sees_itself_alone_has_nothing_but_its_value(
+    node: Any, rng: Any, seen: Any
+) -> None:
+    sizes = seen.geometry(4, 4, SIZE)
+    core, exclude = (
+        node(Difference, geometry=sizes, start=0.6),
+        node(Exclude, geometry=sizes, lr_mul=1),
+    )
+    core.norm, exclude.alpha = np.ones(2 * SIZE), np.full(4, 30.0)
+    q, k, v = rng.standard_normal((3, 2, 1, 4, SIZE))
+    y = core(q, k, v, None, None, SIZE**-0.5)
+    assert np.abs(y).max() > 0.1
+    np.testing.assert_allclose(exclude(y, v), 0, atol=1e-7)
+
+
+def test_a_value_that_heads_share_is_not_taken_out(lab: Any) -> None:
+    with pytest.raises(PlanError) as refused:
+        lab.plan(DiffAttn(), XSA())
+    assert "'xsa' cannot join layers.0.attention.out.project_out" in refused.value.what
+    assert "leave out 'diffattn' or 'xsa'" in str(refused.value.fix)
+    assert lab.plan(DiffAttn(layers=Layers([0, 2])), XSA(layers=Layers([1, 3])))
+    assert lab.plan(DiffAttn(), XSA(), kv_heads=4)
 
 
 @pytest.mark.parametrize("sizes", [{"heads": 1, "kv_heads": 1}, {"kv_heads": 1}])

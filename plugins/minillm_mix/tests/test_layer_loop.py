@@ -10,7 +10,9 @@ import pytest
 from minillm_core import Module, Plugin
 from minillm_core.errors import PlanError
 from minillm_kit.subject import Subject
+from minillm_mix.hyper_connections import HyperConnections
 from minillm_mix.layer_loop import LayerLoop
+from minillm_modded.mudd import MUDD
 
 ORDER = (0, 1, 2, 1, 2, 1, 2, 3)
 """The order of four layers with three rounds of the middle ones."""
@@ -100,9 +102,20 @@ def test_a_plan_counts_the_rounds(lab: Any) -> None:
     assert always.memory["activations"] == late.memory["activations"] > plain.memory["activations"]
 
 
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_dense_connections_start_unchanged_in_every_round(lab: Any, first: int) -> None:
+    loop, batch = LayerLoop(first=first, last=3, times=3, start=0), lab.batch()
+    dense, plain = (lab.model(lab.plan(loop, *more), moved=False) for more in ((MUDD(),), ()))
+    np.testing.assert_allclose(dense.hidden(batch), plain.hidden(batch), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("plugins", "said"),
     [
+        (
+            (LayerLoop(), HyperConnections()),
+            r"model.loop is claimed by both 'hyperconnections' and 'layerloop'[\s\S]*leave out",
+        ),
         ((LayerLoop(first=3, last=1),), "cannot run layers 3 to 1"),
         ((LayerLoop(last=4),), "cannot run layers 2 to 4"),
         ((LayerLoop(), Emits()), "runs layers.2 several times, where 'emits' emits"),

@@ -79,6 +79,20 @@ def test_without_a_layer_after_the_source_it_is_refused(
         lab.plan(ValueResidual(), layers=1)
 
 
+def test_a_second_weight_of_a_layers_own_values_is_refused(lab: Any) -> None:
+    lambdas = ValueEmbeds(tables=1, mix="lambdas")  # in the first layer and the last
+    for options in ({}, {"learned": False}):
+        with pytest.raises(PlanError) as refused:
+            lab.plan(ValueResidual(**options), lambdas)
+        assert refused.value.where == "layers.3.attention.v"
+        assert "valueembeds.mix=lambdas and value_residual" in refused.value.what
+        assert "leave out valueembeds.mix (gates), or value_residual.own=1" in str(
+            refused.value.fix
+        )
+    for options in ({"own": 1, "learned": False}, {"layers": Layers([1, 2])}):
+        assert lab.plan(ValueResidual(**options), lambdas)
+
+
 class Gone(Plugin, api=1):
     """Removes the first attention."""
 

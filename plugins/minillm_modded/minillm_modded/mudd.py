@@ -26,7 +26,7 @@ from pydantic import Field
 
 from minillm_core import Layers, Linear, Module, Param, PlanError, Plugin, option, zeros
 
-__all__ = ["MUDD", "Coefficient", "Coefficients"]
+__all__ = ["MUDD", "Coefficient", "Coefficients", "Current"]
 
 Way = Literal["q", "k", "v", "residual"]
 WAYS: tuple[Way, ...] = ("q", "k", "v", "residual")
@@ -68,8 +68,9 @@ class MUDD(Plugin, api=1, identity_at_init=True):
     ) -> None:
         """Mix the inputs of block ``block``, by coefficients computed at ``site``."""
         earlier = ["x0", *(model.tap(f"layers.{one}.out") for one in sources if one < block - 1)]
-        own, name, count = model.tap(f"layers.{block - 1}.out"), f"mudd_{block}", len(earlier) + 1
+        own, name, count = f"mudd_own_{block}", f"mudd_{block}", len(earlier) + 1
         given = {"hidden": self.hidden, "scale": self.scale, "lr_mul": self.lr_mul}
+        model.stream(own, Current, at=site)  # in a layer loop not always the last block's output
         model.stream(name, Coefficients, at=site, count=count * len(ways), **given)
 
         def add(slot: Any, place: str, source: str, index: int, start: float) -> None:
@@ -86,6 +87,14 @@ class MUDD(Plugin, api=1, identity_at_init=True):
             for index, source in enumerate(earlier):
                 add(slot, place, source, at * count + index, 0.0)
             add(slot, place, own, at * count + count - 1, current)
+
+
+class Current(Module):
+    """X_i, the stream that enters a block: x (B, T, C) -> (B, T, C)."""
+
+    def forward(self, x: Any) -> Any:
+        """x (B, T, C) -> (B, T, C)."""
+        return x
 
 
 class Coefficients(Module):

@@ -44,11 +44,15 @@ SLOW, FAST = 1.0, 32.0
 """Turns within a window: a pair with at most SLOW is fully stretched, one with at least FAST is unchanged."""
 
 
+FIRST = 256
+"""The initial long window, unless ``start`` sets another."""
+
+
 class Windows(Plugin, api=1):
     """Attention sees a window of keys that grows over the run; in most layers half of it."""
 
     window: int = option(1792, ge=1, help="final long window, in keys; at most a row's length")
-    start: int = option(256, ge=1, search=(64, 128, 256), help="initial long window, in keys")
+    start: int = option(FIRST, ge=1, search=(64, 128, 256), help="initial long window, in keys")
     stages: int = option(4, ge=1, le=16, help="number of window sizes from start to window")
     block: int = option(
         128,
@@ -100,6 +104,11 @@ class Windows(Plugin, api=1):
             attn.note(
                 f"no window is shorter than a row of {attn.seq_len} tokens, so that none hides "
                 f"anything ({self._given})"
+            )
+        elif self.stages == 1 and self.start not in (self.window, FIRST):
+            attn.note(
+                f"windows.start={self.start} has no effect with windows.stages=1: there is one window "
+                f"throughout, windows.window={self.window}; it grows with windows.stages=2 or more"
             )
         elif self.stages > 1 and self.start > self.window:
             attn.note(

@@ -101,7 +101,7 @@ def test_few_sources_and_few_blocks_are_mixed(lab: Any) -> None:
         "carry",
         "x0",
         "layers.0.out",
-        "layers.2.out",
+        "mudd_own_3",
     }
     assert plan.parameters["layers.3.site_in.computed.mudd_3.down.weight"].shape == (3, 3)
 

@@ -130,7 +130,8 @@ def test_windows_that_hide_nothing_are_told(lab: Any, options: dict[str, Any], r
 def test_a_plan_hides_a_key_or_says_that_it_does_not(
     lab: Any, row: int, start: int, more: int, count: int, block: int, every: bool
 ) -> None:
-    options: dict[str, Any] = {"start": start, "window": start + more, "stages": count}
+    options: dict[str, Any] = {"window": start + more, "stages": count}
+    options |= {"start": start} if count > 1 else {}
     options |= {"block": block, "long": "all" if every else [0]}
     plan = lab.plan(Windows(**options), seq_len=row, layers=2)
     numbers = [number for stage in stages_of(plan) for number in stage.values()]
@@ -144,7 +145,13 @@ def test_windows_that_cannot_grow_are_told(lab: Any, start: int) -> None:
     (note,) = plan.notes
     assert note.startswith(f"windows: windows.start={start} is above windows.window=128")
     assert [constant(plan, layer) for layer in range(4)] == [128, 64, 64, 128]
-    assert lab.plan(Windows(start=start, window=128, stages=1), seq_len=256).notes == ()
+
+
+def test_a_start_that_is_not_read_is_told(lab: Any) -> None:
+    (note,) = lab.plan(Windows(start=64, window=128, stages=1), seq_len=256).notes
+    assert note.startswith("windows: windows.start=64 has no effect with windows.stages=1")
+    for start in (128, 256):  # the window, and the default
+        assert not lab.plan(Windows(start=start, window=128, stages=1), seq_len=256).notes
 
 
 def test_one_window_for_the_whole_run(lab: Any) -> None:

@@ -19,7 +19,7 @@ __all__ = ["HeadMuon"]
 
 
 HEADS = (("heads", "dim"), ("kv_heads", "dim"))
-"""The axes of a matrix whose rows belong to heads."""
+"""The axes of a matrix whose rows belong to heads, or to key-value heads."""
 
 
 class HeadMuon(Plugin, api=1):
@@ -37,17 +37,19 @@ class HeadMuon(Plugin, api=1):
 
     def optimizer_factory(self, optimizer):
         for one in dict.fromkeys(self.of):
-            there = optimizer.heads if one == "q" else optimizer.kv_heads
-            if there % self.heads:
-                raise PlanError(
-                    f"head_muon.heads={self.heads} does not divide the {there} heads of '{one}'",
-                    where=f"opt.split[attention.{one}]",
-                    fix="head_muon.heads=1, or leave it out of head_muon.of",
-                )
-            where = partial(_projects, one)
-            optimizer.split("muon", where, there // self.heads)
+            role, found = f"attention.{one}", optimizer.parameters.values()
+            kinds = {p.axes for p in found if p.role == role and p.axes in HEADS}
+            for axes in sorted(kinds) or HEADS[:1]:  # without any, the split is refused
+                there = getattr(optimizer, axes[0])
+                if there % self.heads:
+                    raise PlanError(
+                        f"head_muon.heads={self.heads} does not divide the {there} heads of '{one}'",
+                        where=f"opt.split[{role}]",
+                        fix="head_muon.heads=1, or leave it out of head_muon.of",
+                    )
+                optimizer.split("muon", partial(_projects, role, axes), there // self.heads)
 
 
-def _projects(one: str, name: str, parameter: Any) -> bool:
-    """Return whether a parameter's rows are the heads of Q, K or V."""
-    return parameter.role == f"attention.{one}" and parameter.axes in HEADS
+def _projects(role: str, axes: tuple[str, ...], name: str, parameter: Any) -> bool:
+    """Return whether a parameter has this role, and rows of this kind of heads."""
+    return (parameter.role, parameter.axes) == (role, axes)

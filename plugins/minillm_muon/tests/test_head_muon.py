@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minillm_core import PlanError, Plugin
+from minillm_core import Layers, PlanError, Plugin
 from minillm_kit import NumPyOps
+from minillm_mix.gated_delta import GatedDelta
 from minillm_muon.head_muon import HeadMuon
 from minillm_muon.muon import Muon, newton_schulz
 from minillm_muon.normuon import NorMuon
@@ -81,6 +82,16 @@ def test_neurons_and_factors_are_those_of_a_part(planned: Any, drawn: Any, stepp
         even = polar / np.sqrt(0.05 * mean)
         even *= np.linalg.norm(polar) / np.linalg.norm(even)
         np.testing.assert_allclose(part, weight - 0.02 * (even + 0.1 * weight), rtol=1e-9)
+
+
+def test_heads_are_counted_where_a_matrix_has_them(planned: Any) -> None:
+    gated = GatedDelta(layers=Layers([0]))  # its K and V have as many heads as Q
+    plugins = {"muon": Muon(), "gated_delta": gated, "head_muon": HeadMuon(of=("q", "k", "v"))}
+    groups = planned(plugins, "model.layers=2").data()["optimizer"]["groups"]
+    blocks = {m["name"]: m.get("blocks", 1) for one in groups for m in one["members"]}
+    found = [[blocks[f"layers.{i}.attention.{one}.weight"] for one in "qkv"] for i in (0, 1)]
+    assert found == [[2, 2, 2], [2, 1, 1]]
+    assert blocks["layers.0.attention.gate.weight"] == 1  # scales y, and holds no values
 
 
 class ForMLPs(Plugin, api=1):
