@@ -165,6 +165,9 @@ class OptimizerSlots:
         self.tie(assigned)
         groups = groups_of(assigned)
         self.check_rows(groups)
+        if DEFAULT_RULE not in {group.rule.name for group in groups}:
+            text = f"no parameter follows '{DEFAULT_RULE}', which train.lr, train.betas and train.epsilon are for"
+            self.values.notes[groups[0].rule.owner, text] = None
         return groups
 
     def tie(self, assigned: dict[str, tuple[Rule, Member]]) -> None:
@@ -270,11 +273,11 @@ class OptimizerSlots:
 
     def unknown_rule(self, rule: str, owner: str, where: str) -> PlanError:
         """Return the error for a plugin that refers to an unknown rule."""
+        add = f"name the plugin that provides it too (--plugins {rule},{owner}), "
         return PlanError(
             f"plugin '{owner}' builds on the rule '{rule}', which no active plugin provides",
             where=where,
-            fix=f"{did_you_mean(rule, self.rules)}name the plugin that provides it too "
-            f"(--plugins {rule},{owner}), or leave out '{owner}'",
+            fix=f"{did_you_mean(rule, self.rules) or add}or leave out '{owner}'",
         ).concerning(plugins=(owner,))
 
     def rule(self, name: str) -> Rule:
@@ -290,9 +293,8 @@ class OptimizerSlots:
                     text = f"plugin '{claim.owner}', {claim.where}: {error}"
                     refusal = PlanError(text, where=claim.where)
                     raise refusal.concerning(plugins=(claim.owner,)) from error
-                state = (
-                    [entry for entry, _ in held[anchor][1].stage.state] if anchor in held else []
-                )
+                before = held[anchor][1].stage.state if anchor in held else ()
+                state = [entry for entry, _ in before]
                 if state and (name, anchor) not in self.extensions:  # by "*" only
                     text = f"replaces {anchor} of every rule: '{name}' keeps no {listed(state)}"
                     self.values.notes[claim.owner, text] = None
@@ -300,10 +302,8 @@ class OptimizerSlots:
         (writes, of_write), (looks, _) = held["write"], held.get("lookahead", held["write"])
         if (beside := [entry for entry, _ in of_write.stage.state]) and looks != writes:
             where = f"opt.extend({name}, lookahead)"
-            what = (
-                f"'{looks}' moves parameters after the write of '{writes}', which keeps "
-                f"{listed(beside)} for where it left them"
-            )
+            kept = f"{listed(beside)} for where it left them"
+            what = f"'{looks}' moves parameters after the write of '{writes}', which keeps {kept}"
             refusal = PlanError(what, where=where, fix=clash_fix(looks, writes))
             raise refusal.concerning(where, plugins=(looks, writes))
         stages = []

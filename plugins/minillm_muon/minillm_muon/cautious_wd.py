@@ -10,6 +10,7 @@ as a fraction of its peak,
 
     p <- p - lr (u + s wd p [u p > 0])
 
+``batch_schedule``'s factor on the rates is in s too, as it is in that lr^2: the records' batches grow as well.
 Where u is 0, as in the row of an unseen token, nothing decays.
 """
 

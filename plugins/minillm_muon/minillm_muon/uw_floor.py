@@ -6,9 +6,9 @@
 modded-nanogpt's optimization track (its results of 2026-05-01 and 2026-06-19: 0.35 and, by rows, 0.3825): as
 weights grow, their updates grow with them, and a matrix keeps rotating by lr floor radians per step, where weight
 decay would have to limit its norm. It extends Muon after its scale, as the last stage before the write: a rule
-with it has no weight decay (``muon.weight_decay`` has no effect), and a floor of 0 is a rule without decay. By
-rows, only rows whose own update is too small are scaled up, which also changes the update's direction; the
-published run then restores the matrix's norm, which is not done here.
+with it has no weight decay (a note says so), and a floor of 0 is a rule without decay. By rows, only rows whose
+own update is too small are scaled up, which also changes the update's direction; the published run then restores
+the matrix's norm, which is not done here.
 
 ``cautious_wd`` fills the same slot: name the other rules there (``cautious_wd.rules=["adamw"]``).
 """
@@ -44,6 +44,11 @@ class UWFloor(Plugin, api=1):
         for rule in self.rules:
             least = stage(floored, needs="matrix", floor=self.floor, rows=self.rows)
             optimizer.extend(rule, "decay", least)
+        those = "every rule" if "*" in self.rules else ", ".join(self.rules)
+        optimizer.note(
+            f"takes the place of weight decay in {those}: train.weight_decay, weight_decay of the rule's "
+            "plugin and role_lr.decay have no effect there"
+        )
 
 
 def floored(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from minillm_core import PlanError
+from minillm_core import PlanError, Plugin, plateaus
 from minillm_kit import NumPyOps
 from minillm_muon.cautious_wd import CautiousWD, cautious
 from minillm_muon.muon import Muon
@@ -74,13 +74,21 @@ def test_weights_that_grow_do_not_decay(planned: Any, drawn: Any, stepped: Any) 
     np.testing.assert_allclose(got[name], want, atol=1e-6)
 
 
+class Growing(Plugin, api=1):
+    """Rates that grow with the batch, which the records square for Adam's decay too."""
+
+    def optimizer_factory(self, optimizer):
+        optimizer.rates(plateaus((0, 1.0), (0.5, 1.73)))
+
+
 @pytest.mark.parametrize("squared", [(), ("adamw",)])
 def test_adamw_decays_as_record_50_does(
     planned: Any, drawn: Any, stepped: Any, squared: tuple[str, ...]
 ) -> None:
     """Compare several updates of AdamW with a falling learning rate; the record's decay is lr^2 wd."""
     cautious_wd = CautiousWD(rules=("adamw",), squared=squared)
-    plan = planned({"cautious_wd": cautious_wd}, "train.weight_decay=0.5", "train.lr=0.02")
+    both = {"cautious_wd": cautious_wd, "growing": Growing()}
+    plan = planned(both, "train.weight_decay=0.5", "train.lr=0.02")
     rng, name, shares = np.random.default_rng(1), "embedding.weight", (1.0, 0.5, 0.25)
     params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in shares]
     faded = {one for one in plan.schedules if one.endswith("fading")}

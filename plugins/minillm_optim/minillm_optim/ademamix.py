@@ -7,11 +7,12 @@
 m1^ and v^ are divided by 1 - beta^t, m2 is not. Both warm up over a fraction T of the run: alpha rises linearly
 from 0, and beta3 from beta1 such that the mean's half-life rises linearly:
 
-    beta3(t) = exp(ln b1 ln b3 / ((1 - t/T) ln b3 + t/T ln b1))         b = beta1, beta3
+    beta3(t) = exp(ln b3 / ((1 - t/T) ln b3 / ln b1 + t/T))             b = beta1, beta3; beta1 0: b3^(T/t)
 
 The slow mean covers gradients of thousands of updates, while the fast one follows the newest: three
 numbers of state per weight instead of two. The paper's beta3 of 0.9999 is meant for runs of 100,000 updates
-and more; a run of n updates needs a half-life well below n.
+and more; a run of n updates needs a half-life well below n. A parameter with a beta1 of its own (``role_lr.betas``)
+above beta3 has that beta1 in both means.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from minillm_optim.scope import Scope, in_scope
 
 __all__ = ["AdEMAMix", "two_means"]
 
+LEAST = 1e-6  # of t/T with beta1 0, where beta3(t) is 0
+
 
 class AdEMAMix(Plugin, api=1):
     """AdamW with a second, slow mean of gradients beside the fast one."""
@@ -32,7 +35,7 @@ class AdEMAMix(Plugin, api=1):
     lr: float = option(
         ADAMS_LR, gt=0, search=(5e-4, 1.5e-3, 5e-3, 1.5e-2), help="peak learning rate"
     )
-    beta1: float = option(0.9, gt=0, lt=1, help="decay rate of the fast mean of gradients")
+    beta1: float = option(0.9, ge=0, lt=1, help="decay rate of the fast mean of gradients")
     beta2: float = option(0.999, ge=0, lt=1, help="decay rate of the mean of squared gradients")
     beta3: float = option(
         0.999, gt=0, lt=1, help="decay rate of the slow mean of gradients, after its warm-up"
@@ -91,8 +94,9 @@ def two_means(
     updates: Any,
 ) -> Any:
     """Compute the update from both means (...); ``warm``, from 0 to 1, is the fraction t/T."""
-    log1, log3 = math.log(beta1), math.log(beta3)
-    slowness = ops.exp(log1 * log3 / ((1.0 - warm) * log3 + warm * log1))  # beta3(t)
+    log3 = math.log(max(beta1, beta3))
+    ratio = log3 / math.log(beta1) if beta1 else 0.0
+    slowness = ops.exp(log3 / ops.maximum(ratio + warm * (1.0 - ratio), LEAST))  # beta3(t)
     fast = state["fast"] * beta1 + update * (1 - beta1)
     slow = state["slow"] * slowness + update * (1 - slowness)
     v = state["v"] * beta2 + ops.square(update) * (1 - beta2)

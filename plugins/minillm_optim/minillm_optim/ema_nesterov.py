@@ -10,7 +10,8 @@ Muon (2026-05-22: beta 0.6, from update 500 to 2,400 of 3,150) and in its best r
 sampling and export use x. Stored are y, as the parameter, x and m; m starts after the first update, and beta_t is
 that of the update which produced y, one update earlier than there.
 
-beta 0 is the rule alone, bitwise. Another average of the weights needs the same view: only one can be active.
+beta_t is at most ``beta``, also where ``batch_schedule`` raises the rates of the run's schedule. beta 0 is the rule
+alone, bitwise. Another average of the weights needs the same view: only one can be active.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class EMANesterov(Plugin, api=1):
             ahead,
             state={"weights": "like", "mean": "like", "begun": "scalar"},
             beta=scheduled(self.beta),
+            most=self.beta,
             on=plateaus(*off, (self.start, 1.0), *over),
             gamma=self.gamma,
         )
@@ -66,6 +68,7 @@ def ahead(
     state: dict[str, Any],
     *,
     beta: Any,
+    most: float,
     on: Any,
     gamma: float,
     lr_mul: Any,
@@ -74,7 +77,7 @@ def ahead(
     before = ops.where(state["begun"] > 0, state["weights"], param)
     mean = state["mean"] * gamma + (param - before) * (1 - gamma)
     begun = ops.ones_like(state["begun"])
-    point = unless_still(ops, param + mean * (beta * on), param, lr_mul)
+    point = unless_still(ops, param + mean * (ops.minimum(beta, most) * on), param, lr_mul)
     return point, {"weights": param, "mean": mean, "begun": begun}
 
 

@@ -20,6 +20,9 @@ from minillm_core import PlanError, Plugin, option
 
 __all__ = ["InfiniteLR", "phased"]
 
+PARTNERS = {"form": "cooldown", "least": "annealing"}
+"""Option -> the phase that it describes, without which it has no effect."""
+
 ALPHA = 10.0
 """Constant of the inverse root: how much of the descent happens at its beginning."""
 
@@ -64,8 +67,17 @@ class InfiniteLR(Plugin, api=1):
                 f"infinite_lr.least={self.least} is above infinite_lr.constant={self.constant}: "
                 "annealing would raise the rate",
                 where="opt.schedule",
-                fix=f"infinite_lr.least={self.constant} or less, or infinite_lr.annealing=0",
+                fix=f"infinite_lr.least={self.constant} or less, or infinite_lr.annealing=0 without "
+                "infinite_lr.least",
             )
+        for name, partner in PARTNERS.items():
+            value = getattr(self, name)
+            if not getattr(self, partner) and value != type(self).model_fields[name].default:
+                raise PlanError(
+                    f"infinite_lr.{name}={value} has no effect with infinite_lr.{partner}=0",
+                    where="opt.schedule",
+                    fix=f"set infinite_lr.{partner} above 0, or leave infinite_lr.{name} out",
+                )
         optimizer.schedule(
             phased,
             cooldown=self.cooldown,

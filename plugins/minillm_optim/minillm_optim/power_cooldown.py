@@ -5,12 +5,13 @@
 min(lr, c (t_end - t)^1.2) of the optimization track's results since 2026-05-09, with c such that the fall starts
 ``cooldown`` before ``end``. Power 1 and end 1 equal train.schedule=wsd with that train.cooldown; a power above 1
 falls steeply at first, and approaches 0 slowly. With an end above 1 the run stops before reaching 0, as theirs do,
-and with one below 1 its last steps have learning rate 0.
+and with one below 1 its last steps have learning rate 0. A ``cooldown`` longer than ``end`` is refused: the fall would
+start within the warm-up, and the peak never be reached.
 """
 
 from __future__ import annotations
 
-from minillm_core import Plugin, option
+from minillm_core import PlanError, Plugin, option
 
 __all__ = ["PowerCooldown", "falling"]
 
@@ -34,6 +35,13 @@ class PowerCooldown(Plugin, api=1):
     )
 
     def optimizer_factory(self, optimizer):
+        if self.cooldown > self.end:
+            raise PlanError(
+                f"power_cooldown.cooldown={self.cooldown} is longer than power_cooldown.end={self.end}: "
+                "rates would never reach their peak",
+                where="opt.schedule",
+                fix=f"power_cooldown.cooldown={self.end} or less, or power_cooldown.end={self.cooldown} or more",
+            )
         optimizer.schedule(falling, power=self.power, cooldown=self.cooldown, end=self.end)
 
 

@@ -9,20 +9,18 @@
     x_(t+1) = (1 - c_t) x_t + c_t z_(t+1)                  c_t = w_t / (w_1 + ... + w_t)
     w_t     = max(lr_1 ... lr_t)^2
 
-beta1 replaces a momentum. Stored are y, as the parameter, z and v: the memory of AdamW. The average is
+beta1 replaces a momentum; 0 averages AdamW's iterates without one. Stored are y, as the parameter, x and v: the
+memory of AdamW. x is used for evaluation, sampling and export. With d_t = z_t - x_t = (y_t - x_t) / (1 - beta1)
 
-    x = y + (1 - 1 / beta1) (z - y)
+    x_(t+1) = x_t + c_t (d_t - lr_t u_t)
+    y_(t+1) = y_t + beta1 c_t d_t - lr_t (1 - beta1 (1 - c_t)) u_t
 
-and is used for evaluation, sampling and export. y is updated in one expression, without differences of nearly
-equal numbers:
-
-    y_(t+1) = y_t + c_t (z_t - y_t) - lr_t (1 - beta1 (1 - c_t)) u_t
-
-The learning rate rises over the run's warm-up (train.warmup) and stays constant: its cooldown (train.schedule)
-is ignored. A run need not know its length, and can be evaluated at any step as if the rate had decayed there.
+so that a parameter may have a beta1 of its own (``role_lr.betas``, ``value_embeds.betas``). The learning rate
+rises over the run's warm-up (train.warmup) and stays constant: its cooldown (train.schedule) is ignored, which a
+note says. A run need not know its length, and can be evaluated at any step as if the rate had decayed there.
 The authors advise rates of 1 to 10 times AdamW's, and beta1 of 0.95 to 0.98 for long runs. A parameter whose
 learning rate is 0 (``freeze``) is unchanged, and so is its average. A stage that moves the parameter after the
-write (``snoo``, ``ema_nesterov``) is refused: z and x would refer to its former place.
+write (``snoo``, ``ema_nesterov``) is refused: x would refer to its former place.
 """
 
 from __future__ import annotations
@@ -48,7 +46,7 @@ class ScheduleFree(Plugin, api=1):
         help="learning rate, constant after the run's warm-up",
     )
     beta1: float = option(
-        0.9, gt=0, lt=1, help="weight of the average x in the point y where gradients are taken"
+        0.9, ge=0, lt=1, help="weight of the average x in the point y where gradients are taken"
     )
     beta2: float = option(0.95, ge=0, lt=1, help="decay rate of the mean of squared gradients")
     epsilon: float = option(1e-8, gt=0, help="constant added to the root of the mean of squares")
@@ -72,13 +70,14 @@ class ScheduleFree(Plugin, api=1):
             ),
             write=stage(
                 write,
-                state={"z": "like", "total": "scalar", "peak": "scalar"},
+                state={"x": "like", "weight": "scalar", "peak": "scalar"},
                 lr=rising,
                 beta1=self.beta1,
             ),
         )
         optimizer.assign("schedule_free", where)
-        optimizer.view(where, evaluated, beta1=self.beta1)
+        optimizer.view(where, evaluated)
+        optimizer.note("its rate stays constant after the warm-up, whatever train.schedule says")
 
 
 def precondition(
@@ -107,19 +106,19 @@ def write(
     lr_mul: Any,
     beta1: float,
 ) -> tuple[Any, dict[str, Any]]:
-    """Move y, the parameter, and z; ``total``, the sum of the w_t, and ``peak`` are (N, 1, ...)."""
-    z = ops.where(state["total"] > 0, state["z"], param)
+    """Move y, the parameter, and x; ``weight``, the sum of the w_t, and ``peak`` are (N, 1, ...)."""
+    x = ops.where(state["weight"] > 0, state["x"], param)
     peak = ops.maximum(state["peak"], lr)
-    total = state["total"] + ops.square(peak)
-    share, step = ops.square(peak) / ops.maximum(total, TINY), update * (lr * lr_mul)
-    moved = param + share * (z - param) - step * (1 - beta1 * (1 - share))
+    weight = state["weight"] + ops.square(peak)
+    share, step = ops.square(peak) / ops.maximum(weight, TINY), update * (lr * lr_mul)
+    apart = (param - x) / (1 - beta1)
+    moved = param + apart * (share * beta1) - step * (1 - beta1 * (1 - share))
     moved = unless_still(ops, moved, param, lr_mul)
-    z = unless_still(ops, z - step, state["z"], lr_mul)
-    total = unless_still(ops, total, state["total"], lr_mul)
-    return moved, {"z": z, "total": total, "peak": peak}
+    x = unless_still(ops, x + share * (apart - step), state["x"], lr_mul)
+    weight = unless_still(ops, weight, state["weight"], lr_mul)
+    return moved, {"x": x, "weight": weight, "peak": peak}
 
 
-def evaluated(ops: Any, param: Any, state: Mapping[str, Any], *, beta1: float) -> Any:
+def evaluated(ops: Any, param: Any, state: Mapping[str, Any]) -> Any:
     """Return x; the parameter where there was no step yet."""
-    x = param + (state["write.z"] - param) * (1 - 1 / beta1)
-    return ops.where(state["write.total"] > 0, x, param)
+    return ops.where(state["write.weight"] > 0, state["write.x"], param)

@@ -14,7 +14,8 @@ by a coupled Newton iteration with products only (arXiv:2002.09018, from Iannazz
 
 It needs no eigendecomposition, which not all frameworks support on all devices. An iteration raises the
 smallest eigenvalue of M by (1 + 1/p)^p = 2.44: 20 of them suffice for damping of 1e-5, 25 for 1e-6, where
-float32 rounding is 2e-3 of a root. All iterations are one graph, which torch compiles for minutes.
+float32 rounding is 2e-3 of a root. All iterations are one graph, which torch compiles for minutes. A statistic is
+divided by its largest entry before, so that no square leaves float32's range; the root of 0 is 1.
 
 It applies to the hidden matrices; the others stay with AdamW. Between two roots a step costs four products per
 matrix; if the first step is skipped, the roots are 1 until they are next computed. State: two numbers per weight,
@@ -36,7 +37,7 @@ POWER = 4
 """Exponent of the inverse roots of a matrix's two statistics."""
 
 EPSILON = 1e-8  # AdamW's
-TINY = 1e-30  # of norms: a matrix that never had a gradient is unchanged
+TINY = 1e-30  # of norms and of a statistic: a matrix that never had a gradient is unchanged
 
 
 class Shampoo(Plugin, api=1):
@@ -110,17 +111,25 @@ def identity(ops: Any, x: Any) -> Any:
     return ops.expand_dims(ops.astype(same, "float32"), 0)
 
 
+def or_identity(ops: Any, x: Any) -> Any:
+    """Return x (N, R, R), or the identity where it is 0, as state is initialised."""
+    return ops.where(norm(ops, x) > 0, x, identity(ops, x))
+
+
 def inverse_root(ops: Any, x: Any, *, damping: float, iterations: int) -> Any:
-    """Compute (x + damping |x| 1)^(-1/4) of symmetric positive semidefinite x (N, R, R); of 0, a multiple of 1."""
+    """Compute (x + damping |x| 1)^(-1/4) of symmetric positive semidefinite x (N, R, R); of 0, 1."""
     one = identity(ops, x)
-    damped = x + one * (ops.maximum(norm(ops, x), TINY) * damping)
+    largest = ops.max(ops.max(x, -1, keepdims=True), -2, keepdims=True)  # on the diagonal
+    size = ops.where(largest > TINY, largest, 1.0)
+    x = ops.where(largest > TINY, x / size, one)
+    damped = x + one * (norm(ops, x) * damping)
     scale = (1.0 + POWER) / (2.0 * norm(ops, damped))  # (N, 1, 1)
     m, root = damped * scale, one * ops.sqrt(ops.sqrt(scale))
     for _ in range(iterations):
         step = (one * (POWER + 1.0) - m) * (1.0 / POWER)
         square = step @ step
         m, root = square @ square @ m, root @ step
-    return root
+    return root / ops.sqrt(ops.sqrt(size))
 
 
 def precondition(
@@ -143,9 +152,7 @@ def precondition(
         left_root, right_root = (inverse_root(ops, one, **how) for one in (left, right))
     else:  # state is initialised to 0
         kept = state["left_root"], state["right_root"]
-        left_root, right_root = (
-            ops.where(norm(ops, one) > 0, one, identity(ops, one)) for one in kept
-        )
+        left_root, right_root = (or_identity(ops, one) for one in kept)
     m = state["m"] * beta1 + update * (1 - beta1)
     v = state["v"] * beta2 + ops.square(update) * (1 - beta2)
     root = ops.sqrt(unbiased(ops, v, beta2, updates))

@@ -7,10 +7,11 @@
     p <- p - lr (u + wd p)
 
 Every ``every`` updates P is set to the orthonormal factor of (L + damping |L| 1) P, Q likewise: one step of
-orthogonal iteration, where Shampoo's roots need thirty. P and Q start at 1, where SOAP equals AdamW; the
-paper starts with the eigenvectors of the first gradient and skips that update. The added multiple of 1 does not
-change eigenvectors, and prevents rounding from choosing them where a statistic's eigenvalues are
-negligible. For the same reason epsilon is 1e-8 plus 1e-4 of the largest sqrt(v^) of a matrix.
+orthogonal iteration, where Shampoo's roots need thirty. P and Q start at 1, where SOAP equals AdamW, also in a
+branch that starts between two changes; the paper starts with the eigenvectors of the first gradient and skips that
+update. The added multiple of 1 does not change eigenvectors, and prevents rounding from choosing them where a
+statistic's eigenvalues are negligible. For the same reason epsilon is 1e-8 plus 1e-4 of the largest sqrt(v^) of a
+matrix.
 
 It applies to the hidden matrices; the others stay with AdamW. State: two numbers per weight, and four square
 matrices.
@@ -24,7 +25,7 @@ from typing import Any
 from minillm_core import Plugin, option, scheduled, stage
 from minillm_optim.adaptive import ADAMS_LR, unbiased
 from minillm_optim.scope import in_scope
-from minillm_optim.shampoo import identity, norm, of_columns, of_rows, statistics
+from minillm_optim.shampoo import identity, norm, of_columns, of_rows, or_identity, statistics
 
 __all__ = ["SOAP", "STATISTICS", "adam_in_eigenbasis", "divided", "followed", "into", "turned"]
 
@@ -85,15 +86,11 @@ def followed(
     state: Mapping[str, Any],
     beta: float,
     damping: float,
-    updates: Any,
     due: bool,
 ) -> tuple[dict[str, Any], Any, Any]:
     """Update :data:`STATISTICS` with update (N, R, C), and turn the bases P (N, R, R), Q (N, C, C) where due."""
     left, right = statistics(ops, update, state, beta)
-    p, q = (  # state is initialised to 0, bases start at 1
-        ops.where(updates > 1, state[f"{side}_basis"], identity(ops, state[f"{side}_basis"]))
-        for side in SIDES
-    )
+    p, q = (or_identity(ops, state[f"{side}_basis"]) for side in SIDES)
     if due:
         p, q = turned(ops, left, p, damping), turned(ops, right, q, damping)
     return {"left": left, "right": right, "left_basis": p, "right_basis": q}, p, q
@@ -123,7 +120,7 @@ def adam_in_eigenbasis(
     due: bool,
 ) -> Any:
     """Compute Adam's update in the bases, and rotate back; m, v (N, R, C); left (N, R, R), right (N, C, C)."""
-    kept, p, q = followed(ops, update, state, beta2, damping, updates, due)
+    kept, p, q = followed(ops, update, state, beta2, damping, due)
     m = state["m"] * beta1 + update * (1 - beta1)
     v = state["v"] * beta2 + ops.square(into(ops, update, p, q)) * (1 - beta2)
     root = ops.sqrt(unbiased(ops, v, beta2, updates))

@@ -57,11 +57,10 @@ def divided_in_eigenbasis(
     momentum: Any,
     beta: float,
     damping: float,
-    updates: Any,
     due: bool,
 ) -> Any:
     """Compute the matrix to orthogonalise; momentum, v (N, R, C); left (N, R, R), right (N, C, C), bases."""
-    kept, p, q = followed(ops, update, state, beta, damping, updates, due)
+    kept, p, q = followed(ops, update, state, beta, damping, due)
     mean = state["momentum"] * momentum + update * (1 - momentum)
     ahead = into(ops, update * (1 - momentum) + mean * momentum, p, q)
     v = state["v"] * beta + ops.square(ahead) * (1 - beta)

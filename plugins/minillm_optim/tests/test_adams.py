@@ -11,6 +11,7 @@ import pytest
 
 from minillm_core import PlanError, Plugin
 from minillm_muon.muon import Muon
+from minillm_muon.role_lr import RoleLR
 from minillm_optim.adafactor import Adafactor
 from minillm_optim.ademamix import AdEMAMix
 from minillm_optim.cautious_adam import CautiousAdam
@@ -37,11 +38,17 @@ class Mixture:
 
     fast = slow = v = 0.0
 
+    def __init__(self, b1: float = 0.9) -> None:
+        self.b1 = b1
+
     def step(self, p: np.ndarray, g: np.ndarray, t: int) -> np.ndarray:
-        share, b1, b3 = t / UPDATES, 0.9, 0.99
+        share, b1, b3 = t / UPDATES, self.b1, max(self.b1, 0.99)
         alpha = 5.0 * share
-        over = (1 - share) * math.log(b3) + share * math.log(b1)
-        beta3 = min(math.exp(math.log(b1) * math.log(b3) / over), b3)
+        if b1:
+            over = (1 - share) * math.log(b3) + share * math.log(b1)
+            beta3 = min(math.exp(math.log(b1) * math.log(b3) / over), b3)
+        else:
+            beta3 = b3 ** (1 / share)
         self.fast, self.v = b1 * self.fast + (1 - b1) * g, 0.999 * self.v + 0.001 * g * g
         self.slow = beta3 * self.slow + (1 - beta3) * g
         mean = self.fast / (1 - b1**t) + alpha * self.slow
@@ -113,6 +120,25 @@ def test_a_slow_mean_that_is_the_faster_one_is_refused(planned: Any) -> None:
         planned({"ademamix": AdEMAMix(beta3=0.8)})
     assert "ademamix.beta3=0.9 or more, or ademamix.beta1=0.8 or less" in str(caught.value)
     assert planned({"ademamix": AdEMAMix(beta3=0.9)})
+
+
+@pytest.mark.parametrize("beta1", [0.0, 0.5, 0.995])
+def test_ademamix_has_a_parameters_own_betas(
+    planned: Any, drawn: Any, stepped: Any, beta1: float
+) -> None:
+    """0 has a limit, and above beta3 both means decay alike."""
+    own = RoleLR(betas={"norm": (beta1, 0.999)})
+    plan = planned({"ademamix": AdEMAMix(beta3=0.99), "role_lr": own})
+    rng, rule, name = np.random.default_rng(2), Mixture(beta1), "norm.weight"
+    params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(UPDATES)]
+    values = [plan.values(t / UPDATES) | {"ademamix.lr": 0.1} for t in range(1, UPDATES + 1)]
+    got, _ = stepped(plan, params, grads, values)
+    want = params[name]
+    for t, grad in enumerate(grads, 1):
+        want = want - 0.1 * rule.step(want, grad[name], t)
+    np.testing.assert_allclose(got[name], want, rtol=1e-9)
+    still, _ = stepped(plan, params, grads[:1], values[0] | {"ademamix.warm": 0.0})  # by the clock
+    assert np.isfinite(still[name]).all()
 
 
 def test_adafactors_are_torchs_where_steps_are_relative(

@@ -13,6 +13,7 @@ from minillm_core import PlanError
 from minillm_core.inspection import views_of
 from minillm_kit import NumPyFramework
 from minillm_muon.muon import Muon
+from minillm_muon.role_lr import RoleLR
 from minillm_optim.ema import EMA
 from minillm_optim.freeze import Freeze
 from minillm_optim.lion import Lion
@@ -94,13 +95,16 @@ def test_swa_is_the_mean_of_the_tail(
 
 @pytest.mark.broad(2)
 @pytest.mark.parametrize("warmup", [0.0, 0.5])
-@pytest.mark.parametrize("beta1", [0.9, 0.5])
+@pytest.mark.parametrize(("beta1", "own"), [(0.9, 0.75), (0.5, 0.0)])
 def test_schedule_free_is_the_papers(
-    planned: Any, followed: Any, warmup: float, beta1: float
+    planned: Any, followed: Any, warmup: float, beta1: float, own: float
 ) -> None:
-    """Compare x, y and z with their definitions; the parameter is y, and x is evaluated."""
+    """Compare x, y and z with their definitions; the parameter is y, x is evaluated, and norms have betas of their own."""
     free = ScheduleFree(lr=0.1, beta1=beta1, beta2=0.8, epsilon=1e-4, weight_decay=0.3)
-    plan = planned({"free": free}, f"train.warmup={warmup}")
+    others = {"role_lr": RoleLR(betas={"norm": (own, 0.8)})}
+    plan = planned({"free": free, **others}, f"train.warmup={warmup}")
+    assert "free: its rate stays constant after the warm-up" in " ".join(plan.notes)
+    betas = {name: own if "norm" in name else beta1 for name in plan.parameters}
     x, z, v, total, peak = {}, {}, {}, 0.0, 0.0
     for step, (now, views, grads) in enumerate(followed(plan)):
         if step == 0:
@@ -111,14 +115,14 @@ def test_schedule_free_is_the_papers(
             total += peak**2
             share = peak**2 / total
             for name in now:
-                y = (1 - beta1) * z[name] + beta1 * x[name]
+                y = (1 - betas[name]) * z[name] + betas[name] * x[name]
                 v[name] = 0.8 * v[name] + 0.2 * grads[name] ** 2
                 update = grads[name] / (np.sqrt(v[name] / (1 - 0.8**step)) + 1e-4)
                 wd = 0.3 * plan.parameters[name].wd_mul
                 z[name] = z[name] - rate * (update + wd * y)
                 x[name] = (1 - share) * x[name] + share * z[name]
         for name in now:
-            y = (1 - beta1) * z[name] + beta1 * x[name]
+            y = (1 - betas[name]) * z[name] + betas[name] * x[name]
             np.testing.assert_allclose(now[name], y, rtol=1e-10, atol=1e-12)
             np.testing.assert_allclose(views[name], x[name], rtol=1e-10, atol=1e-12)
 

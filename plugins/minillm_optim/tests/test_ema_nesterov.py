@@ -48,6 +48,11 @@ def test_it_is_the_published_loop(planned: Any, drawn: Any, stepped: Any, rule: 
             np.testing.assert_allclose(got[name], y[name], rtol=1e-9, atol=1e-12)
             np.testing.assert_allclose(seen[name], x[name], rtol=1e-9, atol=1e-12)
     assert seen.keys() == plan.parameters.keys()
+    at = plan.values(0.5)
+    most, more = (at | {name: one for name in at if name.endswith("beta")} for one in (0.5, 0.8))
+    (want, _), (got, _) = (stepped(plan, got, grads[:1], one, held) for one in (most, more))
+    for name in want:  # a schedule above its peak, as of batch_schedule, looks no further
+        np.testing.assert_array_equal(got[name], want[name])
 
 
 def test_before_its_start_and_without_beta_it_is_the_rule_alone(

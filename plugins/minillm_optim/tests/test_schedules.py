@@ -79,11 +79,23 @@ def test_a_run_has_one_schedule_and_says_whose(planned: Any) -> None:
         planned({"i": InfiniteLR(cooldown=0.9)})
     with pytest.raises(PlanError, match=r"least=0\.6 is above infinite_lr\.constant=0\.55"):
         planned({"i": InfiniteLR(least=0.6)})
-    assert planned({"i": InfiniteLR(least=0.6, annealing=0)})
+    for idle in (InfiniteLR(least=0.6, annealing=0), InfiniteLR(form="inverse_root", cooldown=0)):
+        with pytest.raises(
+            PlanError, match=r"has no effect with infinite_lr\.(annealing|cooldown)=0"
+        ):
+            planned({"i": idle})
+    with pytest.raises(PlanError, match="rates would never reach their peak") as caught:
+        planned({"p": PowerCooldown(end=0.5)})
+    assert "power_cooldown.cooldown=0.5 or less" in str(caught.value)
 
 
 def test_a_rate_of_its_own_does_not_follow_it(planned: Any) -> None:
     plan = planned({"free": ScheduleFree(lr=0.5), "p": PowerCooldown()}, *RATE)
+    said = (
+        "free: no parameter follows 'adamw', which train.lr, train.betas and train.epsilon are for"
+    )
+    assert said in plan.notes
+    assert said not in planned({"free": ScheduleFree(scope="hidden")}, *RATE).notes
     (name,) = (
         one for one in plan.schedules if one.endswith("schedule_free.lr") or one == "free.lr"
     )

@@ -25,6 +25,22 @@ def statistic(rng: np.random.Generator, size: int, rank: int, decades: float) ->
     return (vectors * values) @ vectors.T
 
 
+FRAMEWORKS = pytest.mark.parametrize("framework", ["torch", "mlx"])
+
+
+def in_float32(framework: str, x: np.ndarray, **how: Any) -> np.ndarray:
+    if framework == "torch":
+        torch = pytest.importorskip("torch")
+        from minillm_core.backends.torch.ops import TorchOps
+
+        given = torch.tensor(x[None], dtype=torch.float32)
+        return inverse_root(TorchOps({}), given, **how)[0].numpy()
+    mx = pytest.importorskip("mlx.core")
+    from minillm_core.backends.mlx.ops import MLXOps
+
+    return np.array(inverse_root(MLXOps({}), mx.array(x[None].astype(np.float32)), **how)[0])
+
+
 @pytest.mark.parametrize("size", [1e-8, 1.0, 1e6])
 @pytest.mark.parametrize(("rank", "decades"), [(24, 1.0), (24, 8.0), (6, 2.0), (1, 0.0)])
 def test_roots_are_those_of_eigenvalues(size: float, rank: int, decades: float) -> None:
@@ -36,24 +52,21 @@ def test_roots_are_those_of_eigenvalues(size: float, rank: int, decades: float) 
         assert np.linalg.norm(got[index] - want) < 1e-6 * np.linalg.norm(want)
 
 
-@pytest.mark.parametrize("framework", ["torch", "mlx"])
-def test_roots_in_float32_are_as_good_as_their_damping(framework: str) -> None:
-    rng = np.random.default_rng(1)
-    x = statistic(rng, 64, 64, 3.0)
+@FRAMEWORKS
+@pytest.mark.parametrize("size", [1e-20, 1.0, 1e20])
+def test_roots_in_float32_are_as_good_as_their_damping(framework: str, size: float) -> None:
+    """The squares of the smallest and of the largest statistic are outside float32's range."""
+    x = size * statistic(np.random.default_rng(1), 64, 64, 3.0)
     want = by_eigenvalues(x, 1e-6)
-    if framework == "torch":
-        torch = pytest.importorskip("torch")
-        from minillm_core.backends.torch.ops import TorchOps
-
-        given = torch.tensor(x[None], dtype=torch.float32)
-        found = inverse_root(TorchOps({}), given, damping=1e-6, iterations=30)[0].numpy()
-    else:
-        mx = pytest.importorskip("mlx.core")
-        from minillm_core.backends.mlx.ops import MLXOps
-
-        given = mx.array(x[None].astype(np.float32))
-        found = np.array(inverse_root(MLXOps({}), given, damping=1e-6, iterations=30)[0])
+    found = in_float32(framework, x, damping=1e-6, iterations=30)
     assert np.linalg.norm(found - want) < 1e-3 * np.linalg.norm(want)
+
+
+@FRAMEWORKS
+def test_the_root_of_nothing_is_1(framework: str) -> None:
+    """The statistic of a matrix without a gradient, as beside ``zero_init`` or of an idle expert."""
+    found = in_float32(framework, np.zeros((8, 8)), damping=1e-5, iterations=20)
+    np.testing.assert_allclose(found, np.eye(8), rtol=1e-5, atol=1e-7)
 
 
 def test_a_matrix_without_gradients_stays(planned: Any, drawn: Any, stepped: Any) -> None:

@@ -74,6 +74,6 @@ def test_it_does_not_move_what_a_write_keeps_points_beside(planned: Any, scope: 
         PlanError, match=r"'snoo' moves parameters after the write of 'free'"
     ) as found:
         planned({"free": ScheduleFree(scope=scope), "snoo": Snoo()})
-    assert "peak, total and z" in str(found.value)
+    assert "peak, weight and x" in str(found.value)
     assert found.value.plugins == ("free", "snoo")
     assert "leave out 'free' or 'snoo'" in str(found.value.fix)

@@ -64,6 +64,23 @@ def test_updates_are_the_papers_with_bases_of_every_second(
         np.testing.assert_allclose(got[name], weight, rtol=1e-7, atol=1e-9)
 
 
+def test_until_the_bases_are_next_due_a_branch_has_adams_updates(
+    planned: Any, drawn: Any, stepped: Any
+) -> None:
+    """A run that branches to SOAP after 4 updates begins with a state of 0, and bases are due at the 11th."""
+    plan = planned({"soap": SOAP()}, "train.weight_decay=0.5")
+    rng = np.random.default_rng(4)
+    params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(2)]
+    got, _ = stepped(plan, params, grads, {"soap.lr": 0.1, "train.lr": 0.1}, first=5)
+    name = "layers.1.mlp.down.weight"
+    weight, m, v = params[name], 0.0, 0.0
+    p, q = (np.eye(size) for size in weight.shape)
+    for t, grad in enumerate((g[name] for g in grads), 5):
+        update, m, v = adam(grad, m, v, t, p, q)
+        weight = weight - 0.1 * (update + 0.5 * weight)
+    np.testing.assert_allclose(got[name], weight, rtol=1e-9, atol=1e-12)
+
+
 def test_a_matrix_without_gradients_stays(planned: Any, drawn: Any, stepped: Any) -> None:
     plan = planned({"soap": SOAP()}, "train.weight_decay=0")
     params = drawn(plan, np.random.default_rng(0))

@@ -26,12 +26,12 @@ def turn(x: np.ndarray, basis: np.ndarray) -> np.ndarray:
     return q * np.where(np.diag(r) < 0, -1, 1)
 
 
-def by_hand(weight: np.ndarray, grads: list[np.ndarray], every: int) -> np.ndarray:
+def by_hand(weight: np.ndarray, grads: list[np.ndarray], every: int, first: int = 1) -> np.ndarray:
     """Apply Muon of 0.95 with decay 0.1, its momentum divided in bases that are updated every k-th time."""
     m, v, left, right = 0.0, 0.0, 0.0, 0.0
     p, q = (np.eye(size) for size in weight.shape)
     tall = max(1, weight.shape[0] / weight.shape[1]) ** 0.5
-    for t, grad in enumerate(grads):
+    for t, grad in enumerate(grads, first - 1):
         left, right = 0.9 * left + 0.1 * grad @ grad.T, 0.9 * right + 0.1 * grad.T @ grad
         if t % every == 0:
             p, q = turn(left, p), turn(right, q)
@@ -62,6 +62,18 @@ def test_updates_are_the_formulas(
             for index, part in enumerate(np.split(params[name], count))
         ]
         np.testing.assert_allclose(got[name], np.concatenate(want), rtol=1e-6, atol=1e-8)
+
+
+def test_a_branch_moves_before_the_bases_are_next_due(
+    planned: Any, drawn: Any, stepped: Any
+) -> None:
+    """A run that branches to it after 4 updates begins with a state of 0, and bases are due at the 11th."""
+    plan = planned({"muon": Muon(), "soap_muon": SOAPMuon()})
+    rng = np.random.default_rng(4)
+    params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(2)]
+    got, _ = stepped(plan, params, grads, RATES, first=5)
+    want = by_hand(params[Q], [one[Q] for one in grads], 10, first=5)
+    np.testing.assert_allclose(got[Q], want, rtol=1e-6, atol=1e-8)
 
 
 def test_what_it_goes_with(planned: Any) -> None:
