@@ -105,11 +105,9 @@ def open_corpus(
         DataError: any error of the data, their tokenizer or the cache folder.
     """
     if not isinstance(config.val, str) and not 0 <= config.val < 1:
-        raise DataError(
-            "the held-out part must be a fraction from 0 up to, but not, 1",
-            where=f"data.val={config.val}",
-            fix="set data.val=0.05, or give a path: data.val=valid.txt",
-        )
+        what = "the held-out part must be a fraction from 0 up to, but not, 1"
+        fix = "set data.val=0.05, or give a path: data.val=valid.txt"
+        raise DataError(what, where=f"data.val={config.val}", fix=fix)
     ticker(progress, "checking the files", 0)
     check_weighted(config.paths)
     common = vocab, cache, say, detail or say, progress, asked
@@ -129,13 +127,12 @@ def open_corpus(
         whole = files.documents(tokenizer, end_of_text)
     specials = {"end_of_text": end_of_text, **reserved(tokenizer, asked, vocab)}
     if tokenizer and tokenizer.size < vocab:
-        say(
-            f"the tokenizer has {tokenizer.size:,} entries, model.vocab={vocab}: "
-            f"{vocab - tokenizer.size:,} rows of the embedding are not used"
-        )
+        what = f"{vocab - tokenizer.size:,} rows of the embedding are not used"
+        say(f"the tokenizer has {tokenizer.size:,} entries, model.vocab={vocab}: {what}")
     if isinstance(config.val, str):
         apart = TokenCache((config.val,), *common)
-        if both := sorted(resolved(files.sources) & resolved(apart.sources)):
+        content = {*files.digests.values()}
+        if both := [str(s.path) for s, of in apart.digests.items() if s.size and of in content]:
             what = "both training and held-out text: the held-out loss says nothing about new text"
             say(f"{are(few(both), len(both))} {what}")
         val = apart.documents(tokenizer, end_of_text)

@@ -33,7 +33,7 @@ _LETTERS = (
 _MARKS = (
     r"!-&(-/:-@\[-`{-~\u2014\u2018-\u201f\u2026\u3001-\u3003\u3008-\u3011\uff01-\uff0f\uff1a-\uff20"
 )
-_BOUNDARY = re.compile(  # the character before one; an apostrophe may begin "'s", a word of its own
+BOUNDARY = re.compile(  # the character before one; an apostrophe may begin "'s", a word of its own
     rf"\S(?=[ \t\r\n])|[{_LETTERS}](?=[0-9'{_MARKS}])|[0-9](?=[{_LETTERS}'{_MARKS}])"
     rf"|[{_MARKS}](?=[0-9{_LETTERS}])"
 )
@@ -70,14 +70,14 @@ def divide(text: str) -> int:
         if text[place - 1].isalnum():
             return place
         place = text.rfind("\n", 0, place)
-    found = [match.end() for match in _BOUNDARY.finditer(text, max(len(text) - 2 * WORD, 0))]
+    found = [match.end() for match in BOUNDARY.finditer(text, max(len(text) - 2 * WORD, 0))]
     return found[-1] if found else max(len(text) // WORD * WORD, 1)
 
 
 def _between(text: str, start: int, end: int) -> Iterator[str]:
     """Yield a stretch without long words in parts of about _PART characters."""
     while end - start > _PART:
-        boundary = _BOUNDARY.search(text, start + _PART - 1, end)
+        boundary = BOUNDARY.search(text, start + _PART - 1, end)
         if boundary is None:
             break
         yield text[start : boundary.end()]
@@ -94,10 +94,10 @@ def _endless(text: str, word: int) -> Iterator[tuple[int, int]]:
     """
     place, block = 0, word // 2
     while place + block <= len(text):
-        if _BOUNDARY.search(text, place, place + block):
+        if BOUNDARY.search(text, place, place + block):
             place += block
             continue
-        before = [m.end() for m in _BOUNDARY.finditer(text, max(place - block, 0), place + 1)]
+        before = [m.end() for m in BOUNDARY.finditer(text, max(place - block, 0), place + 1)]
         first = before[-1] if before else max(place - block, 0)
         end = _next_boundary(text, place + block - 1)
         if end - first > word:
@@ -108,6 +108,6 @@ def _endless(text: str, word: int) -> Iterator[tuple[int, int]]:
 def _next_boundary(text: str, start: int) -> int:
     """Return the first boundary after the character ``start``, else the text's end."""
     for place in range(start, len(text), _SEARCHED):
-        if boundary := _BOUNDARY.search(text, place, place + _SEARCHED + 1):
+        if boundary := BOUNDARY.search(text, place, place + _SEARCHED + 1):
             return boundary.end()
     return len(text)

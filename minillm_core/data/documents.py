@@ -346,11 +346,9 @@ def check_cursor(data: Mapping[str, Any], expected: str) -> None:
         DataError: they differ.
     """
     if data.get("fingerprint") != expected:
-        raise DataError(
-            "the data are not those that the run was reading",
-            where=f"fingerprint {expected} now, {data.get('fingerprint')} in the cursor",
-            fix="give back the same files, tokenizer, data.val and data.seed, or start a new run",
-        )
+        where = f"fingerprint {expected} now, {data.get('fingerprint')} in the cursor"
+        fix = "give back the same files, tokenizer, data.val and data.seed, or start a new run"
+        raise DataError("the data are not those that the run was reading", where=where, fix=fix)
 
 
 @dataclass(frozen=True)
@@ -384,10 +382,7 @@ class Cursor:
         if not isinstance(data.get("fingerprint"), str) or not all(
             type(data.get(name)) is int and data[name] >= 0 for name in names
         ):
-            raise DataError(
-                "the data cursor is not one",
-                where=repr(dict(data))[:200],
-                fix="continue from another checkpoint",
-            )
+            where, fix = repr(dict(data))[:200], "continue from another checkpoint"
+            raise DataError("the data cursor is not one", where=where, fix=fix)
         check_cursor(data, expected)
         return cls(data["fingerprint"], *(data[name] for name in names))

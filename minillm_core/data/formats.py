@@ -177,6 +177,7 @@ class Format:
         read: path, packing and reading -> documents; None where files are mapped instead.
         records: the same -> places, lines and objects, for formats whose documents are objects.
         text: path -> approximate bytes of text; None: the size of the decompressed file.
+        end_of_text: path -> the id that begins the file's documents; None: it states none.
     """
 
     name: str
@@ -184,6 +185,7 @@ class Format:
     read: Reader | None
     records: Callable[[Path, str, Reading], Iterator[Record]] | None = None
     text: Callable[[Path], int] | None = None
+    end_of_text: Callable[[Path], int | None] = lambda path: None
 
 
 def read_text(path: Path, packing: str, reading: Reading) -> Iterator[str]:

@@ -165,8 +165,9 @@ class TokenCache:
 
     @property
     def end_of_text(self) -> int:
-        """Return the end-of-text id without a tokenizer: the first shard's first id, else 0."""
-        return int(self._shards[0][0][0]) if self._shards else 0
+        """Return the end-of-text id without a tokenizer: the first shard's first id, else the one stated, else 0."""
+        stated = (one.format.end_of_text(one.path) for one in self.sources)
+        return int(self._shards[0][0][0]) if self._shards else next(filter(None, stated), 0)
 
     @property
     def _beside(self) -> str:
@@ -188,7 +189,8 @@ class TokenCache:
         return [] if self.asked.source else mapped
 
     @cached_property
-    def _digests(self) -> dict[Source, str]:
+    def digests(self) -> dict[Source, str]:
+        """The digest of each file's content and format."""
         total = sum(source.size for source in self.sources)
         tick = ticker(self.progress, "checking the files", total)
         with self._writing():
@@ -199,7 +201,7 @@ class TokenCache:
         return found
 
     def _key(self, rule: list[object]) -> str:
-        digests = [self._digests[source] for source in self.sources]
+        digests = [self.digests[source] for source in self.sources]
         files = [*Counter(source.given for source in self.sources).values()]  # number, by path
         key = [_VERSION, self.vocab, digests, files, rule, self.block, *self.asked.key]
         key += [s.path.parts[-2:] for s in self.sources] if self.asked.source else []
@@ -262,7 +264,7 @@ class TokenCache:
         return self._open(folder, None) if folder.exists() else None
 
     def _open(self, folder: Path, progress: Progress | None) -> store.Entry | None:
-        content = digest(" ".join(self._digests[source] for source in self._mapped))
+        content = digest(" ".join(self.digests[source] for source in self._mapped))
         with self._writing():
             given = {"shards": self._shards, "vocab": self.vocab, "fields": self.asked.fields}
             opened = store.open_entry(folder, self.say, content=content, progress=progress, **given)

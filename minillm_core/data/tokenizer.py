@@ -25,7 +25,7 @@ from tokenizers import pre_tokenizers
 from minillm_core import disk
 from minillm_core.data import bpe
 from minillm_core.data.bpe import END_OF_TEXT
-from minillm_core.data.cutting import LEARNED, PIECE, WORD, Continued, divide, parts
+from minillm_core.data.cutting import BOUNDARY, LEARNED, PIECE, WORD, Continued, divide, parts
 from minillm_core.errors import DataError
 from minillm_core.install import installed_version, pip_line
 from minillm_core.plugins.sourcing import Reserved
@@ -39,6 +39,7 @@ _CUT = f"cut: words longer than {WORD:,} characters"
 _DIVIDED = "cut: times, between lines, texts longer than 1 MiB"
 _UNUSUAL = ("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")
 _UNUSUAL += ("byte_fallback", "ignore_merges")  # options of a BPE, all off in those trained here
+_PROBE = "the cat, that sat"  # split into words, to see whether anything between them is lost
 _GROWTH = 64  # times that a tokenizer may lengthen a text; NFKC makes 18 characters of one
 
 
@@ -60,7 +61,7 @@ class Tokenizer:
 
     def __init__(self, native: tokenizers.Tokenizer, token: str = END_OF_TEXT) -> None:
         native.encode_special_tokens = True  # encode special tokens as text: never match them
-        self._native = native
+        self._native, self._data = native, json.loads(native.to_str())
         self.size: int = max(native.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         end_of_text = native.token_to_id(token)
         if end_of_text is None:
@@ -96,11 +97,9 @@ class Tokenizer:
         reserved = sorted({one.text for one in specials} - {END_OF_TEXT})
         least = len(pre_tokenizers.ByteLevel.alphabet()) + 1 + len(reserved)
         if vocab < least:
-            raise DataError(
-                f"a byte-level tokenizer has at least {least} entries",
-                where=f"model.vocab={vocab}",
-                fix=f"set model.vocab to {least} or more, better 4096",
-            )
+            what = f"a byte-level tokenizer has at least {least} entries"
+            fix = f"set model.vocab to {least} or more, better 4096"
+            raise DataError(what, where=f"model.vocab={vocab}", fix=fix)
         try:
             learned = bpe.train_bpe(_trained_on(texts, beat), vocab, beat, reserved)
         except OSError as error:
@@ -123,7 +122,7 @@ class Tokenizer:
 
         Raises:
             DataError: it cannot be read, is too large, has no such special token, drops merges at
-                random (BPE dropout), or can make a text many times as long.
+                random (BPE dropout), can make a text many times as long, or its ids do not spell texts.
         """
         token = end_of_text or END_OF_TEXT
         try:
@@ -133,40 +132,35 @@ class Tokenizer:
             growth = _growth(json.loads(native.to_str()))
         except Exception as error:  # tokenizers raises Exception itself
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise DataError(
-                f"the tokenizer cannot be read: {reason}",
-                where=str(path),
-                fix="give a tokenizer.json as the tokenizers library writes it",
-            ) from error
+            what = f"the tokenizer cannot be read: {reason}"
+            fix = "give a tokenizer.json as the tokenizers library writes it"
+            raise DataError(what, where=str(path), fix=fix) from error
         if growth > _GROWTH:
-            raise DataError(
-                f"the tokenizer can make a text {growth:,} times as long; {_GROWTH} are allowed",
-                where=f"{path}: Replace or Precompiled in normalizer or decoder",
-                fix="use another tokenizer: this one can fill the memory",
-            )
+            what = f"the tokenizer can make a text {growth:,} times as long; {_GROWTH} are allowed"
+            where = f"{path}: Replace or Precompiled in normalizer or decoder"
+            fix = "use another tokenizer: this one can fill the memory"
+            raise DataError(what, where=where, fix=fix)
         native.no_truncation()
         native.no_padding()
         native.post_processor = None  # the tokens that it adds are not used
         special = {t.content for t in native.get_added_tokens_decoder().values() if t.special}
         if token not in special:
-            instead = (
-                f", or name one of its own: data.end_of_text={min(special)}" if special else ""
-            )
-            raise DataError(
-                f"the tokenizer has no special token {token}",
-                where=f"{path}: added_tokens",
-                fix=f"add {token} to it as a special token{instead}",
-            )
+            own = f", or name one of its own: data.end_of_text={min(special)}" if special else ""
+            what = f"the tokenizer has no special token {token}"
+            fix = f"add {token} to it as a special token{own}"
+            raise DataError(what, where=f"{path}: added_tokens", fix=fix)
         if getattr(native.model, "dropout", None):
             what = "the tokenizer drops merges at random, so that no run could be repeated"
             raise DataError(what, where=f"{path}: model.dropout", fix="set model.dropout to null")
         tokenizer = cls(native, token)
+        if not tokenizer._spells():
+            what = "the tokenizer's ids do not spell a text: spaces are lost, or marks (##, </w>) added"
+            fix = "use a byte-level BPE, or one like SentencePiece's, whose tokens hold the spaces"
+            raise DataError(what, where=f"{path}: pre_tokenizer, model", fix=fix)
         if tokenizer.size > vocab:
-            raise DataError(
-                f"the tokenizer has {tokenizer.size} entries, more than model.vocab={vocab}",
-                where=str(path),
-                fix=f"set model.vocab={tokenizer.size} or more, or use a smaller tokenizer",
-            )
+            what = f"the tokenizer has {tokenizer.size} entries, more than model.vocab={vocab}"
+            fix = f"set model.vocab={tokenizer.size} or more, or use a smaller tokenizer"
+            raise DataError(what, where=str(path), fix=fix)
         return tokenizer
 
     def with_start_token(self, token: str, where: str) -> Tokenizer:
@@ -311,19 +305,30 @@ class Tokenizer:
         return hashlib.sha256(self._native.to_str().encode("utf-8")).hexdigest()
 
     @cached_property
-    def _data(self) -> dict[str, Any]:
-        return json.loads(self._native.to_str())
+    def _spell(self) -> Callable[[str], bytes]:
+        """The function from a token to its bytes: byte-level, or of the SentencePiece kind."""
+        words = [self._data["pre_tokenizer"], self._data["decoder"]]
+        return _byte_level() if '"ByteLevel"' in json.dumps(words) else _sentence_piece
+
+    def _spells(self) -> bool:
+        """Whether the bytes of a text's ids are the text, but for a space in front and a normalizer's changes."""
+        model, change, split = (
+            self._data["model"],
+            self._native.normalizer,
+            self._native.pre_tokenizer,
+        )
+        if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
+            return False
+        text = change.normalize_str(_PROBE) if change else _PROBE
+        words = split.pre_tokenize_str(text) if split else [(text, ())]
+        spelt = b"".join(self._spell(word) for word, _ in words)
+        return spelt.strip() == self._spell(text).strip()
 
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
-        """Id -> its UTF-8 bytes, empty for special tokens; ids in use only.
-
-        The tokenizer is byte-level, or of the SentencePiece kind.
-        """
-        words = [self._data["pre_tokenizer"], self._data["decoder"]]
-        spell = _byte_level() if '"ByteLevel"' in json.dumps(words) else _sentence_piece
+        """Id -> its UTF-8 bytes, empty for special tokens; ids in use only."""
         entries = self._native.get_vocab(with_added_tokens=False)
-        found = {index: spell(token) for token, index in entries.items()}
+        found = {index: self._spell(token) for token, index in entries.items()}
         for index, token in self._native.get_added_tokens_decoder().items():
             found[index] = b"" if token.special else token.content.encode("utf-8")
         return found
@@ -332,8 +337,9 @@ class Tokenizer:
     def _divides(self) -> bool:
         """Whether a text may be divided between two words without changing its ids."""
         plain = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
-        words = self._data["pre_tokenizer"] or {}
-        return self._data["normalizer"] is None and plain.items() <= words.items()
+        words, added = self._data["pre_tokenizer"] or {}, self._data["added_tokens"]
+        whole = self._data["normalizer"] is None and not any(map(_spans_boundary, added))
+        return whole and plain.items() <= words.items()
 
     def _parts(self, text: str, notes: Counter[str]) -> Iterator[str]:
         if self._divides:
@@ -351,6 +357,12 @@ class Tokenizer:
             yield text[:end]
             text = text[end:]
         yield text
+
+
+def _spans_boundary(token: dict[str, Any]) -> bool:
+    """Whether an added token that texts hold could be divided, or depends on what is beside it."""
+    beside = token["lstrip"] or token["rstrip"] or token["single_word"]
+    return not token["special"] and bool(beside or BOUNDARY.search(token["content"]))
 
 
 def _trained_on(texts: Iterable[str], beat: Callable[[], None]) -> Iterator[str]:
@@ -409,14 +421,11 @@ def _byte_level() -> Callable[[str], bytes]:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     own = [character for character in alphabet if ord(character) < 256]
     others = (byte for byte in range(256) if chr(byte) not in own)
-    table = {character: ord(character) for character in own}
-    table |= zip(alphabet[len(own) :], others, strict=True)
+    table = {one: ord(one) for one in own} | dict(zip(alphabet[len(own) :], others, strict=True))
 
     def spell(token: str) -> bytes:
-        try:
-            return bytes(table[character] for character in token)
-        except KeyError:  # an entry that no text is encoded to
-            return token.encode("utf-8")
+        known = table.keys() >= {*token}  # else an entry that no text is encoded to
+        return bytes(map(table.__getitem__, token)) if known else token.encode("utf-8")
 
     return spell
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 
@@ -92,11 +92,9 @@ class Column:
             done += got
         return found
 
-    def mapped(self) -> np.ndarray:
-        """Memory-map the records read-only: (length, width)."""
+    def mapped(self, mode: Literal["r", "r+"] = "r") -> np.ndarray:
+        """Memory-map the records, by default read-only: (length, width)."""
         shape = (self.length, self._width)
-        return (
-            np.memmap(self.path, self._dtype, "r", shape=shape)
-            if self.length
-            else np.zeros(shape, self._dtype)
-        )
+        if not self.length:
+            return np.zeros(shape, self._dtype)
+        return np.asarray(np.memmap(self.path, self._dtype, mode, shape=shape))

@@ -41,7 +41,7 @@ _NUMBER = {outcome: number for number, outcome in enumerate(OUTCOMES)}
 _BATCH = 1 << 18  # characters sent to a process at a time
 _NOTED = 32 << 20  # characters between progress records of the first pass
 _SMALL = 4 << 20  # bytes of input too few for another process
-_DECISIONS, _SPANS, _SOURCES = "decisions.npy", "spans.npy", "sources.bin"
+_DECISIONS, _SPANS, _LINKS = "decisions.npy", "spans.npy", "links.bin"
 
 
 def dedup(
@@ -68,14 +68,14 @@ def dedup(
     or an id. Near duplicates of near duplicates are in one group, and the first document of each group
     is kept.
 
-    With ``spans=N``, every run of N words contained in an earlier document that is no duplicate is then
+    With ``spans=N``, every run of N words contained in an earlier document that is written is then
     removed, comparing exact bytes: words are separated by white space. The remaining text is joined
     unchanged. A document that loses words and has fewer than ``min_words`` left is dropped. (After Lee
     et al. 2022, Deduplicating Training Data Makes Language Models Better, with hashes of windows
     instead of a suffix array.)
 
     The files are read twice. Temporary files in the unfinished folder take 8 bytes per word, 512 per
-    document (memory-mapped while they are compared), and 12 more per word with spans. Memory is 100
+    document (memory-mapped while they are compared), and 16 more per word with spans. Memory is 100
     bytes per document and some 100 MiB per process, with spans 300 MiB more. In a script, call this
     under ``if __name__ == "__main__"``, since it starts processes.
 
@@ -141,7 +141,7 @@ class Work(ExitStack):
     """
 
     columns = ("digests", "counts", "shingles", "signatures", "windows")
-    files = (*(f"{name}.bin" for name in columns), _SOURCES, _DECISIONS, _SPANS)
+    files = (*(f"{name}.bin" for name in columns), _LINKS, _DECISIONS, _SPANS)
 
     def __init__(self, output: Output, rows: Rows, rules: Rules, progress: Progress | None) -> None:
         super().__init__()
@@ -211,9 +211,10 @@ class Work(ExitStack):
             first = group[first]
         if rules.spans is not None:
             kept = first == documents
-            with Column(self._output.folder / _SOURCES, np.int32) as sources:
+            width, least = rules.spans, rules.min_words
+            with Column(self._output.folder / _LINKS, np.int64) as links:
                 spans = repeated(
-                    self._windows, counts[:, 1], kept, rules.spans, sources, self._progress
+                    self._windows, counts[:, 1], kept, width, least, links, self._progress
                 )
             words = np.where(counts[:, 1] > 0, counts[:, 1] + rules.spans - 1, 0)
             np.subtract.at(words, spans[:, 0], spans[:, 2] - spans[:, 1])

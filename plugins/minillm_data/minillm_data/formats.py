@@ -106,6 +106,10 @@ def _parquet_batches(
 
 def _arrow_batches(path: Path, reading: Reading, columns: Collection[str] | None) -> Iterator[Any]:
     """Read an Arrow stream, as written by ``datasets.save_to_disk``, or an Arrow file."""
+    if _is_cache(path):
+        reading.notes["left out: files that the library datasets keeps beside its data"] += 1
+        reading.tick(path.stat().st_size)
+        return
     arrow = _arrow(path)
     with arrow.memory_map(str(path)) as file:
         try:
@@ -124,6 +128,15 @@ def _arrow_batches(path: Path, reading: Reading, columns: Collection[str] | None
                 yield batch.slice(first, _ROWS)
             reading.tick(file.tell() - before)
             before = file.tell()
+
+
+def _is_cache(path: Path) -> bool:
+    """Whether a file is none of a saved dataset's data, but the result of a ``map`` or ``filter`` of it."""
+    try:
+        files = json.loads(path.with_name("state.json").read_bytes())["_data_files"]
+        return path.name not in {one["filename"] for one in files}
+    except (OSError, ValueError, KeyError, TypeError):  # not in a folder of save_to_disk
+        return path.name.startswith("cache-")
 
 
 def _check_columns(names: list[str], path: Path) -> None:
@@ -162,9 +175,7 @@ def read_bin(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
     Raises:
         DataError: a file of the set is missing, damaged, or holds an id that is too large.
     """
-    prefix = path.name.removesuffix(".ids.bin").removesuffix(".ids2d.bin")
-    meta_path = path.with_name(f"{prefix}.meta.json")
-    meta = _meta(meta_path)
+    meta = _meta(_meta_path(path))
     ids = np.memmap(path, np.dtype(str(meta["dtype"])), "r") if path.stat().st_size else None
     if ids is None:
         raise _broken(path, "the file of ids is empty")
@@ -189,8 +200,18 @@ def read_bin(path: Path, packing: str, reading: Reading) -> Iterator[Document]:
             yield np.array(sample, np.uint32)
 
 
+def _end_of_text(path: Path) -> int | None:
+    """Return the id that begins each document of a set; None: it was written by the first trainer."""
+    return _meta(_meta_path(path))["end_of_text"]
+
+
+def _meta_path(path: Path) -> Path:
+    prefix = path.name.removesuffix(".ids.bin").removesuffix(".ids2d.bin")
+    return path.with_name(f"{prefix}.meta.json")
+
+
 def _meta(path: Path) -> dict[str, Any]:
-    """Read a meta.json: dtype, samples, stride (0 for bin), pad and digest."""
+    """Read a meta.json: dtype, samples, stride (0 for bin), pad, end_of_text and digest."""
     try:
         found = json.loads(path.read_bytes())
         version, kind = found["version"], found["format"]
@@ -199,6 +220,7 @@ def _meta(path: Path) -> dict[str, Any]:
             "samples": int(found["num_samples"]),
             "stride": int(found["stride"]) if kind == "bin2d" else 0,
             "pad": int(found.get("pad_id", 0)),
+            "end_of_text": int(found["end_of_text_id"]) if "end_of_text_id" in found else None,
             "digest": found["digest"] if version == 2 else None,
         }
     except FileNotFoundError as error:
@@ -255,5 +277,6 @@ def read_labels(path: Path, packing: str, reading: Reading) -> Iterator[Document
     return iter(())
 
 
-BIN = Format("bin set", (".ids.bin", ".ids2d.bin"), read_bin)
-LABELS = Format("labels of a bin set", (".lbl.bin",), read_labels)
+# the name is part of the key of cached tokens
+BIN = Format("set of ids", (".ids.bin", ".ids2d.bin"), read_bin, end_of_text=_end_of_text)
+LABELS = Format("labels of a set of ids", (".lbl.bin",), read_labels)

@@ -91,7 +91,10 @@ def _records(path: Path, packing: str, reading: Reading) -> Iterator[Record]:
                     where=f"{path}, row {number}",
                     fix='give the name of the column of the text as "column"',
                 )
-            record = dict(row) if column is None else {**row, "text": row[column]}
+            record = dict(row)
+            if column is not None:
+                record["text"] = row[column]
+                record.pop("ids", None)  # else the document
             line = json_line(record)
             done += len(line)
             if done > limit and number:

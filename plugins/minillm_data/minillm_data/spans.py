@@ -1,8 +1,9 @@
 """Span deduplication: find spans of words that an earlier document contains, and cut them out.
 
 Lee et al. 2022, Deduplicating Training Data Makes Language Models Better, use a suffix array of the
-whole corpus. Here each window of N words is hashed, the first document with a hash keeps its window,
-and in later documents repeated windows that touch or overlap are merged into a span.
+whole corpus. Here each window of N words is hashed, the first document that stays with a hash keeps its
+window, and in later documents repeated windows that touch or overlap are merged into a span. A document
+that would be too short without its spans goes, and keeps no window.
 """
 
 from __future__ import annotations
@@ -24,30 +25,32 @@ def repeated(
     counts: np.ndarray,
     kept: np.ndarray,
     width: int,
-    sources: Column,
+    least: int,
+    links: Column,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """Find the spans of each document that an earlier document contains.
+    """Find the spans of each document that are also in an earlier document that stays.
 
-    Memory: 24 bytes per document, 32 per span, and some 300 MiB.
+    Memory: 24 bytes per document, 200 more for one with spans, 32 per span, and some 300 MiB.
 
     Args:
         hashes: hashes of all windows of all documents, in order, uint64.
         counts: windows of each document, int64 (documents,).
         kept: bool (documents,); False: the document is ignored, as a source and as a target.
         width: words of a window.
-        sources: an empty column of int32, used as scratch space.
+        least: words that a document needs to stay without its spans.
+        links: an empty column of int64, used as scratch space.
         progress: called with the bytes of hashes read, and the total.
 
     Returns:
         int64 (spans, 4), in order: the document, the span's first word, its end (exclusive), and the
-        first document that contains the span's first window.
+        first document that stays and contains the span's first window.
     """
     ends = np.cumsum(counts)
     starts = ends - counts
     parts = hashes.length // _LOAD + 1
     for start in range(0, hashes.length, _BLOCK):
-        sources.append(np.full(min(_BLOCK, hashes.length - start), -1, np.int32))
+        links.append(np.full(min(_BLOCK, hashes.length - start), -1))
     for part in range(parts):
         places, values = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
         for start in range(0, hashes.length, _BLOCK):
@@ -59,37 +62,42 @@ def repeated(
             here = here[kept[np.searchsorted(ends, start + here, side="right")]]
             places.append(start + here)
             values.append(block[here])
-        place, source = _seen(np.concatenate(places), np.concatenate(values), ends)
+        place, first = _linked(np.concatenate(places), np.concatenate(values))
         for start in range(0, hashes.length, _BLOCK):
             low, high = np.searchsorted(place, [start, start + _BLOCK])
             if high > low:
-                block = sources.read(start, min(start + _BLOCK, hashes.length))
-                block[place[low:high] - start] = source[low:high]
-                sources.put(start, block)
-    found = [np.zeros((0, 4), np.int64)]
-    for start in range(0, hashes.length, _BLOCK):
-        block = sources.read(start, min(start + _BLOCK, hashes.length))
-        here = np.flatnonzero(block >= 0)
-        document = np.searchsorted(ends, start + here, side="right")
-        first = start + here - starts[document]
-        found.append(_merged(np.stack([document, first, first + width, block[here]], axis=1)))
-    return _merged(np.concatenate(found))
+                block = links.read(start, min(start + _BLOCK, hashes.length))
+                block[place[low:high] - start] = first[low:high]
+                links.put(start, block)
+    found, link = [np.zeros((0, 4), np.int64)], links.mapped("r+")[:, 0]
+    for document in np.flatnonzero(kept & (counts > 0)).tolist():
+        own = link[starts[document] : ends[document]]
+        here = np.flatnonzero(own >= 0)
+        if not len(here):
+            continue
+        holder = -2 - link[own[here]]  # negative: none
+        first, by = here[holder >= 0], holder[holder >= 0]
+        spans = _merged(np.stack([np.full_like(first, document), first, first + width, by], axis=1))
+        left = counts[document] + width - 1 - (spans[:, 2] - spans[:, 1]).sum()
+        if len(spans):
+            found.append(spans)
+        if not len(spans) or left >= least:
+            link[own[here[holder < 0]]] = -2 - document
+    return np.concatenate(found)
 
 
-def _seen(
-    places: np.ndarray, values: np.ndarray, ends: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the positions, in order, whose value an earlier document has too, and those documents."""
+def _linked(places: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the positions, in order, whose value occurs several times, and the first with each one's value.
+
+    The first one's own entry later becomes -2 - the document that keeps the window, once one does.
+    """
     order = np.argsort(values, kind="stable")
     new = np.ones(len(order), bool)
     new[1:] = np.diff(values[order]) != 0
     first = np.empty(len(order), np.int64)
     first[order] = places[order[np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))]]
-    again = np.flatnonzero(first != places)
-    document = np.searchsorted(ends, places[again], side="right")
-    source = np.searchsorted(ends, first[again], side="right")
-    earlier = source < document
-    return places[again[earlier]], source[earlier]
+    linked = np.sort(order[~(new & np.append(new[1:], True))])
+    return places[linked], first[linked]
 
 
 def _merged(spans: np.ndarray) -> np.ndarray:

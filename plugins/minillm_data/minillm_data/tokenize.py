@@ -89,7 +89,9 @@ def tokenize(
         if chosen:
             say(f"tokenising with {chosen.encoder}")
             chosen.save(output.folder / _TOKENIZER)
-        part = FORMATS[format](output, below, chosen, seq_len)
+        stated = (one.format.end_of_text(one.path) for one in texts.sources)
+        end_of_text = chosen.end_of_text if chosen else next(filter(None, stated), 0)
+        part = FORMATS[format](output, below, chosen, end_of_text, seq_len)
         documents = _after(output.state.rows, texts.read(reading))
         for document, ids in encode_documents(documents, chosen, reading):
             part.add(ids, begins=not isinstance(document, Continued))
@@ -142,16 +144,21 @@ class Part(ABC):
     Args:
         output: the folder.
         vocab: exclusive upper bound of ids.
-        tokenizer: its end-of-text id begins each document; None: id 0.
+        tokenizer: the tokenizer; None: the documents are ids.
+        end_of_text: the id that begins each document.
         seq_len: sequence length of bin2d.
     """
 
     def __init__(
-        self, output: Output, vocab: int, tokenizer: Tokenizer | None, seq_len: int | None
+        self,
+        output: Output,
+        vocab: int,
+        tokenizer: Tokenizer | None,
+        end_of_text: int,
+        seq_len: int | None,
     ) -> None:
         self.output, self.vocab, self.seq_len = output, vocab, seq_len or 0
-        self.tokenizer = tokenizer
-        self.end_of_text = tokenizer.end_of_text if tokenizer else 0
+        self.tokenizer, self.end_of_text = tokenizer, end_of_text
         self.dtype = np.dtype("<u2" if vocab <= 1 << 16 else "<u4")
         self._ids: list[np.ndarray] = []
         self._tokens = 0

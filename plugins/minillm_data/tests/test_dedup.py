@@ -218,7 +218,8 @@ def without_spans(texts: Sequence[str], width: int, least: int) -> tuple[list[st
             any(run in seen for run in runs[max(0, n - width + 1) : n + 1])
             for n in range(len(words))
         ]
-        seen |= set(runs)
+        if not any(cut) or len(words) - sum(cut) >= least:
+            seen |= set(runs)  # a dropped text keeps no run from later ones
         if not any(cut):
             left.append(text)
             continue
@@ -268,6 +269,15 @@ def test_a_dropped_duplicate_takes_no_span_with_it(tmp_path: Path) -> None:
     kept, report = run(tmp_path, [{"text": text} for text in texts], spans=4)
     assert [one["text"] for one in kept] == [texts[0], texts[2]]
     assert report["counts"] == {"kept": 2, "near duplicate": 1}
+
+
+def test_a_text_that_is_too_short_without_its_spans_takes_none_with_it(tmp_path: Path) -> None:
+    first, own, new = ([f"{name}{n}" for n in range(120)] for name in "pqf")
+    texts = [first[:100], first[40:100] + own[:40], new + own[:40]]
+    records = [{"text": " ".join(words)} for words in texts]
+    kept, report = run(tmp_path, records, near=False, spans=10, min_words=60)
+    assert kept == [records[0], records[2]]
+    assert report["counts"] == {"kept": 2, "too short without its spans": 1}
 
 
 def test_other_keys_stay_where_spans_are_cut(tmp_path: Path) -> None:

@@ -122,9 +122,12 @@ def test_a_column_keeps_what_was_noted(tmp_path: Path) -> None:
 
 
 @settings(max_examples=25)
-@given(st.integers(0, 1000), st.integers(2, 4), st.integers(1, 40), st.integers(1, 16))
+@given(
+    *(st.integers(0, 1000), st.integers(2, 4), st.integers(1, 9)),
+    *(st.integers(1, 40), st.integers(1, 16)),
+)
 def test_the_parts_that_spans_are_found_in_make_no_difference(
-    seed: int, width: int, load: int, block: int
+    seed: int, width: int, least: int, load: int, block: int
 ) -> None:
     draw = random.Random(seed)
     texts = [[draw.randrange(3) for _ in range(draw.randrange(20))] for _ in range(8)]
@@ -133,24 +136,30 @@ def test_the_parts_that_spans_are_found_in_make_no_difference(
     seen: dict[int, int] = {}
     expected: list[list[int]] = []
     for number in np.flatnonzero(kept).tolist():
-        for place, window in enumerate(found[number].tolist()):
-            if seen.setdefault(window, number) == number:
+        runs = found[number].tolist()
+        cut = {
+            n for place, run in enumerate(runs) if run in seen for n in range(place, place + width)
+        }
+        for place, window in enumerate(runs):
+            if window not in seen:
                 continue
             last = expected[-1] if expected and expected[-1][0] == number else None
             if last and place <= last[2]:
                 last[2] = place + width
             else:
                 expected.append([number, place, place + width, seen[window]])
+        if not cut or len(texts[number]) - len(cut) >= least:
+            seen = dict.fromkeys(runs, number) | seen
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.setattr(spans, "_LOAD", load)
         patch.setattr(spans, "_BLOCK", block)
         with (
             Column(Path(folder) / "a", np.uint64) as hashes,
-            Column(Path(folder) / "b", np.int32) as sources,
+            Column(Path(folder) / "b", np.int64) as links,
         ):
             hashes.append(np.concatenate(found))
             counts = np.array([len(one) for one in found])
-            assert spans.repeated(hashes, counts, kept, width, sources).tolist() == expected
+            assert spans.repeated(hashes, counts, kept, width, least, links).tolist() == expected
 
 
 def test_results_come_in_the_order_of_the_work() -> None:

@@ -57,6 +57,14 @@ def test_arrow_as_datasets_saves_it(tmp_path: Path, kind: str) -> None:
     (tmp_path / "state.json").write_text("{}")
     assert documents(tmp_path) == [one["text"] for one in RECORDS]
     assert [json.loads(row.line) for row in Rows([tmp_path])] == RECORDS
+    # what the library keeps of ``map`` and ``filter``, beside a dataset of ``save_to_disk`` and in its cache
+    (tmp_path / "cache-1.arrow").write_bytes(path.read_bytes())
+    (tmp_path / "more.arrow").write_bytes(path.read_bytes())
+    assert len(documents(tmp_path)) == 2000
+    (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": path.name}]}))
+    rows = Rows([tmp_path])
+    assert [json.loads(row.line) for row in rows] == RECORDS
+    assert rows.notes == {"left out: files that the library datasets keeps beside its data": 2}
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "arrow"])

@@ -39,7 +39,9 @@ def test_rows_are_streamed_up_to_a_size(hub: Any, jsonl: Any, prose: Any) -> Non
     assert 0 < len(few) < 60
     assert few == texts[: len(few)]
     assert sum(len(text.encode()) for text in few) <= 2000
-    other = jsonl([{"content": text} for text in texts[:3]], "other.jsonl")
+    other = jsonl(
+        [{"content": text, "ids": [n]} for n, text in enumerate(texts[:3])], "other.jsonl"
+    )
     source = hub(data_files=str(other), column="content")
     assert documents(source) == texts[:3]
     records = list(source.format.records(source.path, "", Reading(300)))
@@ -47,7 +49,7 @@ def test_rows_are_streamed_up_to_a_size(hub: Any, jsonl: Any, prose: Any) -> Non
     assert json.loads(records[0][1])["text"] == texts[0]
     with pytest.raises(DataError, match=r"the dataset cannot be read: ValueError: Bad split"):
         documents(hub(data_files=str(other), split="nosuch"))
-    with pytest.raises(DataError, match="no column 'nosuch': it has 'content'"):
+    with pytest.raises(DataError, match="no column 'nosuch': it has 'content', 'ids'"):
         documents(hub(data_files=str(other), column="nosuch"))
 
 

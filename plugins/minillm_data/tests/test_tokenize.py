@@ -125,6 +125,8 @@ def test_text_and_ids_need_the_tokenizer_of_the_ids(jsonl: Write, tmp_path: Path
 def test_sets_of_the_first_trainer_are_read_as_they_were_written(
     jsonl: Write, tmp_path: Path, format: str, ids: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from minillm_core.data import open_documents
+
     monkeypatch.setattr(module, "SHARD_TOKENS", 20)
     large = 70_000 if ids == "four bytes" else 9
     records = [[large], [1, 2, 3], [4] * 30, [5, large]]
@@ -142,6 +144,15 @@ def test_sets_of_the_first_trainer_are_read_as_they_were_written(
     assert found == (whole if format == "bin" else [one[:10] for one in whole])
     cut = {"cut: tokens of documents longer than 10": 21} if format == "bin2d" else {}
     assert report["notes"] == cut
+    if large == 9:  # of a set that names another id than 0
+        for one in out.glob("*.meta.json"):
+            meta = json.loads(one.read_bytes())
+            one.write_text(json.dumps({**meta, "end_of_text_id": 3}))
+        tokenize([out], again := tmp_path / "again")
+        assert map_shard(next(again.glob("*.bin")))[0].tolist()[:4] == [3, 0, 9, 3]
+        none = {"tokenizer": None, "vocab": 10, "cache": tmp_path / "cache", "say": print}
+        opened = open_documents([str(out)], **none)
+        assert opened[0].tolist() == [3, 0, 9]
     metas = [json.loads(one.read_bytes()) for one in sorted(out.glob("*.meta.json"))]
     assert [one["num_samples"] for one in metas] == [3, 1]
     assert [one["ids"]["largest"] for one in metas] == [large, large]

@@ -41,7 +41,7 @@ def tokenizer() -> Tokenizer:
 def test_parts_are_the_text_and_no_word_in_them_is_too_long(text: str) -> None:
     found = list(parts(text, LEARNED))
     assert "".join(part for part, _ in found) == text
-    edges = [0, *(m.end() for m in cutting._BOUNDARY.finditer(text)), len(text)]
+    edges = [0, *(m.end() for m in cutting.BOUNDARY.finditer(text)), len(text)]
     long = [b - a for a, b in pairwise(edges) if b - a > LEARNED]
     assert [number for _, number in found].count(1) == len(long)
     assert sum(len(part) for part, number in found if number) == sum(long)

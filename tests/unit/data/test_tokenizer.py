@@ -10,13 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders, models
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from minillm_core.data import END_OF_TEXT, Tokenizer, bytes_per_token, cutting
 from minillm_core.data import tokenizer as module
@@ -60,7 +61,7 @@ def test_the_special_token_written_out_is_text(
 def plain(tokenizer: Tokenizer) -> Tokenizer:
     """Return the same tokenizer without fastokens."""
     found = Tokenizer(tokenizers.Tokenizer.from_str(tokenizer.text()))
-    vars(found)["_quick"] = None
+    vars(found)["_fastokens"] = None
     return found
 
 
@@ -123,6 +124,20 @@ def test_long_texts_are_cut_without_a_trace(tokenizer: Tokenizer, text: str, par
         cutting._PART, module._TOGETHER = before
     np.testing.assert_array_equal(first, whole)
     np.testing.assert_array_equal(again, whole)
+
+
+@pytest.mark.parametrize(
+    "added", [{"content": "<tool_call>"}, {"content": "<>", "rstrip": True}], ids=str
+)
+def test_a_token_added_for_texts_is_never_divided(
+    tokenizer: Tokenizer, tmp_path: Path, added: dict
+) -> None:
+    native = tokenizers.Tokenizer.from_str(tokenizer.text())
+    native.add_tokens([tokenizers.AddedToken(**added, normalized=False)])
+    native.save(str(tmp_path / "t.json"))
+    (ids,) = Tokenizer.load(tmp_path / "t.json", 301).encode([(added["content"] + " ") * 9000])
+    assert (ids == 300).sum() == 9000
+    assert len(ids) == (9000 if "rstrip" in added else 18000)
 
 
 def test_training_is_repeatable(texts: list[str]) -> None:
@@ -333,3 +348,68 @@ def test_bytes_of_a_sentencepiece_kind() -> None:
     assert bytes_per_token(tokenizer).tolist() == [0, 1, 4, 2, 5]
     step = tokenizer.stream()
     assert [step(index) for index in (2, 1, 3, 0, 4)] == [" the", "", "\ufffdä", "", "added"]
+
+
+LLAMA = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+GEMMA = (normalizers.Replace(" ", "\u2581"), pre_tokenizers.Split(" ", "merged_with_previous"))
+PATTERN = tokenizers.Regex(r"\s?\w+|\s?[^\s\w]+|\s+")
+CL100K = [pre_tokenizers.Split(PATTERN, "removed", True), pre_tokenizers.ByteLevel(False, False)]
+T5 = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "words", "model"),
+    [
+        (LLAMA, None, {"byte_fallback": True}),
+        (*GEMMA, {"byte_fallback": True}),
+        (None, pre_tokenizers.Metaspace(), "Unigram"),
+        (normalizers.Lowercase(), pre_tokenizers.Sequence(T5), "Unigram"),
+        (None, pre_tokenizers.Sequence(CL100K), {}),
+        (normalizers.ByteLevel(), None, {}),
+        (None, None, {}),
+        (None, pre_tokenizers.Split("", "isolated"), "WordLevel"),
+    ],
+    ids=str,
+)
+def test_a_tokenizer_that_spells_texts_serves(
+    tmp_path: Path, normalizer: Any, words: Any, model: Any
+) -> None:
+    native = of_kind(normalizer, words, model)
+    native.save(str(tmp_path / "t.json"))
+    loaded, text = Tokenizer.load(tmp_path / "t.json", 1000), "the cat, that sat"
+    found = bytes_per_token(loaded)[loaded.encode([text])[0]].sum() - len(text)
+    assert found == (normalizer is LLAMA or "Metaspace" in str(words))  # the space in front
+
+
+@pytest.mark.parametrize(
+    ("words", "model"),
+    [
+        (pre_tokenizers.Whitespace(), {"end_of_word_suffix": "</w>"}),  # GPT
+        (pre_tokenizers.Sequence(CL100K), {"end_of_word_suffix": "</w>"}),  # CLIP
+        (pre_tokenizers.BertPreTokenizer(), "WordPiece"),
+        (pre_tokenizers.Whitespace(), {"byte_fallback": True}),
+        (pre_tokenizers.WhitespaceSplit(), "WordLevel"),
+    ],
+    ids=str,
+)
+def test_a_tokenizer_whose_ids_do_not_spell_texts_is_refused(
+    tmp_path: Path, words: Any, model: Any
+) -> None:
+    of_kind(None, words, model).save(str(tmp_path / "t.json"))
+    with pytest.raises(DataError, match="ids do not spell a text") as raised:
+        Tokenizer.load(tmp_path / "t.json", 1000)
+    assert str(tmp_path / "t.json") in str(raised.value.where)
+
+
+def of_kind(normalizer: Any, words: Any, model: Any) -> tokenizers.Tokenizer:
+    """Train a tokenizer of the given parts: a BPE with options, or another model by name."""
+    kind = model if isinstance(model, str) else "BPE"
+    native = tokenizers.Tokenizer(getattr(models, kind)())
+    native.normalizer, native.pre_tokenizer = normalizer, words
+    native.train_from_iterator(["the cat sat, that sat"] * 9)
+    native.add_special_tokens([END_OF_TEXT])
+    for name, value in ({} if kind == model else model).items():
+        setattr(native.model, name, value)
+    if normalizer is not None and "ByteLevel" in str(normalizer):
+        native.decoder = decoders.ByteLevel()
+    return native
