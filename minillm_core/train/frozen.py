@@ -95,9 +95,7 @@ def check_references(
             what = "the tokenizer of the reference is not the run's"
             raise DataError(what, where=model.path, fix=fix)
         if recorded is not None and before != {**(before or {}), **model.identity}:
-            raise Refusal(
-                f"the reference '{one.name}' is not the model that the run began with",
-                where=model.path,
-                fix="give the folder as it was: a checkpoint that came later changes it",
-            )
+            what = f"the reference '{one.name}' is not the model that the run began with"
+            fix = "give the folder as it was: a checkpoint that came later changes it"
+            raise Refusal(what, where=model.path, fix=fix)
         yield from (f"reference '{one.name}': {line}" for line in model.notes)

@@ -216,11 +216,8 @@ class Branch(RunFolder):
         folder, which = split_run(given)
         flag = "--init" if weights_only else "--branch"
         if which not in ("", BEST) and not (which.isascii() and which.isdecimal()):
-            raise Refusal(
-                f"'{which}' is no step of a run",
-                where=f"{flag} {given}",
-                fix=f"{flag} RUN, {flag} RUN@STEP or {flag} RUN@best",
-            )
+            fix = f"{flag} RUN, {flag} RUN@STEP or {flag} RUN@best"
+            raise Refusal(f"'{which}' is no step of a run", where=f"{flag} {given}", fix=fix)
         out = Path(folder).expanduser().absolute()
         record = read_record(out)
         step = int(which) if which and which != BEST else None
@@ -303,6 +300,9 @@ class Branch(RunFolder):
             held = {name: array for name, array in held.items() if not name.startswith("random.")}
         progress = budget.progress(position.step + 1, position.elapsed)
         notes = [*self._take(trainer, held, progress), *self._place(position, corpus, same_seed)]
+        resized = self.config.train.seq_len != config.train.seq_len
+        if resized and "windows" in trainer.plan.arrangement:
+            notes.append("rows of another length: some text of this epoch is read twice, some not")
         return position, tuple(notes)
 
     def _take(

@@ -84,3 +84,17 @@ def test_held_out_text_is_read_alike_under_every_packer(text: Path, tmp_path: Pa
         found.append(next(e for e in events if e["event"] == "eval"))
     assert {one["step"] for one in found} == {0}
     assert len({one["val_loss"] for one in found}) == 1  # before the first step
+
+
+def test_a_branch_with_rows_of_another_length_says_what_it_reads_twice(
+    text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, given = tmp_path / "out", ("--preset", "tiny", "--device", "cpu", *SMALL)
+    shuffled = ["train", "--data", str(text), "--plugins", "shuffle_rows", *given]
+    assert main([*shuffled, "--out", str(out), "--steps", "6"]) == 0
+    capsys.readouterr()
+    note = "rows of another length: some text of this epoch is read twice, some not"
+    for name, more in (("same", ()), ("length", ("train.seq_len=8",))):
+        branch = ["train", "--branch", str(out), "--steps", "8", "--out", str(tmp_path / name)]
+        assert main([*branch, *more]) == 0
+        assert (note in capsys.readouterr().err) == (name == "length")
