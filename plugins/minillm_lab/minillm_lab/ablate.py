@@ -160,6 +160,7 @@ def prepare_ablation(
             say=request.say,
             watch=request.watch,
             evaluations=request.evaluations,
+            turns=not binding.compile,
             pool=pool,
         )
 

@@ -1,15 +1,17 @@
 """The runs of an ablation: every variant with the same seeds, and the paired differences.
 
 Each finished run is a file in OUT/runs, so that a stopped ablation resumes with the missing ones.
-Runs of one variant are consecutive and share one compilation. The speeds of the other variants
+Runs that are compiled are consecutive for each variant and share its compilation. Others take turns, A B B A,
+so that a machine that becomes slower or faster does so for all variants. The speeds of the other variants
 determine further lengths for which the first variant (the baseline) is trained, giving its loss at
 equal seconds (``minillm_lab.worth``).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,10 @@ from minillm_core import (
     Stopped,
 )
 from minillm_core.commands import counted, few
-from minillm_core.studies import ABLATION, replace_file
+from minillm_core.studies import ABLATION
 from minillm_lab.ablation_page import ablation_page
 from minillm_lab.card import PAIRS
-from minillm_lab.members import RUNS, Members, identity_of, read, stopped, write
+from minillm_lab.members import BOUND, RUNS, Members, identity_of, read, stopped
 from minillm_lab.pool import Pool, Wanted
 from minillm_lab.result_diff import difference, settings
 from minillm_lab.study import Study, Trained, steps_in
@@ -110,6 +112,7 @@ class Ablation:
         say: prints a line.
         watch: called with the current run and its progress, 0..1.
         evaluations: of each run, including the final one; None: see :func:`points`.
+        turns: interleave the variants' runs; False: those of a variant are consecutive, and compile it once.
         pool: trains runs on several devices at once; None: one after another, here.
     """
 
@@ -126,11 +129,15 @@ class Ablation:
         say: Callable[[str], None],
         watch: Watch = lambda current, progress: None,
         evaluations: int | None = None,
+        turns: bool = False,
         pool: Pool | None = None,
     ) -> None:
-        self.pool = pool
+        self.pool, self.turns = pool, turns
         self.out, self.design, self.seeds, self.study = out, design, tuple(seeds), study
-        self.members = Members(out, study, "ablation")
+        # Runs of earlier versions do not say how they were evaluated.
+        earlier = read(out / RESULT) or {}
+        evaluated = {key: earlier[key] for key in ("eval_tokens",) if key in earlier}
+        self.members = Members(out, study, "ablation", defaults=BOUND | evaluated)
         self.minutes, self.about, self.say, self.watch = minutes, dict(about), say, watch
         self.evaluations = evaluations
         self.reference = design.variants[0]
@@ -154,23 +161,34 @@ class Ablation:
             self.say(
                 f"{there} of {self.out / RUNS} {'is' if len(self.done) == 1 else 'are'} used again"
             )
-        self.course = [
-            RunSpec(variant.name, seed, self.steps)
-            for variant in self.design.variants
-            for seed in self.seeds
-        ]
+        self.course = self._ordered()
+        variants = {one.name: one for one in self.design.variants}
         try:
             with self._devices():
+                for variant in variants.values():
+                    self._say_steps(variant)
                 self._ahead(self.course)
-                for variant in self.design.variants:
-                    self.make(variant)
+                for spec in [*self.course]:
+                    self._make(variants[spec.variant], spec)
                 return self.train_reference()
         except (Stopped, Interrupted):
             raise
         except MinillmError as error:  # for the page: the runs that are missing are no failures
             where = f" ({error.where})" if error.where else ""
-            self._write(finished=False, ended=error.what + where)
+            with suppress(MinillmError):  # a full disk, say, which is the first error's reason too
+                self._write(finished=False, ended=error.what + where)
             raise
+
+    def _ordered(self) -> list[RunSpec]:
+        """List the runs at equal tokens in the order in which they are trained: A B B A, or A A B B."""
+        names = [one.name for one in self.design.variants]
+        if not self.turns:
+            return [RunSpec(name, seed, self.steps) for name in names for seed in self.seeds]
+        return [
+            RunSpec(name, seed, self.steps)
+            for number, seed in enumerate(self.seeds)
+            for name in (reversed(names) if number % 2 else names)
+        ]
 
     def planned(self, variant: Variant, steps: int) -> Plan:
         """Plan a variant's run with as many tokens as the first variant has in ``steps`` steps.
@@ -187,14 +205,18 @@ class Ablation:
 
     def make(self, variant: Variant) -> None:
         """Train a variant's runs at equal tokens, one per seed; raises as :meth:`run`."""
+        self._say_steps(variant)
+        for seed in self.seeds:
+            self._make(variant, RunSpec(variant.name, seed, self.steps))
+
+    def _say_steps(self, variant: Variant) -> None:
+        """Print the number of steps of a variant whose steps have other numbers of tokens."""
         steps = self.planned(variant, self.steps).config.train.steps or self.steps
         if steps != self.steps:
             self.say(
                 f"{variant.name}: {counted(steps, 'step')}, which have as many tokens as "
                 f"{self.steps:,} of {self.reference.name}"
             )
-        for seed in self.seeds:
-            self._make(variant, RunSpec(variant.name, seed, self.steps))
 
     def train_reference(self) -> dict[str, Any]:
         """Train the first variant for the wall-clock time of the others; raises as :meth:`run`."""
@@ -218,9 +240,10 @@ class Ablation:
         for variant in self.design.variants:
             for seed in self.seeds:
                 lengths = {self.steps}
-                if variant is self.reference:
-                    found = (self.out / RUNS).glob(f"{_stem(variant.name, seed)}-*.json")
-                    lengths |= {int(path.stem.rpartition("-")[2]) for path in found}
+                if variant is self.reference:  # other files, such as copies, are none of its runs
+                    own = re.compile(re.escape(_stem(variant.name, seed)) + r"-([1-9][0-9]*)\.json")
+                    names = (path.name for path in (self.out / RUNS).glob("*.json"))
+                    lengths |= {int(found[1]) for name in names if (found := own.fullmatch(name))}
                 for steps in sorted(lengths):
                     self._take(variant, RunSpec(variant.name, seed, steps))
 
@@ -415,8 +438,8 @@ class Ablation:
     def _write(self, *, finished: bool, **more: str) -> dict[str, Any]:
         self.find()  # also runs of other processes that share OUT
         result = self.result(finished=finished) | more
-        write(self.out / RESULT, result)
-        replace_file(self.out / PAGE, ablation_page(result).encode())
+        self.members.write(RESULT, result)
+        self.members.write_page(PAGE, ablation_page(result), self.say)
         return result
 
     def _stopped(self) -> MinillmError:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from minillm_core.studies import amount
@@ -11,6 +12,8 @@ from minillm_lab import page
 from minillm_lab.figure import SECONDS, TOKENS, Axis, Line, Size, line_chart
 from minillm_lab.history import History
 from minillm_lab.markup import Markup, tag
+
+Json = Mapping[str, Any]
 
 RATE, LOSS = Axis("held-out bits a byte"), Axis("held-out loss, nats a token")
 
@@ -32,11 +35,9 @@ def comparison_page(histories: Sequence[History]) -> str:
         ]
         return lambda size: line_chart(lines, of_x, axis, size)
 
-    texts = {str((history.record.get("data") or {}).get("description")) for history in histories}
-    warning = "The runs have other data: their figures on held-out text are not comparable."
     return page.document(
         f"{len(histories)} runs",
-        tag("p", warning, class_="warn") if len(texts) > 1 else None,
+        *(tag("p", warning, class_="warn") for warning in _warnings(histories, rated=rated)),
         page.section(
             "Held-out text",
             page.legend((name, colour) for colour, name in enumerate(names, 1)),
@@ -50,6 +51,54 @@ def comparison_page(histories: Sequence[History]) -> str:
         page.section("Figures", _figures(names, histories)),
         page.section("What differs", _differences(names, histories)),
     )
+
+
+def _warnings(histories: Sequence[History], *, rated: bool) -> Iterator[str]:
+    """Say why figures on held-out text are not comparable."""
+    if not _same_text([history.record for history in histories]):
+        yield "The runs have other data: their figures on held-out text are not comparable."
+    if not rated and len({page.shown(one.record.get("tokenizer")) for one in histories}) > 1:
+        yield (
+            "The runs have other tokenizers, and not all of them have bits a byte: their losses a token "
+            "are not comparable."
+        )
+
+
+def _same_text(records: Sequence[Json]) -> bool:
+    """Return whether all runs read the same text, in one order and with one part held out."""
+    same, left = [records[0]], [*records[1:]]
+    while more := [one for one in left if any(_match(one, other) for other in same)]:
+        same += more
+        left = [one for one in left if one not in more]
+    return not left
+
+
+def _match(one: Json, other: Json) -> bool:
+    """Compare the data of two runs.
+
+    A fingerprint is of ids, order and split. Where tokenizers differ, or plugins that arrange the documents, the
+    runs are compared by where the text is from, how much it is and how it is split.
+    """
+    prints = [(record.get("data") or {}).get("fingerprint") for record in (one, other)]
+    if prints[0] == prints[1] is not None:
+        return True
+    alike = one.get("tokenizer") == other.get("tokenizer") and _arranged(one) == _arranged(other)
+    if alike and None not in prints:
+        return False
+    return _origin(one) == _origin(other)
+
+
+def _arranged(record: Json) -> dict[str, Any]:
+    """Return the plugins that arrange the documents of a run."""
+    data = record["plan"].get("data") or {}
+    return {key: data[key] for key in ("order", "packer", "windows") if key in data}
+
+
+def _origin(record: Json) -> list[Any]:
+    """Return where a run's text is from, its number of documents, and how it is split and ordered."""
+    description = str((record.get("data") or {}).get("description"))
+    settings = record["config"].get("data") or {}
+    return [re.sub(r"[\d,]+ tokens", "", description), *map(settings.get, ("val", "seed", "block"))]
 
 
 def _names(histories: Sequence[History]) -> list[str]:

@@ -1,7 +1,8 @@
 """The final comparison of a search, with fresh seeds that played no part in the selection.
 
 Compares the recipe with the baseline settings of the search, and with itself without each of its parts
-(an ablation). A part that has no measurable gain and saves no time or memory is dropped.
+(an ablation). A part that has no measurable gain and saves no time or memory is dropped. Where a run of the
+recipe fails, the recipe is left without the part whose removal mends that, or else the settings stay as they were.
 
 Where processes share a GPU the ablation trains by pace (:mod:`minillm_lab.pool`), so that the next parts are
 compiled meanwhile, and recipe and baseline once more by the clock, with the GPU to themselves.
@@ -12,11 +13,12 @@ each give narrower intervals than three seeds of a pair alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from minillm_core import MinillmError, Plan
-from minillm_lab.paired_runs import Outcomes, PairedRuns, Planner, trained_of
+from minillm_lab.paired_runs import Outcomes, PairedRuns, Planner, failure_of, trained_of
 from minillm_lab.space import Move, Recipe, parts_of, without
 
 FRESH = 1000
@@ -93,7 +95,7 @@ class Confirmation:
         self._begin(sum(map(len, of.values())))
         runs = self._paired_runs.runs_of(sets, self._length, of, timed=not by_pace)
         base, found = runs.pop("as it was", None), runs["the recipe"]
-        table, idle = [], []
+        table, idle, failed = [], [], failure_of(found)
         pool = [*runs.values()]
         for part in parts:
             row: dict[str, Any] = {"name": part.name, "effect": None}
@@ -111,7 +113,9 @@ class Confirmation:
                     idle.append((row["effect"], part))
             table.append(row)
         dropped: list[str] = []
-        if idle:
+        if failed:
+            found, dropped = self._mend(parts, runs, base, timed=not by_pace)
+        elif idle:
             idle.sort(key=lambda one: -one[0])
             found, dropped = self._drop([part for _, part in idle], found, timed=not by_pace)
         for row, part in zip(table, parts, strict=True):
@@ -122,7 +126,55 @@ class Confirmation:
             both["the recipe"] = self.plan  # without the parts that were dropped
             timed = self._paired_runs.runs_of(both, self._length, seeds, timed=True)
             base, found = timed["as it was"], timed["the recipe"]
-        self.result = {"parts": table, "dropped": dropped, **self._result(base, found)}
+        if again := failure_of(found):
+            failed, found, dropped = again, base, [*dropped, *self._left_out(self._base)]
+        self.result = {
+            **{"parts": table, "dropped": dropped, "failed": failed},
+            **self._result(base, found),
+        }
+
+    def _mend(
+        self,
+        parts: Sequence[Move],
+        runs: Mapping[str, Outcomes],
+        base: Outcomes | None,
+        *,
+        timed: bool,
+    ) -> tuple[Outcomes, list[str]]:
+        """Leave the part out without which the recipe trains with all seeds, and the best; else all of them.
+
+        Args:
+            parts: of the recipe, a run of which failed.
+            runs: of the recipe without each part, by label.
+            base: of the baseline settings, which what is left has to improve on; None: not known yet.
+            timed: train by the clock.
+
+        Returns:
+            The runs of the remaining recipe, none where they are those of a base that is not known yet; and
+            the names of the parts that are left out.
+        """
+        trained = [
+            (fmean(run.val_loss for run in trained_of(found)), part)
+            for part in parts
+            if (found := runs.get(f"no {part.name}")) and not failure_of(found)
+        ]
+        for _, part in sorted(trained, key=lambda one: one[0]):
+            recipe = without(self.recipe, part)
+            whole = len(runs[f"no {part.name}"]) == len(self._seeds)
+            if not whole and not self._affordable(len(self._seeds)):
+                continue
+            found = self._trained(f"no {part.name}", self._planner(recipe), timed=timed)
+            gain = self._paired_runs.difference(found, base)["effect"] if base else None
+            if not failure_of(found) and (gain is None or gain < 0):
+                return found, self._left_out(recipe)
+        return base or {}, self._left_out(self._base)
+
+    def _left_out(self, recipe: Recipe) -> list[str]:
+        """Go on with a smaller recipe, and return the names of the parts that it lacks."""
+        kept = {part.name for part in parts_of(recipe, self._base)}
+        gone = [part.name for part in parts_of(self.recipe, self._base)]
+        self.recipe, self.plan = recipe, self._planner(recipe)
+        return [name for name in gone if name not in kept]
 
     def _drop(
         self,
@@ -151,12 +203,7 @@ class Confirmation:
             row = self._paired_runs.difference(runs, found)
             if row["effect"] is None or (row["distinguishable"] and row["effect"] > 0):
                 continue
-            kept = {
-                part.name for part in parts_of(recipe, self._base)
-            }  # options are dropped with their plugin
-            gone = [part.name for part in parts_of(self.recipe, self._base)]
-            self.recipe, self.plan = recipe, plan
-            return runs, [name for name in gone if name not in kept]
+            return runs, self._left_out(recipe)  # options are dropped with their plugin
         return found, []
 
     def _compare_without(

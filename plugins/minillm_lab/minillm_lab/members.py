@@ -6,6 +6,7 @@ A study that is killed at any moment loses only the current run.
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -56,6 +57,8 @@ class Members:
         study: trains the runs.
         kind: the study in one word for error messages, such as "ablation".
         findings: errors that are stored as the outcome of a run.
+        defaults: entries of a run's identity that files of earlier versions lack.
+        way_on: how a study goes on that had to end; None: by the same command with its folder.
         clock: a monotonic clock, in seconds.
 
     Attributes:
@@ -71,9 +74,14 @@ class Members:
         kind: str,
         *,
         findings: tuple[type[MinillmError], ...] = FINDINGS,
+        defaults: Identity = BOUND,
+        way_on: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.out, self.study, self._kind, self._findings = out, study, kind, findings
+        again = f"the same command with --out {shlex.quote(str(out))} continues"
+        self._defaults, self._way_on = defaults, way_on or again
+        self._unwritten: set[Path] = set()  # pages, as far as said
         self._clock = clock
         self._since = clock()
         self.spent = self.wall = 0.0
@@ -101,7 +109,7 @@ class Members:
         path = self.out / RUNS / file
         if (kept := read(path)) is None:
             return None
-        if (was := {**BOUND, **kept["identity"]}) != identity:
+        if (was := {**self._defaults, **kept["identity"]}) != identity:
             raise Refusal(
                 f"{self.out} holds the runs of another {self._kind}",
                 where=f"{path}: {unlike(was, identity)}",
@@ -172,8 +180,40 @@ class Members:
         wall = self._clock() - self._since
         self.start()
         kept = {"failed": outcome} if isinstance(outcome, str) else {"run": outcome.data()}
-        write(self.out / RUNS / file, {"identity": identity, **kept, "wall_seconds": wall})
+        self.write(f"{RUNS}/{file}", {"identity": identity, **kept, "wall_seconds": wall})
         return wall
+
+    def write(self, file: str, document: Mapping[str, Any]) -> None:
+        """Write a JSON document atomically into the study's folder; raises as :meth:`write_text`."""
+        text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
+        self.write_text(file, text + "\n")
+
+    def write_text(self, file: str, text: str) -> None:
+        """Write a file atomically into the study's folder, which is created.
+
+        Raises:
+            MinillmError: it cannot be written, such as on a full disk.
+        """
+        path = self.out / file
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_file(path, text.encode())
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise MinillmError(
+                f"{path.name} could not be written: {why}",
+                where=str(path),
+                fix=f"make room, or make the folder writable; {self._way_on}",
+            ) from None
+
+    def write_page(self, file: str, text: str, say: Callable[[str], None]) -> None:
+        """Write a page of the study, without which the study goes on: that it cannot be written is said once."""
+        try:
+            self.write_text(file, text)
+        except MinillmError as error:
+            if (path := self.out / file) not in self._unwritten:
+                self._unwritten.add(path)
+                say(f"warning: {error.what}; the runs go on without it ({path})")
 
     def _count(self, wall: float) -> None:
         self.wall = wall
@@ -259,7 +299,8 @@ def identity_of(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
     others = about.get("distributions", ())
     shared["versions"] = {k: v for k, v in about["versions"].items() if k not in others}
     bound = plan.config.train.model_dump(include={"compile", "checkpointing"})
-    return {"plan_hash": plan.hash, **shared, **bound, "kernels": plan.config.kernels}
+    measured = {"kernels": plan.config.kernels, "eval_tokens": plan.config.eval.tokens}
+    return {"plan_hash": plan.hash, **shared, **bound, **measured}
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -268,10 +309,3 @@ def read(path: Path) -> dict[str, Any] | None:
         return read_json(path)
     except Refusal:
         return None
-
-
-def write(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON document atomically, creating its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
-    replace_file(path, text.encode() + b"\n")

@@ -310,7 +310,6 @@ class PairedRuns:
             **identity_of(sized, self._about),
             "rows": [train.rows, train.accumulate],
             "length": [train.steps, train.minutes],
-            "eval_tokens": sized.config.eval.tokens,
             "by_pace": self.by_pace and not timed,
         }
         digest = hashlib.sha256(json.dumps(identity["plan_hash"]).encode())
@@ -359,10 +358,13 @@ class PairedRuns:
         reference: Outcomes,
         runs: Outcomes,
     ) -> None:
-        """Record a candidate's gain at a rung, replacing a measurement with fewer pairs."""
-        failures = [run for run in (*runs.values(), *reference.values()) if isinstance(run, str)]
-        if failures:
-            one.failed = failures[0]
+        """Record a candidate's gain at a rung, replacing a measurement with fewer pairs.
+
+        Where a run of the reference failed, nothing is known of the candidate.
+        """
+        if failed := failure_of(runs):
+            one.failed = failed
+        if failed or failure_of(reference):
             return
         if one.rungs and one.rungs[-1]["length"] == length.words:
             one.rungs.pop()
@@ -391,9 +393,8 @@ class PairedRuns:
             others: the runs without it.
             pool: the sets of runs that show how noisy a difference is, where there are more than these two.
         """
-        failures = [run for run in (*ours.values(), *others.values()) if isinstance(run, str)]
-        if failures:
-            return {"effect": None, "why": f"failed: {failures[0]}"}
+        if failed := failure_of(ours) or failure_of(others):
+            return {"effect": None, "why": f"failed: {failed}"}
         seeds = [seed for seed in ours if seed in others]
         ours, others = (_succeeded(runs, seeds) for runs in (ours, others))
         sets = [_succeeded(one, one) for one in pool]
@@ -428,6 +429,11 @@ def in_words(effect: Mapping[str, Any]) -> str:
 def trained_of(runs: Outcomes) -> list[Trained]:
     """List the successful runs."""
     return [run for run in runs.values() if isinstance(run, Trained)]
+
+
+def failure_of(runs: Outcomes) -> str:
+    """Return the reason why the first of the runs that failed did; empty where none did."""
+    return next((run for run in runs.values() if isinstance(run, str)), "")
 
 
 def _succeeded(runs: Outcomes, seeds: Iterable[int]) -> dict[int, Trained]:

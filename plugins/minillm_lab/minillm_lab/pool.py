@@ -403,7 +403,7 @@ def check_devices(devices: Collection[str], detected: Detected) -> None:
         raise Refusal(
             f"--gpus {cards} asks for NVIDIA GPUs, and {here} can be used on {detected.device}",
             where=f"--gpus {cards}",
-            fix="a smaller number, or leave it out",
+            fix="a smaller number, or leave it out" if kind == "cuda" and here else "leave it out",
         )
 
 

@@ -28,7 +28,8 @@ def difference(kept: Json, now: Json) -> str:
             f"its plan is {str(was)[:12]}, this one's {str(here)[:12]}, by code or by a setting of "
             "which there is no record"
         )
-    return f"its {key} is {_shown(was)}, this one's {_shown(here)}"
+    name = {"eval_tokens": "eval.tokens"}.get(key, key)
+    return f"its {name} is {_shown(was)}, this one's {_shown(here)}"
 
 
 def settings(kept: Json, now: Json, variant: str) -> str | None:

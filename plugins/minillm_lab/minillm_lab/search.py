@@ -30,7 +30,6 @@ from minillm_core.studies import (
     lock,
     prepare,
     refuse_unwritable,
-    replace_file,
     settings_file,
     stop_on_signals,
     taken_away,
@@ -44,14 +43,29 @@ from minillm_lab.members import (
     read,
     refuse_other,
     stopped,
-    write,
 )
 from minillm_lab.paired_runs import Length, PairedRuns, Watch, in_words, with_evaluation
 from minillm_lab.pool import Pool, check_devices, shared
-from minillm_lab.search_page import PAGE, RESULT, markdown, reached_words, search_page
-from minillm_lab.space import Recipe, Space, installed, parts_of, prospects, read_space, usual_space
+from minillm_lab.search_page import (
+    PAGE,
+    RESULT,
+    failed_words,
+    markdown,
+    reached_words,
+    search_page,
+)
+from minillm_lab.space import (
+    Prospect,
+    Recipe,
+    Space,
+    installed,
+    parts_of,
+    prospects,
+    read_space,
+    usual_space,
+)
 from minillm_lab.study import Study, bind, open_corpus
-from minillm_lab.successive_halving import SuccessiveHalving
+from minillm_lab.successive_halving import LEAST, SuccessiveHalving
 
 BEST, TEXT = "best.toml", "search.md"
 
@@ -230,6 +244,16 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
     space = replace(space, prospects=known, plugins=tuple(one for one in order if one in known))
     out = request.out or choose_folder(request.runs, "search")
     _refuse_folder(out, resume=request.resume)
+    if request.resume:
+        space = begun_with(
+            space,
+            read(out / RESULT) or {},
+            plugins=not all_installed,
+            values=request.space is not None,
+            removed=removed,
+        )
+        for one in space.plugins:  # as with the command that began it
+            find_plugin(str(named.get(one, one)), where=str(out / RESULT))
     notes = list[str](prepared.loaded.notes)
     corpus = open_corpus(
         config, cache=request.cache, say=request.say, note=notes.append, plans=[base]
@@ -248,6 +272,7 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
             "target": request.target,
             "space": space.data(),
         },
+        "prospects": [[name, one.gain, list(one.company)] for name, one in space.prospects.items()],
     }
     with stop_on_signals(patient=True) as stop:
         out.mkdir(parents=True, exist_ok=True)
@@ -260,9 +285,48 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
                 return job.run(), out
             except (Interrupted, KeyboardInterrupt):
                 kept = len([*(out / RUNS).glob("*.json")])
-                way_on = f"the same command with --resume --out {shlex.quote(str(out))} continues"
+                way_on = continuing(out)
                 begun = (out / RESULT).exists()  # then the folder is refused without --resume
                 raise stopped(out, kept, way_on, anew=way_on if begun else ANEW) from None
+
+
+def begun_with(
+    space: Space,
+    earlier: Mapping[str, Any],
+    *,
+    plugins: bool,
+    values: bool,
+    removed: Collection[str] = (),
+) -> Space:
+    """Return the space of the search that is resumed, as far as the command does not name another one.
+
+    The plugins of a space depend on what is installed, and their order on technique cards; both may have changed.
+
+    Args:
+        space: as a search that begins now would have it.
+        earlier: the search.json that is resumed.
+        plugins: whether the command names the plugins. Then only their order is the earlier one.
+        values: whether the command has a space file, whose values are used.
+        removed: plugins that the command takes away.
+    """
+    if not (asked := earlier.get("asked", {}).get("space")):
+        return space
+    kept = Space.of(asked)
+    known = {
+        name: Prospect(gain, tuple(company)) for name, gain, company in earlier.get("prospects", ())
+    }
+    others = {*kept.plugins} != {*space.plugins} if plugins else {*kept.plugins} & {*removed}
+    found = space if values else replace(kept, plugins=space.plugins)
+    return replace(
+        found,
+        plugins=space.plugins if others else kept.plugins,
+        prospects=known if "prospects" in earlier else space.prospects,
+    )
+
+
+def continuing(out: Path) -> str:
+    """Say how a search in a folder goes on that had to end."""
+    return f"the same command with --resume --out {shlex.quote(str(out))} continues"
 
 
 class Job:
@@ -284,7 +348,9 @@ class Job:
         self.request, self.out, self.study, self.plans = request, out, study, plans
         self.space, self.about, self.say = space, dict(about), request.say
         self._binding, self._stop = binding, stop
-        self.members = Members(out, study, "search", findings=(MinillmError,))
+        self.members = Members(
+            out, study, "search", findings=(MinillmError,), way_on=continuing(out)
+        )
         self.earlier = read(out / RESULT) or {}
         self.halving: SuccessiveHalving | None = None
         self.reached: dict[str, Any] = {}
@@ -326,9 +392,10 @@ class Job:
         if request.target is not None:
             if not self.earlier:  # written before the first run: its length depends on the speed
                 start = {"measured": self.measured, "finished": False, **self.about}
-                write(self.out / RESULT, start)
+                self.members.write(RESULT, start)
             self._reach(paired_runs, base, request.target)
         length = paired_runs.length
+        self._refuse_no_step(length, base, speed)
         self.halving = SuccessiveHalving(
             *(paired_runs, self.plans, self.space, self.plans.base),
             budget=request.budget,
@@ -351,6 +418,23 @@ class Job:
         if request.target is not None:
             self._shorten(request.target)
         return self._write(finished=True)
+
+    def _refuse_no_step(self, length: Length, base: Plan, speed: float) -> None:
+        """Refuse a length that is over before the first step."""
+        seconds = base.tokens_per_step / speed
+        if (length.tokens or length.seconds(speed) * speed) >= base.tokens_per_step:
+            return
+        flag, given, enough = (
+            ("--minutes", length.minutes, f"{FIRST * seconds / 60:.2g}")
+            if length.minutes
+            else ("--tokens", length.tokens, str(FIRST * base.tokens_per_step))
+        )
+        raise Refusal(
+            f"a run of {length.words} is shorter than a step, which has {base.tokens_per_step:,} tokens "
+            f"and takes about {seconds:.2g} s",
+            where=f"{flag} {given:g}",
+            fix=f"{flag} {enough}",
+        )
 
     def _nothing_to_try(self, refused: Mapping[str, str], base: Plan) -> Refusal:
         place = f"--space {self.request.space}" if self.request.space else "the search space"
@@ -387,7 +471,7 @@ class Job:
             if kept.get(key) != value:
                 raise Refusal(
                     f"{self.out} holds another search: its {_called(key)} differs from this one's",
-                    where=f"{self.out / RESULT}: {key} {_short(kept.get(key))}; now {_short(value)}",
+                    where=f"{self.out / RESULT}: {_apart(key, kept.get(key), value)}",
                     fix="the command that began it, or --out with another folder",
                 )
 
@@ -417,7 +501,7 @@ class Job:
             MinillmError: they miss it within their share of the budget.
         """
         speed = paired_runs.speed
-        length = Length(minutes=FIRST * base.tokens_per_step / speed / 60)
+        length = first = Length(minutes=FIRST * base.tokens_per_step / speed / 60)
         while True:
             paired_runs.length = length
             run = paired_runs.alone(
@@ -430,6 +514,14 @@ class Job:
                 )
             self.say(f"{length.words}: loss {run.val_loss:.4f}")
             if run.val_loss <= target:
+                if length == first:
+                    raise Refusal(
+                        f"a loss of {target:g} is reached by the settings as they are within "
+                        f"{counted(run.steps, 'step')}, the shortest run that is tried",
+                        where=f"--target {target:g}; the loss is {run.val_loss:.4f} then",
+                        fix="a lower --target, or --minutes or --tokens in its place"
+                        + ", with another --out" * (self.request.out is not None),
+                    )
                 return
             length = length.shorter(1 / LONGER)
             if self.members.spent + length.seconds(speed) > REACH * self.request.budget:
@@ -444,7 +536,7 @@ class Job:
         """Find the shortest length at which the recipe still reaches the target."""
         halving = self.halving
         assert halving is not None
-        length, self.reached = halving.length, {}
+        length, speed, self.reached = halving.length, halving.paired_runs.speed, {}
         while True:
             run = halving.paired_runs.alone(
                 f"the shortest run to a loss of {target:g}",
@@ -454,10 +546,9 @@ class Job:
                 break
             self.reached = {"minutes": length.minutes, "seconds": run.seconds, "loss": run.val_loss}
             length = length.shorter(1 / SHORTER)
-            if (
-                self.members.spent + length.seconds(halving.paired_runs.speed)
-                > 1.1 * self.request.budget
-            ):
+            if length.seconds(speed) * speed < LEAST * halving.plan.tokens_per_step:
+                break
+            if self.members.spent + length.seconds(speed) > 1.1 * self.request.budget:
                 break
 
     def _announce(self, length: Length) -> None:
@@ -514,10 +605,10 @@ class Job:
         result = self.result(finished=finished)
         if not finished and self.members.spent < self.earlier.get("spent_seconds", 0.0):
             return result
-        write(self.out / RESULT, result)
-        replace_file(self.out / PAGE, search_page(result).encode())
-        replace_file(self.out / TEXT, markdown(result).encode())
-        replace_file(self.out / BEST, self._best(result).encode())
+        self.members.write(RESULT, result)
+        self.members.write_page(PAGE, search_page(result), self.say)
+        self.members.write_page(TEXT, markdown(result), self.say)
+        self.members.write_text(BEST, self._best(result))
         return result
 
     def _command(self, plan: Plan) -> str:
@@ -537,13 +628,15 @@ class Job:
         parts = " ".join(result["recipe"]) or "nothing that is distinguishable"
         reached = reached_words(result)
         gain = result["last"].get("gain") or {}
-        found = f"{in_words(gain)} nats" if gain.get("effect") is not None else ""
+        measured = result["recipe"] and gain.get("effect") is not None
+        found = f"{in_words(gain)} nats" if measured else ""
         return settings_file(
             plan.config,
             (
                 result["command"],
                 f"minillm search, preset {result['preset']}, runs of {halving.length.words}: {parts}",
                 *([f"held-out loss against the settings as they were: {found}"] if found else []),
+                *([failed] if (failed := failed_words(result)) else []),
                 *([reached] if reached else []),
                 *([] if result["finished"] else [UNFINISHED]),
             ),
@@ -621,6 +714,25 @@ def _refuse_folder(out: Path, *, resume: bool) -> None:
 def _called(key: str) -> str:
     lengths = dict.fromkeys(("minutes", "tokens"), "length of runs")
     return {"plan_hash": "plan", "rows": "batch", **lengths}.get(key, key)
+
+
+def _apart(key: str, was: Any, now: Any) -> str:
+    """Describe how an entry of a search differs from that of another: of a table, its first entry that does."""
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        inner = next(one for one in (*now, *was) if was.get(one) != now.get(one))
+        return _apart(f"{key}, {inner}", was.get(inner), now.get(inner))
+    if isinstance(was, list) and isinstance(now, list):
+        gone, new = (
+            [one for one in some if one not in others] for some, others in ((was, now), (now, was))
+        )
+        if gone or new:
+            words = (
+                f"{few([*map(str, some)])} only {place}"
+                for some, place in ((gone, "there"), (new, "now"))
+                if some
+            )
+            return f"{key}: {'; '.join(words)}"
+    return f"{key} {_short(was)}; now {_short(now)}"
 
 
 def _short(value: Any) -> str:

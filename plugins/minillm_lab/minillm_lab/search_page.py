@@ -83,6 +83,8 @@ def _found(result: Json) -> str:
         if result["finished"]:
             return f"Nothing that was tried is distinguishable from the settings as they were: {counts}."
         return f"Not finished: {counts} so far."
+    if (failed := failed_words(result)) and not result["recipe"]:
+        return f"{_cap(failed)}. The settings stay as they were: {counts}."
     if not result["recipe"]:
         return (
             "The accepted changes made no measurable difference with fresh seeds, and were dropped: "
@@ -97,7 +99,16 @@ def _found(result: Json) -> str:
     found = f"{_effect(gain)} nats a token against the settings as they were"
     sure = "" if gain["distinguishable"] else ", within noise"
     fresh = "measured with fresh seeds that played no part in the selection"
-    return f"{recipe}: {found}{sure}, {fresh}. {_cap(counts)}."
+    less = f"{_cap(failed)}. " if failed else ""
+    return f"{recipe}: {found}{sure}, {fresh}. {less}{_cap(counts)}."
+
+
+def failed_words(result: Json) -> str:
+    """Say that the accepted recipe failed in the last comparison, and what was left out; empty where it did not."""
+    if not (why := result["last"].get("failed")):
+        return ""
+    gone = ", ".join(result["last"]["dropped"])
+    return f"the accepted recipe failed with a fresh seed ({why}), and is left without {gone}"
 
 
 def _seconds(number: float) -> str:
@@ -193,15 +204,16 @@ def _last_words(result: Json) -> str:
         else "a run failed"
     )
     dropped = last["dropped"]
+    if failed := failed_words(result):
+        left_out = f" {_cap(failed)}."
+    elif dropped:
+        left_out = f" Left out of the result, since they make no difference: {', '.join(dropped)}."
+    else:
+        left_out = ""
     return (
         f"Seeds {last['seeds'][0]} to {last['seeds'][-1]}, which played no part in the selection: {losses}. The "
         "worth of a part is the recipe's loss minus that of the recipe without it; its interval uses the noise of all "
-        "sets of runs with losses near these."
-        + (
-            f" Left out of the result, since they make no difference: {', '.join(dropped)}."
-            if dropped
-            else ""
-        )
+        f"sets of runs with losses near these.{left_out}"
     )
 
 
@@ -209,7 +221,8 @@ def _part_rows(result: Json) -> list[Row]:
     rows = []
     for one in result["last"]["parts"]:
         if one["effect"] is None:
-            rows.append((one["name"], "", "", f"not measured: {one['why']}"))
+            became = "left out" if one["name"] in result["last"]["dropped"] else "not measured"
+            rows.append((one["name"], "", "", f"{became}: {one['why']}"))
             continue
         speed = one["speed"]
         faster = f"{times(speed['effect'])} ×" if speed else ""
@@ -289,7 +302,8 @@ def _tables(result: Json) -> Iterator[tuple[str, str, Row, Sequence[Row]]]:
         before = ", ".join(some["incumbent"]) or "the settings as they were"
         yield (
             f"Round {some['round']}: {accepted}",
-            f"Each is a change of: {before}. One pair where no interval is given.",
+            _taken_back(some)
+            + f"Each is a change of: {before}. One pair where no interval is given.",
             head,
             rows,
         )
@@ -307,6 +321,16 @@ def _tables(result: Json) -> Iterator[tuple[str, str, Row, Sequence[Row]]]:
             ("changes",),
             [(", ".join(result["untried"]),)],
         )
+
+
+def _taken_back(some: Json) -> str:
+    """Say which step a round took back; empty where it took none."""
+    if not (gone := some.get("taken_back")):
+        return ""
+    return (
+        f"{gone['name']} is taken back, since a run of the recipe with it failed: {gone['why']}. What "
+        "was tried beside that is not judged. "
+    )
 
 
 def _by_length(one: Json, lengths: Sequence[str]) -> Iterator[str]:

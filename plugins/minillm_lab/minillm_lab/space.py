@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, TypeGuard, get_args
 
 from minillm_core import MinillmError, Plan, Plugin, Refusal
 from minillm_core.commands import listed, nearest, rounded
@@ -55,6 +56,10 @@ USUAL: Mapping[str, tuple[Any, ...]] = {
     "train.epsilon": (1e-12, 1e-10, 1e-8),
 }
 """Settings -> values to try, unless a space file sets others."""
+
+
+WIDEST, LARGEST = 32, 1e100
+"""Maximum number of doublings that a range spans, and the largest number that one contains."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,12 @@ class Space:
             "shapes": self.shapes,
             "options": self.options,
         }
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Space:
+        """Parse a space from JSON: the inverse of :meth:`data`."""
+        values = {key: tuple(map(_frozen, some)) for key, some in data["values"].items()}
+        return cls(**{**data, "plugins": tuple(data["plugins"]), "values": values})
 
     def moves(self, recipe: Recipe, plan: Plan, base: Recipe) -> list[Move]:
         """List the moves from a recipe: settings and shapes alternate with plugins.
@@ -388,6 +399,11 @@ def read_space(path: Path, usual: Space, names: Sequence[str]) -> Space:
         if type(value) is not kinds[key]:
             word = "a whole number" if kinds[key] is int else "true or false"
             raise _refused(path, key, f"{key} must be {word}, not {value!r}", f"{key} = ...")
+    if given.get("parameters", 1) < 1:
+        what = f"parameters must be above 0, not {given['parameters']}"
+        raise _refused(
+            path, "parameters", what, f"parameters = {usual.parameters}, or leave it out"
+        )
     if not isinstance(plugins, list) or not all(isinstance(one, str) for one in plugins):
         raise _refused(
             path, "plugins", "plugins must be a list of names", 'plugins = ["muon"], or "installed"'
@@ -395,6 +411,8 @@ def read_space(path: Path, usual: Space, names: Sequence[str]) -> Space:
     for name in plugins:
         if name not in names:
             raise _unknown(path, "plugins", name, names)
+        if plugins.count(name) > 1:
+            raise _refused(path, "plugins", f"{name} is named twice", "each plugin once")
     values = dict(_values(path, document, names))
     space = Space(
         tuple(plugins),
@@ -415,7 +433,7 @@ def _values(
         if not isinstance(table, Mapping) or owner not in (*SECTIONS, *names):
             raise _unknown(path, owner, owner, [*KEYS, *SECTIONS, *names])
         if owner in SECTIONS:
-            known: Iterable[str] = Config.model_fields[owner].annotation.model_fields  # type: ignore[union-attr]
+            known: Mapping[str, Any] = Config.model_fields[owner].annotation.model_fields  # type: ignore[union-attr]
         else:
             known = find_plugin(owner, where=str(path)).cls.model_fields
         for name, given in table.items():
@@ -424,16 +442,24 @@ def _values(
                 raise _unknown(path, key, name, known)
             if key in FIXED:
                 raise _refused(path, key, f"{key} cannot be searched: {FIXED[key]}", "leave it out")
-            yield key, _expanded(path, key, given)
+            values = _expanded(path, key, given)
+            if _whole(known[name].annotation) and any(isinstance(one, float) for one in values):
+                raise _refused(
+                    path,
+                    key,
+                    f"{key} takes whole numbers, not {given!r}",
+                    f"{name} = {{ from = 2, to = 8 }}, or a list of whole numbers",
+                )
+            yield key, values
 
 
 def _expanded(path: Path, key: str, given: Any) -> tuple[Any, ...]:
     """Expand a range: geometric by about 2 where it starts above 0 and spans a doubling, else five even steps."""
     if isinstance(given, list) and given:
-        return tuple(tuple(one) if isinstance(one, list) else one for one in given)
+        return tuple(map(_frozen, given))
     ends = given if isinstance(given, Mapping) and set(given) == {"from", "to"} else {}
     low, high = ends.get("from"), ends.get("to")
-    if not isinstance(low, int | float) or not isinstance(high, int | float):
+    if not _is_number(low) or not _is_number(high):
         raise _refused(
             path,
             key,
@@ -442,6 +468,15 @@ def _expanded(path: Path, key: str, given: Any) -> tuple[Any, ...]:
         )
     if not low < high:
         raise _refused(path, key, f"{key} goes from {low} to {high}", "the smaller number first")
+    if not -LARGEST <= low < high <= LARGEST or (
+        low > 0 and math.log2(high) - math.log2(low) > WIDEST
+    ):
+        raise _refused(
+            path,
+            key,
+            f"the range of {key} from {low} to {high} is too wide: it may double {WIDEST} times",
+            "ends that are nearer, or a list of the values",
+        )
     whole = isinstance(low, int) and isinstance(high, int)
     if low > 0 and high >= 2 * low:
         count = round(math.log2(high / low))
@@ -449,6 +484,16 @@ def _expanded(path: Path, key: str, given: Any) -> tuple[Any, ...]:
     else:
         some = [low + (high - low) * n / 4 for n in range(5)]
     return tuple(dict.fromkeys(round(one) if whole else float(f"{one:.3g}") for one in some))
+
+
+def _whole(annotation: Any) -> bool:
+    """Return whether a setting of this type is a whole number, or none."""
+    return {*(get_args(annotation) or (annotation,))} <= {int, NoneType}
+
+
+def _frozen(value: Any) -> Any:
+    """Return a value of a setting as settings have it: a tuple in place of a list."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _declared(plugin: str, cls: type[Plugin]) -> Iterator[tuple[str, tuple[Any, ...]]]:
@@ -469,7 +514,7 @@ def _neighbours(now: Any, values: Sequence[Any]) -> list[Any]:
     return [*ordered[max(0, below - 1) : below], *ordered[above : above + 1]]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

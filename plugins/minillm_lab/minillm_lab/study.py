@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from minillm_core import Evaluated, Event, NonFinite, Plan, PlanError, Run, Stepped
+from minillm_core import Evaluated, Event, MinillmError, NonFinite, Plan, PlanError, Run, Stepped
 from minillm_core.commands import cache_folder, display
 from minillm_core.inspection import ALONE, Config, check_support, choose, probe
 from minillm_core.studies import (
@@ -234,6 +234,13 @@ class Study:
             with self._run(plan, lambda detected, plan: kept) as run, self._turn(), without_gc():
                 for event in run.steps():
                     figures.take(event)
+            if not figures.curve or not figures.seconds:
+                train = plan.config.train
+                raise MinillmError(
+                    "the run ended before its first step was evaluated",
+                    where=f"train.minutes={train.minutes:g}" if train.minutes else "the run",
+                    fix="a longer run: --minutes 0.5",
+                )
         except BaseException:
             self.release()
             raise

@@ -11,7 +11,9 @@ rung, so that the trend exposes moves that help early and hurt late. Where a thi
 has too few steps to be informative, the first rung is one pair at full length. Before the last rung
 helpful moves are combined, the best first, as far as planning allows; the combination is a candidate.
 
-The best candidate whose interval excludes 0 is the next incumbent. At the end, with fresh seeds that
+The best candidate whose interval excludes 0 is the next incumbent. Where a run of the incumbent fails with a
+further seed, nothing is known of the candidates of the round: the move that made it the incumbent is taken back,
+and the next round is run from the recipe before it. At the end, with fresh seeds that
 played no part in selection, the recipe is compared with the baseline settings, and with itself without
 each of its parts: a part without a measurable effect or saving is dropped.
 
@@ -22,15 +24,24 @@ the same decisions on resume, and trains only the missing runs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from minillm_core import MinillmError
+from minillm_core import MinillmError, Plan
 from minillm_core.commands import amount
 from minillm_lab.confirm import LEFT_OUT, Confirmation
-from minillm_lab.paired_runs import Candidate, Length, PairedRuns, Planner, Rung, in_words
+from minillm_lab.paired_runs import (
+    Candidate,
+    Length,
+    Outcomes,
+    PairedRuns,
+    Planner,
+    Rung,
+    failure_of,
+    in_words,
+)
 from minillm_lab.space import Move, Recipe, Space, parts_of, present, together
 from minillm_lab.study import graph_of
 
@@ -110,6 +121,9 @@ class SuccessiveHalving:
         self.untried: list[str] = []
         self.last: dict[str, Any] = {}
         self._out: set[str] = set()  # moves not to try again
+        # the recipe before each step, its plan, and the moves that the step put out
+        self._before: list[tuple[Recipe, Plan, set[str]]] = []
+        self._failed = ""  # why a run of the incumbent failed in this round
         self._expected: dict[str, float] = {}  # gain of moves that may help another incumbent
         tokens = self.length.seconds(paired_runs.speed) * paired_runs.speed
         factors = [ETA**power for power in reversed(range(1, RUNGS))]
@@ -325,7 +339,7 @@ class SuccessiveHalving:
             self._rungs.insert(0, Rung(self.length, 1))
 
     def _round(self, number: int, queued: Sequence[Candidate], share: float) -> None:
-        sizes = self._sizes(queued, share)
+        sizes, self._failed = self._sizes(queued, share), ""
         alive = list(queued[: sizes[0]])
         self.untried = [one.move.name for one in queued[sizes[0] :]]
         record: dict[str, Any] = {
@@ -360,7 +374,9 @@ class SuccessiveHalving:
         if accepted is not None:
             record["accepted"] = accepted.move.name
             self._step(number, accepted)
-        for one in raced:
+        if self._failed:
+            record["taken_back"] = {"name": self._take_back(number), "why": self._failed}
+        for one in () if self._failed else raced:
             if accepted is None or one.failed or (one.rungs and one.expected >= 0):
                 self._out.add(one.move.name)
             elif one.rungs:
@@ -403,9 +419,16 @@ class SuccessiveHalving:
             return []
         plans = {INCUMBENT: self.plan, **{one.move.name: one.plan for one in ordered}}
         runs = self.paired_runs.runs_of(plans, length, seeds)
-        for one in ordered:
+        self._compare(ordered, length, runs)
+        return [] if self._failed else [one for one in ordered if not one.failed]
+
+    def _compare(
+        self, candidates: Sequence[Candidate], length: Length, runs: Mapping[str, Outcomes]
+    ) -> None:
+        """Record the candidates' gains, and whether a run of the incumbent failed."""
+        self._failed = failure_of(runs[INCUMBENT])
+        for one in candidates:
             self.paired_runs.compare(one, length, runs[INCUMBENT], runs[one.move.name])
-        return [one for one in ordered if not one.failed]
 
     def _raced_by_seed(
         self, number: int, rung: Rung, candidates: Sequence[Candidate]
@@ -432,6 +455,9 @@ class SuccessiveHalving:
         best = ranked[0]
         if best.gain < 0 and not best.rungs[-1]["distinguishable"]:
             self._more_pairs(best)
+            if self._failed:
+                return None
+            ranked = [one for one in ranked if not one.failed]
         clear = [one for one in ranked if one.rungs[-1]["distinguishable"] and one.gain < 0]
         cheaper = [
             one for one in ranked if one.gain <= 0 and self.paired_runs.saving(one.rungs[-1])
@@ -450,8 +476,7 @@ class SuccessiveHalving:
         self.paired_runs.begin(f"{MORE} more pairs, {self.length.words}", 2 * MORE, [one])
         seeds = range(self.seed, self.seed + PAIRS + MORE)
         plans = {INCUMBENT: self.plan, one.move.name: one.plan}
-        runs = self.paired_runs.runs_of(plans, self.length, seeds)
-        self.paired_runs.compare(one, self.length, runs[INCUMBENT], runs[one.move.name])
+        self._compare([one], self.length, self.paired_runs.runs_of(plans, self.length, seeds))
 
     def _judged(self, one: Candidate, accepted: Candidate | None) -> str:
         """Describe the outcome of a candidate."""
@@ -459,6 +484,8 @@ class SuccessiveHalving:
             return f"failed: {one.failed}"
         if one is accepted:
             return "accepted"
+        if self._failed:
+            return "not judged: a run of the recipe that it changes failed"
         if not one.rungs:
             return "not run"
         final = one.rungs[-1]
@@ -486,12 +513,24 @@ class SuccessiveHalving:
         self.paired_runs.say(
             f"round {number}: {one.move.name}, {in_words(final)} at {self.length.words}"
         )
-        self._out |= {part.name for part in one.move.parts or (one.move,)}
+        out = {part.name for part in one.move.parts or (one.move,)}
         moves = self.space.moves(one.recipe, one.plan, self.base)
         for key in one.move.settings:  # never return to the replaced value
             before = {key: present(self.plan, key)}
-            self._out |= {move.name for move in moves if dict(move.settings) == before}
+            out |= {move.name for move in moves if dict(move.settings) == before}
+        self._before.append((self.incumbent, self.plan, out - self._out))
+        self._out |= out
         self.incumbent, self.plan = one.recipe, one.plan
+
+    def _take_back(self, number: int) -> str:
+        """Return to the recipe before the last step, whose move is not tried again, and return its name."""
+        name = self.steps.pop()["name"]
+        self.incumbent, self.plan, out = self._before.pop()
+        self._out = (self._out - out) | {name}
+        self.paired_runs.say(
+            f"round {number}: {name} is taken back, since a run failed: {self._failed}"
+        )
+        return name
 
 
 def _behind(one: Candidate, best: Candidate) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from minillm_core import build_plan, load
-from minillm_core.errors import Interrupted, PluginCodeError, Refusal, Stopped
+from minillm_core.errors import Interrupted, MinillmError, PluginCodeError, Refusal, Stopped
 from minillm_core.plugins.manager import load as load_plugins
+from minillm_core.studies import replace_file
 from minillm_lab.ablation import Ablation, points
 from minillm_lab.ablation_page import at_equal_tokens
 from minillm_lab.members import BOUND
@@ -40,6 +42,27 @@ def test_each_alone_against_none(ablation: Any, rigged: Any) -> None:
     assert list(found["plugins"]) == ["scale", "rule"]
     made = [names for names, _, _ in rig.made]
     assert made == [()] * 3 + [("scale",)] * 3 + [("rule",)] * 3  # a variant's seeds consecutively
+    turns = rigged({})
+    for seeds in (4, 9):  # stopped, and resumed
+        turns.stop_after, told = seeds, list[int]()
+        again = ablation(
+            *(turns, ("scale", "rule")),
+            turns=True,
+            steps=50,
+            watch=lambda run, progress, told=told: told.append(run.number),
+        )
+        if seeds == 4:
+            with pytest.raises(Stopped):
+                again.run()
+        else:
+            again.run()
+    assert told == [5, 6, 7, 8, 9]
+    none, scale, ruled = (), ("scale",), ("rule",)
+    assert [(names, seed) for names, seed, _ in turns.made] == [
+        *((none, 0), (scale, 0), (ruled, 0)),
+        *((ruled, 1), (scale, 1), (none, 1)),
+        *((none, 2), (scale, 2), (ruled, 2)),
+    ]
     rule = found["plugins"]["rule"]
     assert rule["effect"] == pytest.approx(-0.201, abs=1e-3)
     assert rule["low"] < rule["effect"] < rule["high"] < 0
@@ -268,9 +291,10 @@ def test_runs_of_another_ablation_are_refused(ablation: Any, rigged: Any, change
 
 
 @pytest.mark.parametrize(
-    "setting", ["train.compile=off", "train.checkpointing=true", 'kernels="reference"']
+    "setting",
+    ["train.compile=off", "train.checkpointing=true", 'kernels="reference"', "eval.tokens=1024"],
 )
-def test_so_are_those_with_another_speed_and_the_same_plan(
+def test_so_are_those_with_another_speed_or_evaluation_and_the_same_plan(
     ablation: Any, rigged: Any, tmp_path: Path, setting: str
 ) -> None:
     found = ablation(rigged({}), ("rule",)).run()
@@ -278,20 +302,59 @@ def test_so_are_those_with_another_speed_and_the_same_plan(
     hashes = [one["plan_hash"] for one in found["variants"].values()]
     assert [one.plan.hash for one in other.design.variants] == hashes
     name = setting.partition("=")[0].removeprefix("train.")
-    with pytest.raises(Refusal, match=f"its {name} is (auto|False), this one's"):
+    with pytest.raises(Refusal, match=f"its {name} is (auto|False|65536), this one's"):
         other.run()
 
 
-def test_a_run_that_names_no_kernels_had_the_usual_ones(
+def test_a_run_that_names_no_kernels_had_the_usual_ones_and_the_evaluation_of_the_result(
     ablation: Any, rigged: Any, tmp_path: Path
 ) -> None:
-    ablation(rigged({}), ("rule",)).run()
+    about = {**ABOUT, "eval_tokens": 65_536}
+    ablation(rigged({}), ("rule",), about=about).run()
     for path in (tmp_path / "runs").iterdir():
         kept = json.loads(path.read_bytes())
-        kept["identity"] = {k: v for k, v in kept["identity"].items() if k not in BOUND}
+        later = {*BOUND, "eval_tokens"}
+        kept["identity"] = {k: v for k, v in kept["identity"].items() if k not in later}
         path.write_text(json.dumps(kept))
-    ablation(again := rigged({}), ("rule",)).run()
+    copy = "baseline-seed0-100 copy.json", "baseline-seed0-x.json", "baseline-seed0-0100.json"
+    for name in copy:  # not as runs are called
+        (tmp_path / "runs" / name).write_text("{}")
+    ablation(again := rigged({}), ("rule",), about=about).run()
     assert not again.made
+    more = {"settings": ("eval.tokens=1024",), "about": {**ABOUT, "eval_tokens": 1024}}
+    with pytest.raises(Refusal, match=r"its eval\.tokens is 65536, this one's 1024"):
+        ablation(again, ("rule",), **more).run()
+
+
+@pytest.mark.parametrize("full", ["runs/", "ablation.json", "ablation.html"])
+def test_a_full_disk_is_named_and_a_page_that_cannot_be_written_is_none_to_wait_for(
+    ablation: Any, rigged: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str
+) -> None:
+    lines, written = list[str](), replace_file
+
+    def replaced(path: Path, data: bytes) -> None:
+        if full in str(path.relative_to(tmp_path)):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written(path, data)
+
+    monkeypatch.setattr("minillm_lab.members.replace_file", replaced)
+    one = ablation(rigged({}), ("rule",), say=lines.append)
+    if full == "ablation.html":
+        assert one.run()["finished"]
+        said = "warning: ablation.html could not be written: No space left on device"
+        assert len([line for line in lines if line.startswith(said)]) == 1
+        return
+    with pytest.raises(
+        MinillmError, match="could not be written: No space left on device"
+    ) as found:
+        one.run()
+    assert full in str(found.value.where)
+    again = f"the same command with --out {tmp_path} continues"
+    assert found.value.fix == f"make room, or make the folder writable; {again}"
+    monkeypatch.undo()
+    rig = rigged({})
+    ablation(rig, ("rule",)).run()
+    assert len(rig.made) == (5 if full == "ablation.json" else 6)
 
 
 def test_a_run_that_was_cut_short_is_made_again(ablation: Any, rigged: Any, tmp_path: Path) -> None:

@@ -575,6 +575,36 @@ def test_several_runs_are_compared_on_one_page(tmp_path: Path) -> None:
     assert "not comparable" not in shown
     folder(outs[1], step(1), data={"description": "another text"})
     assert "not comparable" in compare(outs).read_text(encoding="utf-8")
+
+    def warnings(rate: float | None, *records: dict[str, Any]) -> list[bool]:
+        evaluated = {"event": "eval", "step": 1, "val_loss": 4.5, "bits_per_byte": rate}
+        for out, record in zip(outs, records, strict=True):
+            folder(out, step(1), evaluated, **record)
+        page = compare(outs).read_text(encoding="utf-8")
+        return [f"The runs have other {what}" in page for what in ("data", "tokenizers")]
+
+    def text(fingerprint: str, tokens: str, where: str, sha: str, **data: Any) -> dict[str, Any]:
+        described = {
+            "fingerprint": fingerprint,
+            "description": f"1 file ({tokens} tokens) from {where}",
+        }
+        plan = {**RECORD["plan"], "data": data}
+        return {"data": described, "tokenizer": {"sha256": sha}, "plan": plan}
+
+    first = text("aa", "1,000", "a/", "x")
+    assert warnings(1.5, first, text("aa", "1,000", "b/", "x")) == [
+        False,
+        False,
+    ]  # in another folder
+    assert warnings(1.5, first, text("bb", "1,000", "a/", "x")) == [True, False]  # of equal length
+    assert warnings(1.5, first, text("bb", "900", "a/", "y")) == [
+        False,
+        False,
+    ]  # another vocabulary
+    assert warnings(None, first, text("bb", "900", "a/", "y")) == [False, True]
+    assert warnings(1.5, first, text("bb", "900", "b/", "y")) == [True, False]
+    ordered = text("bb", "1,000", "a/", "x", order="by a plugin")
+    assert warnings(1.5, first, ordered) == [False, False]
     with pytest.raises(Refusal, match="holds no run"):
         compare([outs[0], tmp_path])
     with pytest.raises(Refusal, match="compared with itself"):

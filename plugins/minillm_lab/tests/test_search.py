@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 from collections.abc import Callable
@@ -12,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from minillm_core import Interrupted, MinillmError, Plan, Refusal, build_plan
+from minillm_core import Interrupted, MinillmError, NonFinite, Plan, Refusal, build_plan
 from minillm_core.cli.main import main
 from minillm_core.inspection import find_plugin, installed_plugins, with_options
 from minillm_core.plugins.discover import PluginEntry
-from minillm_core.studies import RunRequest, StopRequest
+from minillm_core.studies import RunRequest, StopRequest, replace_file
 from minillm_lab.cli.search import show_search
 from minillm_lab.confirm import FRESH, Confirmation
 from minillm_lab.members import Members
 from minillm_lab.paired_runs import Length, PairedRuns
 from minillm_lab.pool import Made
-from minillm_lab.search import Job, Request, seconds_of
+from minillm_lab.search import Job, Request, begun_with, seconds_of
 from minillm_lab.search_page import headline, markdown, search_page
 from minillm_lab.space import (
     Prospect,
@@ -386,6 +387,74 @@ def test_a_plugin_whose_reference_model_is_missing_is_refused_and_the_others_are
     assert found.refused == {"+compared": "no/such/run holds no run"}
 
 
+@pytest.mark.parametrize(
+    ("gains", "diverges", "left"),
+    [
+        ({"rule": 0.3}, "rule", set()),
+        ({"rule": 0.3, "scale": 0.2}, "rule", {"scale"}),
+        ({"rule": 0.3, "scale": 0.2}, "both", {"rule"}),  # the better of the two that train
+        ({"rule": 0.3, "scale": 0.2}, "each", set()),
+    ],
+)
+def test_a_recipe_that_diverges_with_a_fresh_seed_is_no_result(
+    job: Any, measured: Any, tmp_path: Path, gains: Any, diverges: str, left: set[str]
+) -> None:
+    class Diverging(measured):  # type: ignore[misc, valid-type]
+        def train(self, plan: Any, seed: int, **more: Any) -> Trained:
+            names = {one.name for one in plan.active}
+            here = {"both": names == {*gains}, "each": bool(names)}
+            if seed == FRESH + 1 and here.get(diverges, diverges in names):
+                raise NonFinite("10 of the last 100 steps were not finite")
+            return super().train(plan, seed, **more)
+
+    found = job(Diverging(gains), space(*gains))
+    result = found.run()
+    assert result["steps"][0]["name"] == " ".join(f"+{one}" for one in gains)
+    assert found.halving.incumbent.plugins == left
+    assert {*result["last"]["dropped"]} == {f"+{one}" for one in {*gains} - left}
+    assert len(result["last"]["losses"]) == len(result["last"]["base_losses"]) == 3
+    best, page = ((tmp_path / "out dir" / name).read_text() for name in ("best.toml", "search.md"))
+    said = "he accepted recipe failed with a fresh seed (10 of the last 100 steps were not finite)"
+    assert said in best
+    assert said in page
+    assert ("settings as they were: " in best) == bool(left)  # a gain
+    assert "The settings stay as they were" in headline(result) or left
+    if left:
+        part = next(one for one in result["last"]["parts"] if one["name"][1:] in left)
+        assert part["effect"] == pytest.approx(result["last"]["gain"]["effect"])
+        assert part["distinguishable"]
+
+
+@pytest.mark.parametrize("later", [2, 3], ids=["in a round", "with more pairs"])
+def test_of_an_incumbent_that_diverges_no_candidate_is_blamed(
+    race: Any, rigged: Any, later: int
+) -> None:
+    class Diverging(rigged):  # type: ignore[misc, valid-type]
+        """A study in which ``rule`` diverges with a seed that the first round does not need."""
+
+        def train(self, plan: Any, seed: int, **more: Any) -> Trained:
+            names, steps = {one.name for one in plan.active}, plan.config.train.steps
+            if names == {"rule"} and seed == later and steps == 100:
+                raise NonFinite("10 of the last 100 steps were not finite")
+            noise = 0.05 * (-1) ** seed if "rule" in names else 0.0  # only a third pair decides
+            self.gain = {"rule": 0.3, "scale": 0.1 + noise if steps == 100 else 0.3}
+            return super().train(plan, seed, **more)
+
+    found = race(Diverging({}), space("rule", "scale"))
+    found._unions = lambda alive: []
+    found.run()
+    first, second, third = found.rounds
+    assert first["accepted"] == "+rule"
+    assert second["taken_back"] == {
+        "name": "+rule",
+        "why": "10 of the last 100 steps were not finite",
+    }
+    assert verdicts(found, 1)["+scale"].startswith("not judged")
+    assert (third["incumbent"], third["accepted"]) == ([], "+scale")
+    assert [one["name"] for one in found.steps] == ["+scale"]
+    assert found.incumbent.plugins == {"scale"}
+
+
 def test_a_failed_member_is_a_finding(race: Any, rigged: Any) -> None:
     rig = rigged({"rule": 0.3})
     rig.diverges = {("scale", 0)}
@@ -461,10 +530,14 @@ def job(tmp_path: Path, planned: Any) -> Callable[..., Job]:
         **{"date": "2026-11-24", "asked": {"seed": 0}},
     }
 
-    def make(study: Any, searched: Space, say: Any = lambda line: None) -> Job:
-        tokens = 100 * plans(plans.base).tokens_per_step
+    def make(
+        study: Any, searched: Space, say: Any = lambda line: None, **length: float | None
+    ) -> Job:
+        length = length or {"tokens": 100 * plans(plans.base).tokens_per_step}
         where = {"runs": tmp_path, "cache": tmp_path}
-        request = Request(RunRequest(), say=say, budget=1e3, tokens=tokens, **where)
+        request = Request(RunRequest(), say=say, budget=1e3, **length, **where)
+        about["asked"] |= {"target": request.target, "space": searched.data()}
+        about["prospects"] = []
         binding = SimpleNamespace(device="cpu", compile=True, backend="torch")
         more = {"binding": binding, "stop": StopRequest()}
         return Job(request, tmp_path / "out dir", study, plans, searched, about, **more)
@@ -530,6 +603,108 @@ def test_a_resumed_search_keeps_the_result_until_it_has_reached_as_far(
     result = job(study, searched).run()
     assert json.loads((out / "search.json").read_text())["finished"]
     assert len(result["rounds"]) >= len(earlier["rounds"])
+
+
+def test_a_full_disk_does_not_look_like_a_defect_and_the_search_continues(
+    job: Any, measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, lines, full = measured({"rule": 0.3}), list[str](), {"search.html", "search.md"}
+
+    def replaced(path: Path, data: bytes) -> None:
+        if path.name in full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace_file(path, data)
+
+    monkeypatch.setattr("minillm_lab.members.replace_file", replaced)
+    full.add("search.json")
+    with pytest.raises(MinillmError, match=r"search\.json could not be written") as error:
+        job(study, space("rule")).run()
+    again = f"--resume --out '{tmp_path / 'out dir'}' continues"
+    assert str(error.value.fix).endswith(
+        f"make room, or make the folder writable; the same command with {again}"
+    )
+    full.remove("search.json")
+    assert job(study, space("rule"), lines.append).run()["finished"]
+    assert [line.partition(" could")[0] for line in lines if "warning" in line] == [
+        "warning: search.html",
+        "warning: search.md",
+    ]
+
+
+def test_what_is_installed_and_measured_later_does_not_change_a_search_that_is_resumed(
+    job: Any, measured: Any
+) -> None:
+    known = {"scale": Prospect(-0.1, ("rule",)), "rule": Prospect(-0.05)}
+    first = replace(space("scale", "rule", train__betas=((0.8, 0.9),)), prospects=known)
+    kept = {"space": first.data()}
+    listed = [[name, one.gain, one.company] for name, one in known.items()]
+    earlier = json.loads(json.dumps({"asked": kept, "prospects": listed}))
+    newer = replace(
+        space("new", "rule", "scale", train__betas=((0.8, 0.9),)),
+        prospects={"rule": Prospect(-0.9)},
+    )
+    assert begun_with(newer, earlier, plugins=False, values=False) == first
+    del earlier["prospects"]  # of a version that did not keep them
+    found = begun_with(newer, earlier, plugins=False, values=False)
+    assert found == replace(first, prospects=newer.prospects)
+    same = replace(newer, plugins=("rule", "scale"))
+    assert begun_with(same, earlier, plugins=True, values=True).plugins == first.plugins
+    assert begun_with(newer, earlier, plugins=True, values=True) == newer
+    taken = begun_with(same, earlier, plugins=False, values=False, removed=["scale"])
+    assert taken.plugins == same.plugins
+    assert begun_with(newer, {}, plugins=False, values=False) == newer
+
+    study = measured({})
+    job(study, space("scale")).run()
+    with pytest.raises(Refusal, match="another search: its space differs") as error:
+        job(study, space("scale", "rule")).run()
+    assert str(error.value.where).endswith("search.json: space, plugins: rule only now")
+
+
+class ByMinutes:
+    """A study whose runs of some minutes have the steps that fit into them."""
+
+    def __init__(self, study: Any) -> None:
+        self._study = study
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._study, name)
+
+    def train(self, plan: Plan, seed: int, **more: Any) -> Trained:
+        minutes = plan.config.train.minutes
+        return self._study.train(at_pace(plan, 0.1) if minutes else plan, seed, **more)
+
+
+def test_a_run_to_a_target_is_shortened_to_a_few_steps_at_least(job: Any, measured: Any) -> None:
+    class Reached(measured):  # type: ignore[misc, valid-type]
+        """A study in which all runs but the very first reach a loss of 1."""
+
+        def train(self, plan: Plan, seed: int, **more: Any) -> Trained:
+            self.gain = {} if not self.made else {"rule": 5.0}
+            found = super().train(plan, seed, **more).data()
+            first = len(self.made) == 1
+            return Trained.of(
+                found | {"curve": [{**found["curve"][-1], "val_loss": 3.0 if first else 0.5}]}
+            )
+
+        def measure(self, plan: Plan, seed: int) -> dict[str, Any]:
+            return super().measure(plan, seed) | {"tokens_per_second": 10 * plan.tokens_per_step}
+
+    study = Reached({})
+    result = job(ByMinutes(study), space("rule"), target=1.0).run()
+    assert result["finished"]
+    assert min(steps for _, _, steps in study.made) == 10
+    assert result["target"]["minutes"] >= 10 * 0.1 / 60
+    again = job(ByMinutes(study), space("rule"), target=4.0)
+    again.earlier = {}
+    with pytest.raises(Refusal, match="within 20 steps, the shortest run that is tried") as error:
+        again.run()
+    assert "a lower --target" in str(error.value.fix)
+    again = job(ByMinutes(study), space("rule"), minutes=1e-9)
+    again.earlier = {}
+    with pytest.raises(Refusal, match="is shorter than a step, which has 2,048 tokens") as error:
+        again.run()
+    assert (error.value.where, error.value.fix) == ("--minutes 1e-09", "--minutes 0.033")
 
 
 def test_the_command_that_trains_the_recipe_names_single_files(
@@ -617,6 +792,14 @@ def test_a_space_file_names_all_that_is_tried(read: Any) -> None:
         ('plugins = ["moun"]', "did you mean muon"),
         ("plugins = 3", "must be a list of names"),
         ("shapes = 1", "must be true or false"),
+        ("[train]\nlr = { from = 0.1, to = inf }", "too wide: it may double 32 times"),
+        ("[train]\nlr = { from = 1e-300, to = 1e300 }", "too wide"),
+        ("[train]\nlr = { from = -1e300, to = 1e300 }", "too wide"),
+        (f"[train]\nrows = {{ from = 1, to = {10**400} }}", "too wide"),
+        ("[train]\nlr = { from = true, to = 2 }", "must be a list of values or a range"),
+        ("[train]\nrows = { from = 2, to = 2.5 }", "train.rows takes whole numbers"),
+        ("parameters = -5", "parameters must be above 0, not -5"),
+        ('plugins = ["muon", "muon"]', "muon is named twice"),
     ],
 )
 def test_a_space_file_that_cannot_be_used_is_refused(read: Any, text: str, said: str) -> None:
@@ -688,6 +871,9 @@ def test_the_page_shows_the_lineage_and_all_that_became_of_the_rest(
         assert shown in text
     assert "Trends" in html
     assert "by pace" not in text
+    taken_back = {**found.rounds[0], "taken_back": {"name": "+rule", "why": "it diverged"}}
+    said = "+rule is taken back, since a run of the recipe with it failed: it diverged."
+    assert said in markdown({**result, "rounds": [taken_back]})
     assert "by pace: minutes were converted to steps" in markdown({**result, "by_pace": True})
     aimed = {**result, "asked": {"seed": 0, "target": 3.5}}
     missed = "A held-out loss of 3.5 is not reached by the recipe in 205 k tokens of training."

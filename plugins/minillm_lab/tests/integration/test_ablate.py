@@ -56,7 +56,7 @@ def test_an_ablation_shows_a_table_and_keeps_everything(
     assert "6 steps" in shown.out
     assert re.search(r"^about \d+:\d\d for the runs at equal tokens", shown.err, re.MULTILINE)
     assert re.search(
-        r"^\+muon, seed 1, 6 steps  run 4 of 4, \d+:\d\d left$", shown.err, re.MULTILINE
+        r"^baseline, seed 1, 6 steps  run 4 of 4, \d+:\d\d left$", shown.err, re.MULTILINE
     )
     kept = json.loads((tmp_path / "out" / "ablation.json").read_bytes())
     muon = kept["plugins"]["muon"]

@@ -81,7 +81,13 @@ def test_a_planted_winner_is_found_and_a_killed_search_finds_the_same(
     before = {path.name: path.stat().st_mtime_ns for path in runs.glob("*.json")}
     assert main([*given, "--out", str(killed)]) == 2
     assert "the same command with --resume continues it" in capsys.readouterr().err
-    assert main([*given, "--out", str(killed), "--resume"]) == 0
+    at, folder = given.index("--space"), ("--out", str(killed), "--resume")
+    other = tmp_path / "other.toml"
+    other.write_text("[train]\nlr = [1e-5, 1e-2, 1e-1]\nwarmup = [0.05, 0.9]\n")
+    assert main([*given[: at + 1], str(other), *given[at + 2 :], *folder]) == 2
+    assert "search.json: space, values, train.lr: 0.1 only now" in capsys.readouterr().err
+    # of the search that began, though plugins are installed that no space file names
+    assert main([*given[:at], *given[at + 2 :], *folder]) == 0
     assert "train.lr=0.01" in capsys.readouterr().err
     after = {path.name: path.stat().st_mtime_ns for path in runs.glob("*.json")}
     assert before.items() <= after.items()
@@ -156,16 +162,19 @@ def test_a_target_makes_a_length(
 ) -> None:
     at, out = given.index("--tokens"), tmp_path / "out"
     command = [*given[:at], *given[at + 2 :], "--out", str(out)]
-    assert main([*command, "train.lr=0.003", "--target", "5.5"]) == 0
+    assert main([*command, "train.lr=0.003", "--target", "4"]) == 0
     shown = capsys.readouterr().err
-    assert re.search(r"looking for a loss of 5.5: .*  run 1 of 1,", shown)
+    assert re.search(r"looking for a loss of 4: .*  run 1 of 1,", shown)
     best = (out / "best.toml").read_text("utf-8")
     for text in (shown, best, (out / "search.md").read_text("utf-8")):
-        assert re.search(r"a held-out loss of 5.5 is (not )?reached", text, re.IGNORECASE)
+        assert re.search(r"a held-out loss of 4 is (not )?reached", text, re.IGNORECASE)
     train = tomllib.loads(best)["train"]
     assert train["minutes"] > 0
     assert "steps" not in train
     capsys.readouterr()
+    command[-1] = str(tmp_path / "always")
+    assert main([*command, "--target", "100"]) == 2
+    assert "a loss of 100 is reached by the settings as they are" in capsys.readouterr().err
     command[-1] = str(tmp_path / "never")
     assert main([*command, "--target", "0.1", "--budget", "10s"]) == 1
     assert "do not reach a loss of 0.1 within 40% of the budget" in capsys.readouterr().err
@@ -196,6 +205,8 @@ def test_a_target_makes_a_length(
         (("--tokens", "100000000"), "the budget of 20:00 is too small"),
         (("--tokens", "100000000"), "m is the least; or shorter runs"),
         (("--gpus", "2"), "--gpus 2 asks for NVIDIA GPUs, and 0 can be used on cpu"),
+        (("--gpus", "2"), "fix:   leave it out"),
+        (("--tokens", "31"), "a run of 31 tokens is shorter than a step, which has 32 tokens"),
     ],
 )
 def test_what_cannot_be_searched_is_refused(
