@@ -46,13 +46,15 @@ plan.py
 hooks.py, during training
     - ``batches``: ``on_batch`` in phases train, eval and decode: ids in range, declared fields with
       their dtype and shape and no others, the same again for the same batch, which itself stays as it
-      was; only train drops and reweights; in decode a column never depends on later ones.
+      was; only train drops and reweights, and not every label; in decode a column never depends on
+      later ones. The bytes of its token ids are like a tokenizer's.
     - ``events``: ``on_event`` takes the events of a run of 12 steps, one of each kind among them,
       with None in every field that may be None, and changes none; ``on_evaluated`` returns a verdict,
       without a tokenizer and with one.
 kernels/
     - ``kernel``: each kernel that it brings, alone, on odd sizes, in memory full of NaN and again with
-      other inputs: outputs and gradients are the op's in float64, to the contract's tolerance.
+      other inputs: outputs and gradients are the op's in float64, to the contract's tolerance. On
+      torch no number of an array is read on the host.
       ``minillm kernels check`` walks over the same cases, on a GPU too.
 numbers.py, updates.py: against NumPy in float64, at initial weights perturbed by 0.1, so
 that parameters starting at 0 have an effect
@@ -83,8 +85,8 @@ frameworks.py
     - ``pure``: a step sets no attribute of its modules; activation checkpointing of blocks changes
       neither gradients nor state.
     - ``alike``: five steps with its own optimizer are the same on both, state included.
-    - ``compiles``: compiled steps are one graph (on a CPU only torch's tracing: aot_eager), with
-      the losses and moments of eager steps.
+    - ``compiles``: compiled steps are one graph (on a CPU only torch's tracing: aot_eager), which
+      reads no number of an array on the host, with the losses and moments of eager steps.
 mesh.py
     - ``mesh``: two processes over gloo, with very different numbers of labels, train as one: the same
       losses, updates and State, by whole micro-batches and by rows, or a refusal by name. Skipped

@@ -16,6 +16,19 @@ if TYPE_CHECKING:
 Verdict = Literal["passed", "failed", "not applicable", "not run"]
 
 RAISED = "the plugin's own code at this line, or what it hands to the core there"
+NOT_FINITE = "a division by 0, or a logarithm or a root of what may be 0 or negative"
+
+
+class HostRead(Exception):
+    """Code reads a number of an array: in each step the host would wait for the device.
+
+    Args:
+        stack: where, as in a traceback.
+    """
+
+    def __init__(self, stack: str = "") -> None:
+        super().__init__("a number of an array is read on the host")
+        self.stack = stack
 
 
 class Failed(Exception):
@@ -63,7 +76,7 @@ class Check:
         except Failed as failure:
             return Outcome("failed", failure.found, failure.cause, failure)
         except MinillmError as error:
-            lines = [error.what, *(error.where or "").splitlines()]
+            lines = [error.what, *(error.where or "").splitlines(), error.line or ""]
             found = "\n".join(filter(None, map(plain, lines)))
             return Outcome("failed", found, error.fix, error)
         except (Exception, SystemExit) as error:  # from a node or a stage; hooks are wrapped
@@ -79,8 +92,13 @@ def raised(error: BaseException) -> str:
 def place(error: BaseException, subject: Subject) -> str:
     """Return an error's message, and the innermost line of the plugin's code in its traceback."""
     said = plain(str(error), limit=600) or "no message"
+    return "\n".join(filter(None, (said, own_line(error, subject))))
+
+
+def own_line(error: BaseException, subject: Subject) -> str | None:
+    """Return the innermost line of the plugin's code in an error's traceback; None: there is none."""
     try:
         own = own_frames(error, subject.found.origin.root)
     except MinillmError:
-        own = []
-    return f"{said}\n{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else said
+        return None
+    return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}" if own else None

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from minillm_core import Plan
 from minillm_core.inspection import named_modules, on_host
-from minillm_kit.check import Failed, NotApplicable
+from minillm_kit.check import Failed, HostRead, NotApplicable
 from minillm_kit.numbers import norm
 from minillm_kit.subject import Batch, Subject, states
 
@@ -139,10 +141,15 @@ def compiles(subject: Subject) -> str:
     cause = "the graph depends on a value, or reads something that is not an argument"
     for backend in subject.backends:
         runs = [subject.trainer(plan, backend, stirred=True) for plan in plans]
-        first, second = (
-            subject.train(run, plan, [batch] * COMPILED)
-            for run, plan in zip(runs, plans, strict=True)
-        )
+        try:
+            first, second = (
+                subject.train(run, plan, [batch] * COMPILED)
+                for run, plan in zip(runs, plans, strict=True)
+            )
+        except Exception as error:
+            if failed := _untraced(error, subject, backend):
+                raise failed from error
+            raise
         whose = f"{backend}, eager and compiled"
         apart = float(np.abs(np.subtract(first, second)).max())
         if not apart <= 1e-5:
@@ -153,6 +160,25 @@ def compiles(subject: Subject) -> str:
         moments = _moments(eager, compiled, whose, cause)
         found.append(f"{whose}: losses {apart:.0e}, {moments} apart")
     return "; ".join(found)
+
+
+def _untraced(error: Exception, subject: Subject, backend: str) -> Failed | None:
+    """Describe an error of torch's about the plugin's code that it traced; None: another error.
+
+    The code's stack is in torch's message, and not in the traceback.
+    """
+    inner = getattr(error, "inner_exception", error)  # of torch's BackendCompilerFailed
+    stack = inner.stack if isinstance(inner, HostRead) else str(inner)
+    lines = re.findall(r'File "(.+?)", line (\d+), in (\S+)', stack)
+    root = subject.found.origin.root
+    own = [f"{file}:{n} in {name}" for file, n, name in lines if Path(file).is_relative_to(root)]
+    if not own and not isinstance(inner, HostRead):
+        return None
+    return Failed(
+        "\n".join([f"{backend}, compiled: {str(inner).splitlines()[0]}", *own[-1:]]),
+        cause="the graph depends on a value: use ops, which take arrays (ops.where chooses), in place "
+        "of .item(), float(), `if` and boolean indices of arrays",
+    )
 
 
 def _moments(eager: Arrays, compiled: Arrays, whose: str, cause: str) -> str:

@@ -26,7 +26,7 @@ from minillm_core.inspection import (
     unmet,
 )
 from minillm_kit.check import Failed, NotApplicable
-from minillm_kit.subject import Batch, Subject, spelt
+from minillm_kit.subject import Batch, Subject, as_in_text, supervised
 
 if TYPE_CHECKING:
     from minillm_core.inspection import StepBatch
@@ -61,6 +61,9 @@ EVENTS: tuple[minillm.Event, ...] = (
 
 LOADED = 8
 """Number of dataloader steps."""
+
+CALLED = 6
+"""Number of batches given to ``on_batch``: what happens to one token in a hundred is seen."""
 
 DOCUMENTS = 1000
 """Maximum number of documents read from a source."""
@@ -155,7 +158,7 @@ def _equal(steps: list[StepBatch], others: list[StepBatch], when: str) -> None:
 
 def _batches(subject: Subject) -> str:
     """Call ``on_batch`` in each phase."""
-    plain = subject.batches(subject.plan(without=True), 2)
+    plain = subject.batches(subject.plan(without=True), CALLED)
     for phase in PHASES:
         first, again = (_called(_hook(subject), plain, phase) for _ in range(2))
         for one, two in zip(first, again, strict=True):
@@ -166,6 +169,11 @@ def _batches(subject: Subject) -> str:
                 )
         if phase != "train":
             _check_kept(plain, first, phase)
+        elif not supervised(first):
+            raise Failed(
+                f"phase train: all {supervised(plain)} labels of {len(plain)} batches become -1",
+                cause="nothing would be trained: set only the labels to -1 that are not to be learned",
+            )
     _check_prefix(_hook(subject), plain[0])
     return f"{', '.join(PHASES)}: ids in range, the same again; only train drops"
 
@@ -173,7 +181,7 @@ def _batches(subject: Subject) -> str:
 def _hook(subject: Subject) -> OnBatch:
     """Return the plugin's ``on_batch``, set up as at the start of a run."""
     plan = subject.plan()
-    hook = batch_hook(plan, [subject.loaded, *subject.companions], pieces=spelt(plan))
+    hook = batch_hook(plan, [subject.loaded, *subject.companions], pieces=as_in_text(plan))
     assert hook is not None
     return hook
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from minillm_core import Plan, PlanError
 from minillm_core.commands import counted
-from minillm_kit.check import Failed, NotApplicable, raised
+from minillm_kit.check import NOT_FINITE, RAISED, Failed, NotApplicable, own_line, place
 from minillm_kit.oracle import Oracle
 from minillm_kit.subject import ODD, Subject, first_row
 
@@ -24,12 +24,12 @@ LOGITS = {"float32": 1e-5, "bfloat16": 1e-1}
 GRADIENT = {"float32": 1e-3, "bfloat16": 1e-1}
 """dtype -> tolerance of gradients, relative to their norm."""
 
-RAISED = {
+REFUSED = {
     "float32": "an op is called with shapes or dtypes that this framework refuses",
     "bfloat16": "a float32 State, constant or schedule value meets bfloat16: self.ops.like(value, x)"
     " casts it",
 }
-"""dtype -> the likely cause of a framework's error in a node."""
+"""dtype -> the likely cause of a framework's error."""
 
 STEP = 1e-4
 """Step size of central differences, along a direction of unit elements."""
@@ -53,7 +53,7 @@ def _forward(subject: Subject, plan: Plan, sizes: str, **changed: object) -> str
     if not (np.isfinite(loss) and np.isfinite(logits).all()):
         raise Failed(
             f"numpy{sizes}: loss {loss}, with weights moved by 0.1 from their initial values",
-            cause="a division by 0, or a logarithm or a root of what may be negative",
+            cause=NOT_FINITE,
         )
     for dtype in LOSS:
         stated = subject.found.cls.manifest
@@ -69,8 +69,17 @@ def _forward(subject: Subject, plan: Plan, sizes: str, **changed: object) -> str
                 apart = norm([run.next_logits(row) - logits]) / norm([logits])
                 (got,) = subject.train(run, plan, [batch])
             except (TypeError, RuntimeError, ValueError) as error:
-                found = f"{backend} {dtype}{sizes}: {raised(error)}"
-                raise Failed(found, cause=RAISED[dtype]) from error
+                its_own = dtype == "float32" and own_line(error, subject)
+                raise Failed(
+                    f"{backend} {dtype}{sizes}: {type(error).__name__}: {place(error, subject)}",
+                    cause=RAISED if its_own else REFUSED[dtype],
+                ) from error
+            if not (np.isfinite(got) and np.isfinite(apart)):
+                raise Failed(
+                    f"{backend} {dtype}{sizes}: loss {got:.6f}, NumPy's {loss:.6f}; logits "
+                    f"{apart:.1e} apart",
+                    cause=NOT_FINITE,
+                )
             error = abs(got - loss) / max(abs(loss), 1.0)
             if not (error <= bound and apart <= bound_of_logits):
                 raise Failed(
@@ -162,6 +171,8 @@ def identity(subject: Subject) -> str:
     plans = (subject.plan(), subject.plan(without=True))
     row = first_row(subject.batches(plans[0], 1)[0])
     ours, plain = (Oracle(subject, plan, stirred=False).logits(row) for plan in plans)
+    if not np.isfinite(ours).all():
+        raise Failed("numpy: logits at the start are NaN or infinite", cause=NOT_FINITE)
     apart = float(np.abs(ours - plain).max())
     if not apart <= 1e-9:
         raise Failed(

@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from minillm_kit.check import HostRead
+
 
 def traced() -> Callable[..., Any]:
     """Reset dynamo, which keeps eight graphs per function, and return a compile without code generation.
 
     A compiled step is then one graph or an error, on a CPU within seconds. Like ``aot_eager``, but the
-    partition between forward and backward saves the activations that a minimal cut recomputes.
+    partition between forward and backward saves the activations that a minimal cut recomputes. Compiling
+    raises HostRead where a graph reads a number of an array, which torch (2.13) accepts in one graph.
     """
     torch.compiler.reset()
     return partial(torch.compile, backend=_forward_and_backward)
@@ -26,6 +29,9 @@ def _forward_and_backward(graph: Any, inputs: Any) -> Any:
     from torch._functorch.compilers import nop
     from torch._functorch.partitioners import default_partition
 
+    for node in graph.graph.nodes:
+        if node.meta.get("unbacked_bindings"):  # a number, or a size, that only the values tell
+            raise HostRead(node.stack_trace or "")
     return aot_autograd(fw_compiler=nop, bw_compiler=nop, partition_fn=default_partition)(
         graph, inputs
     )

@@ -27,6 +27,8 @@ Partner = tuple[LoadedPlugin, ...]
 
 def pairs(subject: Subject) -> str:
     """Check with each partner that the plan is equal in either order and trains, or the conflict names both."""
+    if subject.pairs == 0:
+        raise NotApplicable("--pairs 0: none asked for")
     found: dict[str, list[str]] = {"trained": [], "refused by name": [], "not run": []}
     for spec in chosen(subject):
         name = plugin_name(spec, where="partner")

@@ -63,6 +63,12 @@ ODD: Mapping[str, Any] = {
 STIR = np.float32(0.1)
 """Standard deviation of the perturbation of weights."""
 
+PIECES = (
+    *(b" ", b"\n", b"", b" the", b".", b"7", b"A", b"\xc3", b"\n\n", b"  ", b"ing", b" The"),
+    *(b",", b"42", b"\t", b" \xe2\x80", b'"', b" I", b"(", b"://", b" = ", b"\xa9", b"e", b"_id"),
+)
+"""Bytes of tokens as in text: blanks, line ends, words, capitals, digits, parts of characters; empty: special."""
+
 RULE = re.compile(r"(?:opt\.(?:extend|assign|split)\(|.*, as of )(\w+)")
 """Matches a slot that requires a missing rule, table or frequencies."""
 
@@ -397,3 +403,8 @@ def states(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 def spelt(plan: Plan) -> tuple[bytes, ...]:
     """Return stand-ins for the bytes of token ids: base-3 numbers, with the first id special."""
     return (b"", *(np.base_repr(index, 3).encode() for index in range(1, plan.config.model.vocab)))
+
+
+def as_in_text(plan: Plan) -> tuple[bytes, ...]:
+    """Return stand-ins of which the most frequent are :data:`PIECES`, and the others :func:`spelt`."""
+    return (*PIECES, *spelt(plan))[: plan.config.model.vocab]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from minillm_core.inspection import Evidence
-from minillm_kit.check import Failed, NotApplicable, raised
+from minillm_kit.check import NOT_FINITE, Failed, NotApplicable, raised
 from minillm_kit.oracle import Oracle
 from minillm_kit.subject import Subject, first_row
 
@@ -116,7 +116,7 @@ def trains(subject: Subject) -> str:
             step = int(np.argmin(np.isfinite(losses))) + 1
             raise Failed(
                 f"{backend}: the loss of step {step} is {losses[step - 1]}",
-                cause="a division by 0, a logarithm or a root of what may be 0, or too large a step",
+                cause=f"{NOT_FINITE}, or too large a step",
             )
         found.append(f"{backend} {losses[0]:.3f} to {losses[-1]:.3f}")
     return ", ".join(found)

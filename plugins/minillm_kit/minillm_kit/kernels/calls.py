@@ -21,6 +21,10 @@ Layout = Literal["plain", "sliced", "transposed"]
 Kernel = Callable[..., Any]
 
 
+class NotArrays(Exception):
+    """A kernel returns something other than arrays."""
+
+
 @dataclass(frozen=True)
 class Results:
     """A kernel's outputs and gradients, and its side effects on the arguments."""
@@ -62,6 +66,7 @@ class Calls(Protocol):
         dtype: str,
         wanted: Sequence[str] = (),
         layout: Layout = "plain",
+        unread: bool = False,
     ) -> Results:
         """Call a kernel, and its backward pass on ``upstream`` where gradients are wanted.
 
@@ -77,6 +82,11 @@ class Calls(Protocol):
             dtype: the compute dtype.
             wanted: the arguments to differentiate.
             layout: of the floats, and of the upstream gradients.
+            unread: refuse that the kernel reads a number of an array on the host; torch only.
+
+        Raises:
+            NotArrays: an output is not an array.
+            HostRead: the kernel, or its backward pass, reads a number where ``unread``.
         """
 
     @abstractmethod
@@ -114,6 +124,20 @@ class Calls(Protocol):
     @abstractmethod
     def out_of_memory(self, error: BaseException) -> bool:
         """Return whether an error means that the device is out of memory."""
+
+
+def listed(outputs: Any, kind: type) -> list[Any]:
+    """Return a kernel's outputs as a list.
+
+    Raises:
+        NotArrays: one is not of the type ``kind``.
+    """
+    found = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+    for index, y in enumerate(found):
+        if not isinstance(y, kind):
+            wanted = f"{kind.__module__.partition('.')[0]}'s arrays are {kind.__name__}"
+            raise NotArrays(f"output {index} is of type {type(y).__name__}; {wanted}")
+    return found
 
 
 def loaded(candidate: Candidate) -> Kernel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from minillm_core.commands import nearest
 from minillm_core.inspection import CONTRACTS
-from minillm_kit.check import Failed, NotApplicable
+from minillm_kit.check import Failed, NotApplicable, own_line
 from minillm_kit.kernels.calls import calls_on
 from minillm_kit.kernels.check import Row, Target, plan_check, run_check
 from minillm_kit.kernels.examples import CASES
@@ -16,6 +16,7 @@ from minillm_kit.subject import Subject
 CAUSES = {
     "output": "the forward pass: an edge, a size that is no power of two, a sum in a half dtype",
     "gradient": "the backward pass: a factor, a term that is left out, a sum in a half dtype",
+    "runs": "the kernel's code there, or a case that its accepts= should refuse",
 }
 
 
@@ -41,9 +42,14 @@ def kernel(subject: Subject) -> str:
     for row in report.failed:
         index, failure = row.failures[0]
         candidate, case = row.target.offer.candidate, CASES[row.target.offer.candidate.op][index]
-        raise Failed(
+        lines = [
             f"{row.target.calls.backend} {row.dtype}, kernel {candidate.op}={candidate.name}: "
-            f"{failure.found} ({case.name})\nalone: {report.again(row, index)}",
+            f"{failure.found} ({case.name})",
+            own_line(failure.error, subject) if failure.error else None,
+            f"alone: {report.again(row, index)}",
+        ]
+        raise Failed(
+            "\n".join(filter(None, lines)),
             cause=CAUSES.get(
                 failure.property, f"{failure.property}: {PROPERTIES[failure.property]}"
             ),

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from minillm_core import BackendError
-from minillm_kit.kernels.calls import Kernel, Layout, Results, kind_of
+from minillm_kit.kernels.calls import Kernel, Layout, Results, kind_of, listed
 
 GUARD = 64
 """Guard elements before and after an array."""
@@ -57,6 +57,7 @@ class MLXCalls:
         dtype: str,
         wanted: Sequence[str] = (),
         layout: Layout = "plain",
+        unread: bool = False,
     ) -> Results:
         with mx.stream(self._device):
             kept: list[tuple[str, mx.array, mx.array]] = []  # name, array, values before the call
@@ -102,7 +103,7 @@ class MLXCalls:
         learnt = 1 if "targets" in arguments else None  # of a loss only the total is differentiable
 
         def outputs(*chosen: mx.array) -> list[mx.array]:
-            found = _listed(kernel(**{**given, **dict(zip(wanted, chosen, strict=True))}))
+            found = listed(kernel(**{**given, **dict(zip(wanted, chosen, strict=True))}), mx.array)
             return found[:learnt]
 
         def both() -> Any:  # outputs that backward passes do not read would not be computed
@@ -160,7 +161,7 @@ def _pulled_back(
 
     def total(chosen: dict[str, Any]) -> Any:
         found = kernel(**{**given, **chosen})
-        outputs = _listed(found)
+        outputs = listed(found, mx.array)
         pairs = zip(outputs, upstream, strict=False)
         terms = [
             (y.astype(mx.float32) * mx.array(c)).sum()
@@ -183,10 +184,6 @@ def _plain(value: Any, dtype: str | None) -> Any:
         mx.eval(x)
         return x
     return type(value)(*(_plain(x, None) for x in value)) if hasattr(value, "_fields") else value
-
-
-def _listed(outputs: Any) -> list[mx.array]:
-    return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
 
 
 def _put(

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from minillm_core import BackendError
-from minillm_kit.kernels.calls import Kernel, Layout, Results, kind_of
+from minillm_kit.check import HostRead
+from minillm_kit.kernels.calls import Kernel, Layout, Results, kind_of, listed
 
 GUARD = 64
 """Guard elements before and after an array: they keep the alignment of newly allocated memory."""
@@ -58,6 +60,7 @@ class TorchCalls:
         dtype: str,
         wanted: Sequence[str] = (),
         layout: Layout = "plain",
+        unread: bool = False,
     ) -> Results:
         placed = _Placed(self.device, layout)
         given = {
@@ -66,9 +69,12 @@ class TorchCalls:
         }
         for name in wanted:
             given[name].requires_grad_()
-        with torch.set_grad_enabled(bool(wanted)), _no_limit():
-            outputs = kernel(**given)
-        outputs = list(outputs) if isinstance(outputs, tuple | list) else [outputs]
+        with (
+            torch.set_grad_enabled(bool(wanted)),
+            _no_limit(),
+            _unread() if unread else nullcontext(),
+        ):
+            outputs = listed(kernel(**given), Tensor)
         attached = [index for index, y in enumerate(outputs) if y.requires_grad]
         pairs = [
             (y, c)
@@ -81,7 +87,8 @@ class TorchCalls:
         found: Sequence[Tensor | None] = [None] * len(wanted)
         if pairs and wanted:
             inputs = [given[name] for name in wanted]
-            found = torch.autograd.grad([y for y, _ in pairs], inputs, ups, allow_unused=True)
+            with _unread() if unread else nullcontext():
+                found = torch.autograd.grad([y for y, _ in pairs], inputs, ups, allow_unused=True)
         gradients = {
             name: np.zeros(given[name].shape) if grad is None else _wide(grad)
             for name, grad in zip(wanted, found, strict=True)
@@ -163,6 +170,17 @@ class TorchCalls:
     def out_of_memory(self, error: BaseException) -> bool:
         known = isinstance(error, torch.OutOfMemoryError | MemoryError)
         return known or "DefaultCPUAllocator" in str(error)  # on a CPU torch raises RuntimeError
+
+
+class _Unread(TorchDispatchMode):
+    """Refuses ``.item()``, ``float()``, ``bool()`` and ``if`` of a tensor."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise HostRead
+        return func(*args, **(kwargs or {}))
 
 
 class TorchTimed:
@@ -254,6 +272,14 @@ def _no_limit() -> AbstractContextManager[None]:
         if config
         else nullcontext()
     )
+
+
+@contextmanager
+def _unread() -> Iterator[None]:
+    """Refuse reads of numbers of tensors; kernels that compile themselves run uncompiled, as torch requires here."""
+    compiling = "torch._dynamo" in sys.modules
+    with torch.compiler.set_stance("force_eager") if compiling else nullcontext(), _Unread():
+        yield
 
 
 def _plain(value: Any, device: str, dtype: str | None) -> Any:

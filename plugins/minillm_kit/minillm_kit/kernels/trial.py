@@ -9,9 +9,10 @@ from functools import partial
 import numpy as np
 
 from minillm_core import Candidate
-from minillm_core.commands import plain
+from minillm_core.commands import counted, plain
 from minillm_core.inspection import CONTRACTS
-from minillm_kit.kernels.calls import Calls, Kernel, Layout, Results, loaded
+from minillm_kit.check import HostRead
+from minillm_kit.kernels.calls import Calls, Kernel, Layout, NotArrays, Results, loaded
 from minillm_kit.kernels.problem import IN_FLOAT32, Problem, gradients
 
 PROPERTIES: Mapping[str, str] = {
@@ -44,6 +45,7 @@ class Failure:
 
     property: str
     found: str  # numbers
+    error: Exception | None = field(default=None, compare=False, repr=False)  # that was raised
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,10 @@ class Tried:
     failures: list[Failure] = field(default_factory=list)
     no_memory: bool = False
 
-    def fail(self, name: str, found: str) -> None:
+    def fail(self, name: str, found: str, error: Exception | None = None) -> None:
         """Record a failure, at most one per property."""
         if all(one.property != name for one in self.failures):
-            self.failures.append(Failure(name, found))
+            self.failures.append(Failure(name, found, error))
 
 
 def trial(
@@ -92,11 +94,17 @@ def trial(
             _hold_alike(tried, called, candidate, calls, first, other)
         else:
             _hold(tried, called, candidate, calls, first, other)
+    except NotArrays as error:
+        tried.fail("shape", str(error))
+    except HostRead as error:
+        tried.fail(
+            "runs", f"{error} (.item(), float(), bool() or if), which waits for the device", error
+        )
     except Exception as error:
         if calls.out_of_memory(error):
             tried.no_memory = True
         else:
-            tried.fail("runs", plain(f"{type(error).__name__}: {error}", 300))
+            tried.fail("runs", plain(f"{type(error).__name__}: {error}", 300), error)
     return tried
 
 
@@ -108,6 +116,7 @@ def _called(
     upstream: Sequence[np.ndarray] | None = None,
     wanted: Sequence[str] | None = None,
     layout: Layout = "plain",
+    unread: bool = False,
 ) -> Results:
     """Call a kernel on a problem; by default all floats are differentiated."""
     calls.poison([x.shape for x in (*of.outputs, *of.floats.values())], of.dtype)
@@ -119,6 +128,7 @@ def _called(
         dtype=of.dtype,
         wanted=[*of.floats] if wanted is None else wanted,
         layout=layout,
+        unread=unread,
     )
 
 
@@ -139,6 +149,8 @@ def _hold(
         tried.fail("constant", f"output {extra[0]} carries a gradient")
     if first.case.effort != "usual":
         return
+    if calls.kind == "cpu" and not candidate.host_masks:  # there all arrays are on the host
+        called(first, unread=True)
     _hold_alike(tried, called, candidate, calls, first, other)
     _compare(tried, candidate, called(first, wanted=()), first, as_="forward")
     for name in first.floats if len(first.floats) > 1 else ():
@@ -176,7 +188,7 @@ def _shaped(tried: Tried, got: Results, of: Problem) -> bool:
     if shapes == wanted:
         return True
     if len(shapes) != len(wanted):
-        tried.fail("shape", f"{len(shapes)} outputs, not {len(wanted)}")
+        tried.fail("shape", f"{counted(len(shapes), 'output')}, not {len(wanted)}")
         return False
     index = next(i for i, pair in enumerate(zip(shapes, wanted, strict=True)) if len({*pair}) > 1)
     (shape, kind), (right, its) = shapes[index], wanted[index]

@@ -53,6 +53,14 @@ def test_a_kernel_that_is_right_passes(checked: Callable[..., Outcome]) -> None:
         assert f"swiglu=fast torch {dtype} " in outcome.found
 
 
+def test_a_kernel_that_compiles_itself_is_run_without(checked: Callable[..., Outcome]) -> None:
+    """No compiled code runs while reads of numbers are refused."""
+    end = "    return gate * sigmoid * up\n"
+    compiled = "\n\nimport torch\nkernel = torch.compile(kernel, fullgraph=True, backend='eager')\n"
+    outcome = checked(end, end + compiled, backend="torch")
+    assert outcome.verdict == "passed", outcome
+
+
 @pytest.mark.broad(2)
 @pytest.mark.parametrize(
     ("old", "new", "verdict", "found"),

@@ -151,3 +151,9 @@ def test_nobody_to_pair_with(plugin: Write) -> None:
     outcome = paired(plugin(), [])
     assert outcome.verdict == "not applicable"
     assert "none is installed" in outcome.found
+
+
+def test_no_pair_is_asked_for(plugin: Write, partner: Write) -> None:
+    (check,) = (check for check in CHECKS if check.name == "pairs")
+    outcome = check.run(Subject(plugin(), backend="torch", pairs=0, partners=[partner()]))
+    assert outcome == Outcome("not applicable", "--pairs 0: none asked for")

@@ -12,6 +12,7 @@ import minillm_kit
 from minillm_core import text
 from minillm_core.nn.init import ones
 from minillm_kit import CHECKS
+from minillm_kit.check import NOT_FINITE, RAISED
 from minillm_kit.runner import Report, run_checks
 from minillm_kit.subject import Subject
 
@@ -24,10 +25,22 @@ CLAIM = "        model.embed.mix(Smear, scale=self.scale)"
 STAGE = '    return update + 0.1 * mean, {"mean": mean}'
 STATEMENT = "class MyTrick(Plugin, api=1, identity_at_init=True):"
 EXTEND = '        optimizer.extend("plain", "scale", stage(soften, state={"mean": "like"}))'
+SWIGLU = (
+    f"{EXTEND}\n\n    def kernel_provider(self, kernels):\n"
+    "        from minillm_core import Candidate\n"
+    "        at = f'{__name__}:swiglu'\n"
+    "        kernels.candidate(Candidate('swiglu', 'mine', ('torch',), at, provider='my_trick'))"
+    "\n\n\ndef swiglu(gate, up):\n    y = gate * gate.sigmoid() * up\n"
+)
 BATCH = "        # for each batch"
 FIELDS = '        return {**batch, "parity": batch["ids"] % 2}'
 EVENT = "        HEARD.append(event.event)"
 NEXT = '        return {"level": 0.9 * self.level + 0.1 * level}'
+CALLED = f"    def on_batch(self, batch, phase):\n{BATCH}"
+TAKEN = """    def on_batch(self, batch, phase, pieces):
+        import numpy as np
+        blank = np.array([one.isspace() for one in pieces])[batch["labels"]]
+"""
 OPEN = "        return y * self.ops.expand_dims(1.0 + self.gate(x), -1)"
 
 WRONG: dict[str, tuple[str, str, str]] = {
@@ -124,6 +137,26 @@ WRONG: dict[str, tuple[str, str, str]] = {
         FIELDS,
         FIELDS.replace("% 2", "* 0 + batch['ids'].shape[1]"),
     ),
+    "drops blanks without a seed": (
+        "batches",
+        CALLED,
+        f"{TAKEN}        gone = blank & (np.random.default_rng().random(blank.shape) < 0.5)\n"
+        "        if phase == 'train':\n"
+        "            batch = {**batch, 'labels': np.where(gone, -1, batch['labels'])}",
+    ),
+    "drops blanks by the calls so far": (
+        "batches",
+        CALLED,
+        f"{TAKEN}        CALLS.append(phase)\n        gone = blank & (len(CALLS) > 6)\n"
+        "        if phase == 'train':\n"
+        "            batch = {**batch, 'labels': np.where(gone, -1, batch['labels'])}",
+    ),
+    "drops every label": (
+        "batches",
+        BATCH,
+        "        if phase == 'train':\n"
+        "            batch = {**batch, 'labels': batch['labels'] * 0 - 1}",
+    ),
     "raises where a figure is None": (
         "events",
         EVENT,
@@ -143,13 +176,10 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "a kernel's gradient is a little off": (
         "kernel",
         EXTEND,
-        f"{EXTEND}\n\n    def kernel_provider(self, kernels):\n"
-        "        from minillm_core import Candidate\n"
-        "        at = f'{__name__}:swiglu'\n"
-        "        kernels.candidate(Candidate('swiglu', 'mine', ('torch',), at, provider='my_trick'))"
-        "\n\n\ndef swiglu(gate, up):\n    y = gate * gate.sigmoid() * up\n"
-        "    return 1.001 * y - 0.001 * y.detach()",
+        f"{SWIGLU}    return 1.001 * y - 0.001 * y.detach()",
     ),
+    "a kernel reads a number": ("kernel", EXTEND, f"{SWIGLU}    return y if y.sum() < 1e9 else y"),
+    "a kernel returns nothing": ("kernel", EXTEND, SWIGLU),
     "not the identity": (
         "identity",
         'Linear(geometry.dim, 1, role="gate", init=zeros)',
@@ -277,8 +307,70 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "        seen = self.ops.mean(self.ops.mean(self.ops.mean(x, -1), -1))\n"
         "        y = y if seen > -9.0 else -y\n" + OPEN,
     ),
+    "an item of an array in a node": (
+        "compiles",
+        OPEN,
+        "        y = y * (1.0 + 0.0 * self.ops.mean(x[0, 0], 0).item())\n" + OPEN,
+    ),
+    "a float of an array in a stage": (
+        "compiles",
+        STAGE,
+        "    update = update * (1.0 + 0.0 * float(ops.sum(update)))\n" + STAGE,
+    ),
 }
 """Fault -> the check that finds it, the right line, the wrong line."""
+
+AT_FAULT = "my_trick.py:"
+NAN_ON_TORCH = "* (float('nan') if type(self.ops).__name__ == 'TorchOps' else 1.0)"
+SAID: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
+    "a claim's lines": ("plans", *WRONG["claims twice"][1:], (AT_FAULT,)),
+    "where a stage raises": (
+        "forward",
+        STAGE,
+        "    raise RuntimeError('not here')\n" + STAGE,
+        ("RuntimeError: not here", AT_FAULT, " in soften", RAISED),
+    ),
+    "NaN at the start": (
+        "identity",
+        OPEN,
+        "        y = y * float('nan')\n" + OPEN,
+        ("NaN or infinite", NOT_FINITE),
+    ),
+    "NaN on one framework": (
+        "forward",
+        MIX,
+        f"{MIX}\n        mixed = mixed {NAN_ON_TORCH}",
+        ("loss nan", NOT_FINITE),
+    ),
+    "where a kernel raises": (
+        "kernel",
+        EXTEND,
+        f"{SWIGLU}    raise RuntimeError('not here')",
+        ("RuntimeError: not here", AT_FAULT, " in swiglu", "the kernel's code there"),
+    ),
+    "where a kernel reads a number": (
+        "kernel",
+        *WRONG["a kernel reads a number"][1:],
+        ("read on the host", AT_FAULT, " in swiglu"),
+    ),
+    "what a kernel returns": (
+        "kernel",
+        *WRONG["a kernel returns nothing"][1:],
+        ("output 0 is of type NoneType",),
+    ),
+    "the labels lost": ("batches", *WRONG["drops every label"][1:], ("198 labels of 6 batches",)),
+    "where a number is read": (
+        "compiles",
+        *WRONG["an item of an array in a node"][1:],
+        ("read on the host", AT_FAULT, " in forward", "ops.where"),
+    ),
+    "where a choice is by a number": (
+        "compiles",
+        *WRONG["reads a number while traced"][1:],
+        (AT_FAULT, " in forward", "ops.where"),
+    ),
+}
+"""What -> its check, the right line, the wrong line, and what the failure says."""
 
 Write = Callable[..., str]
 BOTH = ("parity", "alike")
@@ -325,6 +417,17 @@ def test_its_check_finds_it(plugin: Write, partner: Write, what: str) -> None:
     assert failed.outcome.found
     assert failed.outcome.cause
     assert failed.rerun.endswith(f"--only {check}")
+
+
+@pytest.mark.broad(4)
+@pytest.mark.parametrize("what", SAID)
+def test_what_is_said(plugin: Write, what: str) -> None:
+    name, right, wrong, said = SAID[what]
+    (check,) = (check for check in CHECKS if check.name == name)
+    outcome = check.run(Subject(plugin(right, wrong), backend="torch"))
+    assert outcome.verdict == "failed"
+    text = f"{outcome.found}\n{outcome.cause}"
+    assert [part for part in said if part not in text] == [], text
 
 
 @pytest.mark.slow

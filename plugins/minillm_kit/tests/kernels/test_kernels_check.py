@@ -330,4 +330,4 @@ def test_a_kernel_that_compiles_itself_is_called_in_all_layouts_once(
     assert not report.failed
     assert report.data()["kernels"][0]["compiles"]
     assert (layouts.count("sliced"), layouts.count("transposed")) == (1, 1)
-    assert len(layouts) == 9 + 2 * 3
+    assert len(layouts) == 10 + 2 * 3
