@@ -311,7 +311,7 @@ class Tokenizer:
         return _byte_level() if '"ByteLevel"' in json.dumps(words) else _sentence_piece
 
     def _spells(self) -> bool:
-        """Whether the bytes of a text's ids are the text, but for a space in front and a normalizer's changes."""
+        """Return whether the bytes of a text's ids are the normalized text, but for a space in front."""
         model, change, split = (
             self._data["model"],
             self._native.normalizer,
@@ -360,7 +360,7 @@ class Tokenizer:
 
 
 def _spans_boundary(token: dict[str, Any]) -> bool:
-    """Whether an added token that texts hold could be divided, or depends on what is beside it."""
+    """Return whether a text could be divided within this added token, or beside it with another result."""
     beside = token["lstrip"] or token["rstrip"] or token["single_word"]
     return not token["special"] and bool(beside or BOUNDARY.search(token["content"]))
 

@@ -136,7 +136,7 @@ def refuse_taken(out: Path) -> None:
 
 
 def note_no_run(out: Path) -> str:
-    """Return the note on a folder to resume that holds no run, with a run that may have been meant."""
+    """Return the note for --resume in a folder without a run, with a folder of a similar name."""
     others = {one.parent.name for one in out.parent.glob(f"*/{RUN}")}
     close = did_you_mean(out.name, others, f"{out.parent}/").rstrip()
     return f"note: there is no run in {out} yet: a new one starts{f' ({close})' * bool(close)}"

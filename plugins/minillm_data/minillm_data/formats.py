@@ -131,7 +131,7 @@ def _arrow_batches(path: Path, reading: Reading, columns: Collection[str] | None
 
 
 def _is_cache(path: Path) -> bool:
-    """Whether a file is none of a saved dataset's data, but the result of a ``map`` or ``filter`` of it."""
+    """Return whether a file is the cached result of a ``map`` or ``filter``, and not a saved dataset's data."""
     try:
         files = json.loads(path.with_name("state.json").read_bytes())["_data_files"]
         return path.name not in {one["filename"] for one in files}

@@ -1,4 +1,4 @@
-"""The directory that a model is of, or was started from, and what an export takes over from it.
+"""The directory of a model, or the one that it was started from, and what an export takes over from it.
 
 A directory that is exported as it is keeps its files beside the weights byte by byte. A run that started
 from one takes over the chat template, the tokens that end a text and the sampling settings.
@@ -99,7 +99,7 @@ class TakenOver:
 def taken_over(model: TrainedModel, say: Callable[[str], None]) -> TakenOver:
     """Read what an export takes over; a run with a chat template of its own keeps that, and its ends.
 
-    What cannot be taken over is said.
+    A note names what cannot be taken over.
     """
     if (folder := started_from(model)) is None:
         return TakenOver()

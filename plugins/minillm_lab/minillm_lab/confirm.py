@@ -141,7 +141,7 @@ class Confirmation:
         *,
         timed: bool,
     ) -> tuple[Outcomes, list[str]]:
-        """Leave the part out without which the recipe trains with all seeds, and the best; else all of them.
+        """Leave out the one part without which all seeds train, and best; if there is no such part, all parts.
 
         Args:
             parts: of the recipe, a run of which failed.
@@ -170,7 +170,7 @@ class Confirmation:
         return base or {}, self._left_out(self._base)
 
     def _left_out(self, recipe: Recipe) -> list[str]:
-        """Go on with a smaller recipe, and return the names of the parts that it lacks."""
+        """Continue with a smaller recipe, and return the names of the parts left out."""
         kept = {part.name for part in parts_of(recipe, self._base)}
         gone = [part.name for part in parts_of(self.recipe, self._base)]
         self.recipe, self.plan = recipe, self._planner(recipe)

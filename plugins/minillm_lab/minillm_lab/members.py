@@ -58,7 +58,7 @@ class Members:
         kind: the study in one word for error messages, such as "ablation".
         findings: errors that are stored as the outcome of a run.
         defaults: entries of a run's identity that files of earlier versions lack.
-        way_on: how a study goes on that had to end; None: by the same command with its folder.
+        way_on: the hint that continues an interrupted study; None: the same command with its folder.
         clock: a monotonic clock, in seconds.
 
     Attributes:
@@ -81,7 +81,7 @@ class Members:
         self.out, self.study, self._kind, self._findings = out, study, kind, findings
         again = f"the same command with --out {shlex.quote(str(out))} continues"
         self._defaults, self._way_on = defaults, way_on or again
-        self._unwritten: set[Path] = set()  # pages, as far as said
+        self._unwritten: set[Path] = set()  # pages that a warning has named
         self._clock = clock
         self._since = clock()
         self.spent = self.wall = 0.0
@@ -207,13 +207,13 @@ class Members:
             ) from None
 
     def write_page(self, file: str, text: str, say: Callable[[str], None]) -> None:
-        """Write a page of the study, without which the study goes on: that it cannot be written is said once."""
+        """Write a page of the study; one warning if it cannot be written, and the study continues."""
         try:
             self.write_text(file, text)
         except MinillmError as error:
             if (path := self.out / file) not in self._unwritten:
                 self._unwritten.add(path)
-                say(f"warning: {error.what}; the runs go on without it ({path})")
+                say(f"warning: {error.what}; the runs continue without it ({path})")
 
     def _count(self, wall: float) -> None:
         self.wall = wall

@@ -432,7 +432,7 @@ def trained_of(runs: Outcomes) -> list[Trained]:
 
 
 def failure_of(runs: Outcomes) -> str:
-    """Return the reason why the first of the runs that failed did; empty where none did."""
+    """Return why the first failed run failed; empty: no run failed."""
     return next((run for run in runs.values() if isinstance(run, str)), "")
 
 

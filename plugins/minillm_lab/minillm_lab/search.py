@@ -325,7 +325,7 @@ def begun_with(
 
 
 def continuing(out: Path) -> str:
-    """Say how a search in a folder goes on that had to end."""
+    """Return the hint that continues an interrupted search."""
     return f"the same command with --resume --out {shlex.quote(str(out))} continues"
 
 
