@@ -307,7 +307,11 @@ def _notes(groups: Iterable[Group]) -> tuple[str, ...]:
     if owners := _changed(adamw[0]):  # the same for all of them: they share one rule
         return (f"the rule adamw is not torch's fused kernel: {few(owners)} changed it",)
     apart = sum(not is_plain_adamw(group) for group in adamw)
-    where = f", but for {counted(apart, 'parameter')} whose weight decay changes" if apart else ""
+    where = (
+        f", but for {counted(apart, 'parameter')} whose weight decay has a schedule"
+        if apart
+        else ""
+    )
     return (f"the rule adamw is torch's fused kernel{where}",)
 
 
