@@ -307,12 +307,8 @@ def _notes(groups: Iterable[Group]) -> tuple[str, ...]:
     if owners := _changed(adamw[0]):  # the same for all of them: they share one rule
         return (f"the rule adamw is not torch's fused kernel: {few(owners)} changed it",)
     apart = sum(not is_plain_adamw(group) for group in adamw)
-    where = (
-        f", but for {counted(apart, 'parameter')} whose weight decay has a schedule"
-        if apart
-        else ""
-    )
-    return (f"the rule adamw is torch's fused kernel{where}",)
+    which = f"{counted(apart, 'parameter')} whose weight decay has a schedule"
+    return (f"the rule adamw is torch's fused kernel{f', but for {which}' if apart else ''}",)
 
 
 def _alike(fused: Mapping[str, Group]) -> dict[tuple[Any, ...], list[str]]:
