@@ -24,6 +24,7 @@ from minillm_core.data.sources import (
     Source as Source,
     find as find,
     fitting_entries as fitting_entries,
+    stated_end_of_text as stated_end_of_text,
 )
 from minillm_core.data.store import abandoned, alone, entry_folders as entry_folders, read_meta
 from minillm_core.data.stream import next_source as next_source

@@ -295,6 +295,11 @@ def fitting_entries(sources: Sequence[Source], entries: int) -> int:
     return entries if entries <= enough else min(entries, 1 << enough.bit_length() - 1)
 
 
+def stated_end_of_text(sources: Sequence[Source]) -> int:
+    """Return the id that begins documents of ids, as the first file that states one has it; else 0."""
+    return next(filter(None, (one.format.end_of_text(one.path) for one in sources)), 0)
+
+
 def _holds_ids(source: Source) -> bool:
     """Return whether a file holds token ids: a shard, or JSON lines that begin with them."""
     if source.format is not formats.JSONL:

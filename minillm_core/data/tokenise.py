@@ -31,7 +31,7 @@ from minillm_core.data.cutting import Continued
 from minillm_core.data.documents import Documents, MappedFile, digest
 from minillm_core.data.formats import EMPTY, Document, Progress, Reading, ticker
 from minillm_core.data.shards import check_ids, map_shard, starts
-from minillm_core.data.sources import Source, find
+from minillm_core.data.sources import Source, find, stated_end_of_text
 from minillm_core.data.tokenizer import Tokenizer, grouped
 from minillm_core.errors import DataError
 from minillm_core.nn.reference import Function
@@ -166,8 +166,7 @@ class TokenCache:
     @property
     def end_of_text(self) -> int:
         """Return the end-of-text id without a tokenizer: the first shard's first id, else the one stated, else 0."""
-        stated = (one.format.end_of_text(one.path) for one in self.sources)
-        return int(self._shards[0][0][0]) if self._shards else next(filter(None, stated), 0)
+        return int(self._shards[0][0][0]) if self._shards else stated_end_of_text(self.sources)
 
     @property
     def _beside(self) -> str:

@@ -61,7 +61,7 @@ class Tokenizer:
 
     def __init__(self, native: tokenizers.Tokenizer, token: str = END_OF_TEXT) -> None:
         native.encode_special_tokens = True  # encode special tokens as text: never match them
-        self._native, self._data = native, json.loads(native.to_str())
+        self._native = native
         self.size: int = max(native.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         end_of_text = native.token_to_id(token)
         if end_of_text is None:
@@ -303,6 +303,10 @@ class Tokenizer:
     def digest(self) -> str:
         """Return the sha256 digest of everything that affects its encoding."""
         return hashlib.sha256(self._native.to_str().encode("utf-8")).hexdigest()
+
+    @cached_property
+    def _data(self) -> dict[str, Any]:
+        return json.loads(self._native.to_str())
 
     @cached_property
     def _spell(self) -> Callable[[str], bytes]:

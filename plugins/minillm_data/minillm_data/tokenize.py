@@ -21,6 +21,7 @@ from minillm_core.documents import (
     encode_documents,
     fitting_entries,
     replace_file,
+    stated_end_of_text,
     write_shard,
 )
 from minillm_data.files import ANY, Malformed
@@ -89,8 +90,7 @@ def tokenize(
         if chosen:
             say(f"tokenising with {chosen.encoder}")
             chosen.save(output.folder / _TOKENIZER)
-        stated = (one.format.end_of_text(one.path) for one in texts.sources)
-        end_of_text = chosen.end_of_text if chosen else next(filter(None, stated), 0)
+        end_of_text = chosen.end_of_text if chosen else stated_end_of_text(texts.sources)
         part = FORMATS[format](output, below, chosen, end_of_text, seq_len)
         documents = _after(output.state.rows, texts.read(reading))
         for document, ids in encode_documents(documents, chosen, reading):

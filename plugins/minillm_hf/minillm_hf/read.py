@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -34,6 +34,8 @@ from minillm_hf.layouts import Layout, Tensor, model_of
 from minillm_hf.match import check_fit, fit
 from minillm_hf.scaling import Scaling
 from minillm_hf.write import INDEX, WEIGHTS
+
+T = TypeVar("T")
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -355,13 +357,7 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         Refusal: it cannot be read.
     """
-    _check_regular(path)
-    try:
-        with path.open("rb") as file:
-            return parse_json(file.read(LARGEST_JSON + 1))
-    except (OSError, ValueError) as error:
-        problem = f"{path.name} cannot be read: {error}"[:200]
-        raise Refusal(problem, where=str(path), fix=AGAIN) from error
+    return _read(path, LARGEST_JSON, parse_json)
 
 
 def read_bytes(path: Path) -> bytes:
@@ -370,16 +366,24 @@ def read_bytes(path: Path) -> bytes:
     Raises:
         Refusal: it cannot be read, or is larger than a tokenizer.
     """
+    return _read(path, LARGEST_TOKENIZER, _bounded)
+
+
+def _read(path: Path, largest: int, parse: Callable[[bytes], T]) -> T:
+    """Read at most one byte more than ``largest``, and parse them; a ValueError of ``parse`` is refused."""
     _check_regular(path)
     try:
         with path.open("rb") as file:
-            found = file.read(LARGEST_TOKENIZER + 1)
-        if len(found) > LARGEST_TOKENIZER:
-            raise ValueError(f"it has more than {LARGEST_TOKENIZER:,} bytes")
+            return parse(file.read(largest + 1))
     except (OSError, ValueError) as error:
         problem = f"{path.name} cannot be read: {error}"[:200]
         raise Refusal(problem, where=str(path), fix=AGAIN) from error
-    return found
+
+
+def _bounded(content: bytes) -> bytes:
+    if len(content) > LARGEST_TOKENIZER:
+        raise ValueError(f"it has more than {LARGEST_TOKENIZER:,} bytes")
+    return content
 
 
 def _pickles(folder: Path) -> list[str]:
