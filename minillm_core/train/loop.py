@@ -82,8 +82,7 @@ class Loop:
         self.guard = Guard(self.checkpoints, self.emit, self.say, self.spike)
         self._spent_before = self.position.elapsed
         self._clock_began: float | None = None  # set after the first step, which compiles
-        # agreed by several ranks: elapsed, whether to end, whether to save after the next step
-        self._shared = (self._spent_before, False, False)
+        self._shared = (self._spent_before, False)  # seconds of the budget, whether a signal came
         self._pending: _Queued | None = None
         self._part = self.budget.part(EVALUATIONS, self.position.step, self.position.elapsed)
         self._at = f"at step {self.position.step + 1}"  # the work under way, for errors
@@ -156,26 +155,26 @@ class Loop:
 
     @property
     def elapsed(self) -> float:
-        """Seconds of the budget that are spent: all but the first step of each process."""
-        return self._shared[0] if self.ranks.size > 1 else self._elapsed_here
+        """Seconds of the budget when the last step was queued: all but the first step of each process.
+
+        A pause after the step does not move it, so that a checkpoint and the end agree on it.
+        """
+        return self._shared[0]
 
     @property
     def ending(self) -> bool:
-        """Whether a signal asks the run to end; with several ranks, as they agreed before the step."""
+        """Whether a signal asks the run to end; with several ranks, as they agreed after the step."""
         return self._shared[1] if self.ranks.size > 1 else self.stop.requested
 
-    def _agree(self) -> None:
-        """Synchronise the ranks: the clock of the first, and the signal of any."""
-        if self.ranks.size > 1:
-            save = self._is_to_be_saved(self.position.step + 1)
-            found = self.ranks.all_gather([self._elapsed_here, self.stop.requested, save])
-            self._shared = found[0][0], any(one[1] for one in found), bool(found[0][2])
-
-    @property
-    def _elapsed_here(self) -> float:
-        if self._clock_began is None:
-            return self._spent_before
-        return self._spent_before + self._now() - self._clock_began
+    def _agree(self) -> bool:
+        """Read the clock and the signals after a step, alike on all ranks; return whether to save."""
+        elapsed = self._spent_before
+        if self._clock_began is not None:
+            elapsed += self._now() - self._clock_began
+        save = self._is_to_be_saved(self.position.step, elapsed)
+        found = self.ranks.all_gather([elapsed, self.stop.requested, save])
+        self._shared = found[0][0], any(one[1] for one in found)
+        return bool(found[0][2])
 
     def _now(self) -> float:
         """Read the training clock, which stands still while a step's graph is compiled on the way."""
@@ -186,7 +185,6 @@ class Loop:
         self._pause(evaluate=evaluate_first)
         yield
         while not self._is_over():
-            self._agree()
             if self.ending:
                 self._end_early()
             self._at = f"at step {self.position.step + 1}"
@@ -200,8 +198,7 @@ class Loop:
                 continue  # a signal arrived while its batch was waited for
             step = self.position.step
             self.checkpoints.report(self.position)
-            save = self._shared[2] if self.ranks.size > 1 else self._is_to_be_saved(step)
-            evaluate = self._evaluates(step)
+            save, evaluate = self._agree(), self._evaluates(step)
             if save or evaluate:
                 self._pause(save=save, evaluate=evaluate)
             yield
@@ -216,19 +213,18 @@ class Loop:
 
     def _evaluates(self, step: int) -> bool:
         """Return whether an evaluation on the way follows ``step``; the last one is made elsewhere."""
-        elapsed = self.elapsed
-        before, self._part = self._part, self.budget.part(EVALUATIONS, step, elapsed)
+        before, self._part = self._part, self.budget.part(EVALUATIONS, step, self.elapsed)
         return self.cadence.evaluates(step, sixth=self._part > before) and not self.spent(step)
 
     def _sample(self, *, last: bool = False) -> None:
         for event in self.samples(self.position.step, last):
             self.emit(event)
 
-    def _is_to_be_saved(self, step: int) -> bool:
+    def _is_to_be_saved(self, step: int, elapsed: float) -> bool:
         now = self.clock()
         took, self._looked = now - self._looked, now
         last = LastSave(self._saved_share, now - self._saved_at, took + self.checkpoints.seconds)
-        return self.cadence.saves(step, self.budget.progress(step, self.elapsed), last)
+        return self.cadence.saves(step, self.budget.progress(step, elapsed), last)
 
     def _is_over(self) -> bool:
         """Return whether the budget is spent after the last step is read too, which may be a spike."""
