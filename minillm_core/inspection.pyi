@@ -85,6 +85,7 @@ from minillm_core.optim.update import (
     update as update,
 )
 from minillm_core.optim.views import views_of as views_of
+from minillm_core.plugins.attribution import attribute_errors as attribute_errors
 from minillm_core.plugins.attribution import own_frames as own_frames
 from minillm_core.plugins.discover import (
     GROUP as GROUP,

@@ -22,6 +22,7 @@ from minillm_core.nn.node import Node, Setting, calls_of
 from minillm_core.ops.contract import CONTRACTS
 from minillm_core.ops.select import Candidate, Choice, Request, check_named_ops, choose
 from minillm_core.plan.slots import Holder, Refused, SlotReport
+from minillm_core.plugins.attribution import attribute_errors
 
 if TYPE_CHECKING:
     from minillm_core.plan import Plan
@@ -228,14 +229,15 @@ def kernel_preflight(plan: Plan, detected: Detected | None = None) -> tuple[str,
         BackendError: no kernel can serve an op, a kernel named by ``--kernels`` cannot or is unknown,
             no kernel of a plugin can, or a required kernel cannot.
     """
-    for owner, candidate in plan.candidates:
-        if candidate.disable_option:
-            _check_required_kernel(plan, owner, candidate)
-    if detected is None:
-        return ()
-    found = verdicts(plan, detected, installed=False)
-    found.choices()
-    return found.notes
+    with attribute_errors(plan.active, "while kernels are chosen"):
+        for owner, candidate in plan.candidates:
+            if candidate.disable_option:
+                _check_required_kernel(plan, owner, candidate)
+        if detected is None:
+            return ()
+        found = verdicts(plan, detected, installed=False)
+        found.choices()
+        return found.notes
 
 
 def _check_required_kernel(plan: Plan, owner: str, candidate: Candidate) -> None:

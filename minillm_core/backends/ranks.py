@@ -264,8 +264,8 @@ def launch(detected: Detected, gpus: int, arguments: Sequence[str]) -> int | Non
         fix = "leave --gpus out where a launcher has started the processes"
         raise BackendError(f"{where} in one of {size} processes", where=where, fix=fix)
     if detected.device != "cuda" or gpus > here:
-        what = f"{where} asks for NVIDIA GPUs, and {here} can be used on {detected.device}"
-        fix = "at most as many; CPUs and MLX: without --gpus, by torchrun or mlx.launch (docs/scale.md)"
+        what = f"{where} needs NVIDIA GPUs: {here} found, on device {detected.device}"
+        fix = "ask for no more; CPUs and MLX: without --gpus, by torchrun or mlx.launch (docs/scale.md)"
         raise BackendError(what, where=where, fix=fix)
     return engine(detected.backend).launch(gpus, arguments) if gpus > size else None
 

@@ -254,11 +254,9 @@ def exporting(plan: Plan, layout: str | None = None) -> DirectoryFormat:
         own, found = found, format_of(layout)
         if found is None or found is own:
             others = sorted({one.name for one in offers() if format_of(one.name) is not own})
-            raise PlanError(
-                f"a {plan.export.layout} model cannot be written in the layout {layout}",
-                where=f"layout {layout}",
-                fix=f"leave it out, for a {plan.export.layout} directory; others are {listed(others)}",
-            )
+            what = f"this model cannot be written in layout {layout}"
+            fix = f"leave it out, for layout {plan.export.layout}; others are {listed(others)}"
+            raise PlanError(what, where=f"layout {layout}", fix=fix)
     found.check(plan)
     return found
 

@@ -74,7 +74,7 @@ class EvalSet:
         "N", "Context length; windows do not overlap. Default: the run's train.seq_len.", min=1
     )
     max_tokens: int | None = options.option(
-        "M", "Most predictions; with --chats: most tokens of an answer. Default: all; 512.", min=1
+        "M", "Most predictions (default: all); with --chats, most tokens of an answer (512).", min=1
     )
 
     def chosen(self) -> tuple[str, list[str], dict[str, Any]]:
@@ -85,11 +85,9 @@ class EvalSet:
         """
         given = [name for name in OWN if getattr(self, name)]
         if len(given) != 1:
-            raise Refusal(
-                "one of --data, --chats and --tasks says what the model is evaluated on",
-                where=", ".join(f"--{one}" for one in given) or "none of them",
-                fix="--data with text, --chats with chats, or --tasks hellaswag; minillm eval --help",
-            )
+            where = ", ".join(f"--{one}" for one in given) or "none of them is given"
+            fix = "--data with text, --chats with chats, or --tasks hellaswag; minillm eval --help"
+            raise Refusal("eval takes one of --data, --chats and --tasks", where=where, fix=fix)
         (name,) = given
         for one in dict.fromkeys(flag for flags in OWN.values() for flag in flags):
             if (value := getattr(self, one)) not in (None, []) and one not in OWN[name]:
@@ -103,8 +101,8 @@ def evaluate(
 ) -> None:
     """Measure a model's loss and bits per byte on text, or judge it by chats or by public tasks.
 
-    Runs on any machine, and needs only the plugins that change the model, its data or its loss. What
-    --chats and --tasks find of a run is written to its metrics.jsonl too.
+    Runs on any machine, and needs only the plugins that change the model, its data or its loss. The
+    results of --chats and --tasks for a run are written to its metrics.jsonl as well.
     """
     name, named, own = on.chosen()
     judge = _text if name == "data" else _judge(name)

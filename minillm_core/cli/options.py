@@ -148,10 +148,11 @@ class RunOptions:
     resume: bool = _switched(
         "--resume", "Resume the run in --out from its newest valid checkpoint.", _CHOICE
     )
-    branch: str | None = _choice(
+    branch: Path | None = _choice(
         "RUN[@STEP]",
         "Start a new run from a checkpoint of RUN, with its settings and those given here. "
         "Default: the newest; @STEP: that step's; @best: the best.",
+        parser=folder,
     )
     steps: Steps = None
     depth: int | None = _setting(
@@ -222,7 +223,7 @@ class RunOptions:
             tuple(self.assignments or ()),
             flags,
             resume=self.out if self.resume else None,
-            branch=self.branch,
+            branch=str(self.branch) if self.branch else None,
             command=tuple(command or ()),
             task=self.task,
             memory=self.memory,

@@ -26,7 +26,7 @@ def train(
 ) -> None:
     """Train a language model on text.
 
-    Without arguments: a tiny model on the sources of Python's standard library, in minutes.
+    Without arguments: a small model for this machine, on the sources of Python's standard library.
     """
     from minillm_core.backends import ranks
     from minillm_core.train import request

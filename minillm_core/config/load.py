@@ -108,7 +108,7 @@ def load(
     if (depth := (flags or {}).get("--depth")) is not None:
         default_preset = partial(tuple[str, str], (DEPTH, "--depth"))
     if recorded is None:
-        chosen, notes = _preset(preset, upper, default_preset)
+        chosen, notes = _preset(upper, default_preset)
         document = read_preset(chosen.value, origin=chosen.where)
         layers = [flatten(document, origin=f"preset {chosen.value}"), *upper]
         if initial is not None:
@@ -120,7 +120,7 @@ def load(
                 )
             layers.insert(1, initial)
     else:
-        chosen, notes = _same_preset(recorded, preset, upper), []
+        chosen, notes = _same_preset(recorded, upper), []
         layers = [recorded, *upper]
     notes += [note for layer in upper for note in layer.notes]
     if depth is not None:
@@ -195,17 +195,15 @@ def _upper_layers(
     settings: Mapping[str, Any] | None = None,
     preset: str | None = None,
 ) -> list[Layer]:
-    named = Path(preset) if preset and _is_file(preset) else None
+    # --preset may name a settings file as well, of lower priority than -c
+    named = Path(preset) if preset and preset.endswith(".toml") else None
     layers = [origins.from_file(one) for one in (named, file) if one]
     typed = origins.from_assignments(assignments), origins.from_flags(flags)
+    if preset is not None and named is None:
+        typed[1].add("preset", Setting(preset, "--preset", f"--preset {preset}"))
     for key in typed[0].settings.keys() & typed[1].settings:
         typed[1].notes.append(f"{key} is given twice; {typed[1].settings[key].where} holds")
     return [*layers, *typed, origins.from_python(settings or {})]
-
-
-def _is_file(preset: str) -> bool:
-    """Return whether ``--preset`` names a settings file (lower priority than ``-c``), not a preset."""
-    return preset.endswith(".toml")
 
 
 def _last(layers: Iterable[Layer], key: str) -> Setting | None:
@@ -214,13 +212,10 @@ def _last(layers: Iterable[Layer], key: str) -> Setting | None:
 
 
 def _preset(
-    flag: str | None, upper: Sequence[Layer], default: Callable[[], tuple[str, str]]
+    upper: Sequence[Layer], default: Callable[[], tuple[str, str]]
 ) -> tuple[Setting, list[str]]:
     """Return the preset's name with its origin, and notes on the choice."""
-    if flag is not None and not _is_file(flag):
-        return Setting(flag, "--preset", f"--preset {flag}"), []
-    chosen = _last(upper, "preset")
-    if chosen is None:
+    if (chosen := _last(upper, "preset")) is None:
         name, reason = default()
         return Setting(name, "device", f"this machine: {reason}"), [
             f"no --preset given; using {name}, the default for {reason}"
@@ -230,16 +225,14 @@ def _preset(
     return chosen, []
 
 
-def _same_preset(recorded: Layer, flag: str | None, upper: Sequence[Layer]) -> Setting:
+def _same_preset(recorded: Layer, upper: Sequence[Layer]) -> Setting:
     """Return the preset of the resumed run.
 
     Raises:
         ConfigError: another preset is given.
     """
     first = recorded.settings["preset"]
-    named = flag and not _is_file(flag)
-    asked = Setting(flag, "--preset", f"--preset {flag}") if named else _last(upper, "preset")
-    if asked is not None and asked.value != first.value:
+    if (asked := _last(upper, "preset")) is not None and asked.value != first.value:
         raise ConfigError(
             f"the run was started from preset {first.value}, not {show(asked.value)}",
             where=asked.where,

@@ -264,7 +264,7 @@ def from_file(path: Path) -> Layer:
         ) from None
     try:
         document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         if text.lstrip().startswith("{"):
             beside = path.with_name(TOML)
             raise ConfigError(

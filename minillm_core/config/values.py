@@ -29,7 +29,7 @@ def read_value(text: str) -> Any:
     try:
         document = tomllib.loads(f"value = {text}")
         (value,) = tomllib.loads(f"value = [{text}]")["value"]  # one value, and no comment after it
-    except (tomllib.TOMLDecodeError, ValueError):
+    except (ValueError, RecursionError):
         return text
     if (
         len(document) > 1

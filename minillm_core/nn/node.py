@@ -192,7 +192,8 @@ def node_of(
         kind = type(cls).__name__
         raise ValueError(f"{kind}(...) is a module that was made: hand in {kind} and its arguments")
     if not (isinstance(cls, type) and issubclass(cls, Module)):
-        raise ValueError(f"{cls!r} is not a class derived from minillm_core.Module")
+        kind = cls.__name__ if isinstance(cls, type) else f"a {type(cls).__name__}"
+        raise ValueError(f"{kind} is not a class derived from minillm_core.Module")
     parameters = dict(list(inspect.signature(cls.__init__).parameters.items())[1:])
     for key, parameter in parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

@@ -74,6 +74,9 @@ class Param(Declaration):
                 fix = f"a schedule goes into optimizer.set(where, {name}=...)"
                 raise PlanError(f"a Param's {name} is a number, not {factor!r}", fix=fix)
         self.shape, self.axes, self.init, self.role = tuple(shape), axes, init, role
+        if axes and len(axes) != len(self.shape):
+            what = f"a Param of shape {self.shape} has axes={axes!r}"
+            raise PlanError(what, fix="a tuple with a name for each axis, or leave axes out")
         self.lr_mul, self.wd_mul, self.rows = lr_mul, wd_mul, rows
 
 

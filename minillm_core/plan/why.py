@@ -120,7 +120,8 @@ def matches(text: str, report: SlotReport) -> bool:
         text: ``attn.qk``, ``layers.2.*``, ``model.mlp[3]``, ``head.weight``; ``*`` is any text.
         report: a report of the plan.
     """
-    inner = ".*".join(re.escape(part) for part in text.strip().rstrip(".").split("*"))
+    asked = re.sub(r"^optimizer\b", "opt", text.strip().rstrip("."))  # as plugins write it
+    inner = ".*".join(re.escape(part) for part in asked.split("*"))
     return any(re.match(rf"{inner}($|[.\[])", name) for name in names_of(report))
 
 
@@ -129,6 +130,6 @@ def nearest_names(text: str, reports: Sequence[SlotReport]) -> list[str]:
     known: set[str] = set()
     for report in reports:
         for name in names_of(report):
-            parts = re.split(r"(?=[.\[])", name)
+            parts = re.split(r"(?=[.\[])(?![^\[]*\])", name)  # not within brackets
             known.update("".join(parts[:end]) for end in range(1, len(parts) + 1))
     return difflib.get_close_matches(text, sorted(known), n=3, cutoff=0.6)

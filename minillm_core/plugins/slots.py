@@ -46,10 +46,7 @@ def clash_fix(one: str, other: str, layered: Collection[str] = ()) -> str:
         layered: for a slot that each layer has, the plugins with an option ``layers``.
     """
     first, second = sorted((one, other))
-    fix = (
-        f"leave out '{first}' or '{second}' (--plugins -{second} takes away what a preset or a file "
-        "names)"
-    )
+    fix = f"leave out '{first}' or '{second}' (--plugins -{second} removes what a preset names)"
     if first in layered and second in layered:
         fix += f"; or give them different layers: '{first}.layers=[0]' '{second}.layers=[1]'"
     return fix

@@ -22,11 +22,8 @@ class Budget:
 
     def __post_init__(self) -> None:
         if (self.steps is None) == (self.minutes is None):
-            raise ConfigError(
-                "exactly one setting says how long to train",
-                where="train.steps, train.minutes",
-                fix="train.steps=1000, or train.minutes=10",
-            )
+            what, where = "exactly one setting says how long to train", "train.steps, train.minutes"
+            raise ConfigError(what, where=where, fix="train.steps=1000, or train.minutes=10")
 
     @classmethod
     def of(cls, train: TrainConfig) -> Self:
@@ -123,6 +120,7 @@ class Position:
     guarded: tuple[int, ...] = ()  # steps among the last hundred that were not finite
     losses: tuple[float, ...] = ()  # of the last steps, to detect spikes
     rewinds: int = 0
+    before: int = 0  # tokens of another text, which the branched run read
     saved: int | None = None  # step of the newest checkpoint; not written into one
 
     def data(self) -> dict[str, Any]:
@@ -130,6 +128,7 @@ class Position:
         return {
             "step": self.step,
             "tokens": self.tokens,
+            "tokens_before": self.before,
             "elapsed_seconds": self.elapsed,
             "skipped": self.skipped,
             "cursor": dict(self.cursor),
@@ -148,6 +147,7 @@ class Position:
         return cls(
             step=int(data["step"]),
             tokens=int(data["tokens"]),
+            before=int(data.get("tokens_before", 0)),  # older checkpoints have none
             elapsed=float(data["elapsed_seconds"]),
             skipped=int(data["skipped"]),
             cursor=dict(data["cursor"]),

@@ -108,6 +108,7 @@ class Outcome:
     evaluating: float
     saving: float  # while training waited for a checkpoint
     prompts: Sequence[str] = ()
+    read: int = 0  # tokens of this text
     packed: Mapping[str, int] | None = None  # a packer's counts; None: documents lie end to end
 
 
@@ -118,7 +119,7 @@ def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     total = duration(sum(parts.values()))
     spent = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items())
     speed = "" if made.speed is None else f", {made.speed.real:,.0f} tokens/s"
-    epochs = _epochs(job, made.steps, made.packed)
+    epochs = (made.packed["taken"] if made.packed else made.read) / job.corpus.train.tokens
     yield f"done in {total} ({spent})"
     yield f"{counted(made.steps, 'step')}, {epochs_read(epochs)}{speed}"
     if made.evaluated is not None and made.evaluated.stop:
@@ -180,12 +181,9 @@ def next_steps(job: Job, out: Path, made: Outcome) -> Iterator[str]:
 def _budget(job: Job) -> str:
     train, tokens = job.config.train, job.plan.tokens_per_step
     if train.steps is not None:
-        read = epochs_read(_epochs(job, train.steps))
-        return f"{counted(train.steps, 'step')} of {tokens:,} tokens, {read}"
+        at = job.begins
+        read = at.tokens - at.before + tokens * (train.steps - at.step)
+        epochs = epochs_read(read / job.corpus.train.tokens)
+        return f"{counted(train.steps, 'step')} of {tokens:,} tokens, {epochs}"
     clock = counted(train.minutes or 0, "minute", "g")
     return f"{clock} of training at {tokens:,} tokens a step; start and evaluation come on top"
-
-
-def _epochs(job: Job, steps: int, packed: Mapping[str, int] | None = None) -> float:
-    read = packed["taken"] if packed else job.plan.tokens_per_step * steps
-    return read / job.corpus.train.tokens

@@ -62,7 +62,7 @@ def document(
         "tokenizer": {"sha256": tokenizer} if tokenizer else None,
         "references": described(job.plan),
         "resumed": _resumes(earlier, position),
-        "initial": _inherited("initial", job.initial, earlier),
+        "initial": _inherited("initial", job.initial, earlier or job.branch),
         BRANCHED_FROM: _inherited(BRANCHED_FROM, job.branch, earlier),
     }
 
@@ -79,7 +79,7 @@ def _inherited(
     """Describe the origin of the initial weights, in whichever process of the run; None: new ones."""
     if source is not None:
         return source.data()
-    return earlier.record.get(key) if earlier else None
+    return (dict(earlier.part(key)) or None) if earlier else None
 
 
 def _resumes(earlier: RunFolder | None, position: Position) -> list[dict[str, Any]]:
@@ -87,7 +87,7 @@ def _resumes(earlier: RunFolder | None, position: Position) -> list[dict[str, An
     if earlier is None:
         return []
     return [
-        *earlier.record.get("resumed", ()),
+        *(earlier.record.get("resumed") or ()),
         {
             "step": position.step,
             "exit_before": earlier.record.get("exit"),

@@ -333,7 +333,7 @@ class Branch(RunFolder):
     def _place(self, position: Position, corpus: Corpus, same_seed: bool) -> Iterator[str]:
         """Keep the place in the data if data and order are the same, else read them from their start."""
         if self.checkpoint.scalars.get("fingerprint") != corpus.fingerprint:
-            position.cursor = {}
+            position.cursor, position.before = {}, position.tokens
             yield "the data or their order are others: they are read from their start"
         elif not same_seed:
             position.cursor = {k: v for k, v in position.cursor.items() if k != "random"}

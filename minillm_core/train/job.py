@@ -38,7 +38,9 @@ class Job:
     warnings: Sequence[str] = ()  # ... and those to act on
     initial: Initial | None = None  # the weights at step 0
     branch: Branch | None = None  # the checkpoint that the run begins with
-    begins: Position = field(default_factory=Position)  # the position of that checkpoint
+    begins: Position = field(
+        default_factory=Position
+    )  # of that checkpoint, or of the one to resume
     branched: tuple[str, ...] = ()  # lines: state taken from it, and state that starts anew
     seen: Counter[str] = field(default_factory=Counter)  # batches and events seen by plugins
     started: datetime = field(default_factory=lambda: datetime.now(UTC))

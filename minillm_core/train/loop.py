@@ -90,12 +90,6 @@ class Loop:
         self._saved_share = self.progress
         self._saved_at = self._looked = self.clock()  # time of the last save, and of the last check
 
-    def run(self, *, evaluate_first: bool = False) -> Position:
-        """Train to the end without a pause: see :meth:`steps`."""
-        for _ in self.steps(evaluate_first=evaluate_first):
-            pass
-        return self.position
-
     def steps(self, *, evaluate_first: bool = False) -> Generator[None]:
         """Train to the end, evaluate and save there; yields between two optimizer steps.
 
@@ -168,9 +162,8 @@ class Loop:
 
     def _agree(self) -> bool:
         """Read the clock and the signals after a step, alike on all ranks; return whether to save."""
-        elapsed = self._spent_before
-        if self._clock_began is not None:
-            elapsed += self._now() - self._clock_began
+        began = self._clock_began
+        elapsed = self._spent_before + (0.0 if began is None else self._now() - began)
         save = self._is_to_be_saved(self.position.step, elapsed)
         found = self.ranks.all_gather([elapsed, self.stop.requested, save])
         self._shared = found[0][0], any(one[1] for one in found)
@@ -183,6 +176,7 @@ class Loop:
     def _train(self, evaluate_first: bool) -> Iterator[None]:
         self.meter.restart(self._now())
         self._pause(evaluate=evaluate_first)
+        self._agree()  # a signal on the way here: the first step may compile for minutes
         yield
         while not self._is_over():
             if self.ending:
@@ -228,10 +222,9 @@ class Loop:
 
     def _is_over(self) -> bool:
         """Return whether the budget is spent after the last step is read too, which may be a spike."""
-        if not self.spent(self.position.step):
-            return False
-        self._read_pending()
-        return self.spent(self.position.step)
+        if over := self.spent(self.position.step):
+            self._read_pending()
+        return over and self.spent(self.position.step)
 
     def _end_early(self) -> None:
         if self.checkpoints.writer and self.stop.signal:
@@ -316,7 +309,8 @@ class Loop:
         if save:
             self.checkpoints.save(self.position)
             self._saved_share, self._saved_at = self.progress, self.clock()
-        if evaluate and self.evaluate and self.evaluated != step:
+        ends = self.ranks.size > 1 and self.ending  # a rank without a batch would not cancel it
+        if evaluate and not ends and self.evaluate and self.evaluated != step:
             self._at = f"in the evaluation after step {step}"
             with self._watched():
                 evaluated = self.evaluate(step)

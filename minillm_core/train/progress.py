@@ -165,7 +165,9 @@ class Course:
 
     progress: Callable[[], float]  # share of the budget that is spent
     steps: int | None  # total number, where it is known
-    epoch_tokens: int = 0  # tokens of the training text; 0: epochs are not shown
+    epochs: Callable[[int], float] | None = (
+        None  # tokens so far -> epochs; None: they are not shown
+    )
     bytes_per_token: float | None = None  # None: losses are not shown in bits per byte
     vocab: int | None = None  # vocabulary size of the model
     first: str = "the first step"  # label of the wait for the first step
@@ -223,8 +225,8 @@ class Course:
         found = [(0, f"loss {mean:.3f}")]
         if self.bytes_per_token:
             found.append((2, f"{mean / math.log(2) / self.bytes_per_token:.3f} bits/byte"))
-        if self.epoch_tokens:
-            found.append((3, f"{step.tokens / self.epoch_tokens:.2f} epochs"))
+        if self.epochs:
+            found.append((3, f"{self.epochs(step.tokens):.2f} epochs"))
         found.append((1, f"{step.tokens_per_second.real:,.0f} tokens/s"))
         if step.mfu is not None:
             found.append((4, f"MFU {100 * step.mfu:.0f} %"))

@@ -19,6 +19,8 @@ from minillm_core.text import did_you_mean, plain, quoted
 RUN = "run.json"
 ABLATION = "ablation.json"
 """The record of ``minillm ablate``, whose folder is no run's."""
+SPOILT = {ABLATION: "an ablation of minillm ablate", "config.json": "a model directory"}
+"""File -> what a run would spoil beside it: an ablation's resume, a model's tokenizer.json."""
 LARGEST = 1 << 25
 """Most bytes of a run.json or an ablation.json to read; those of large runs have a few million."""
 CHECKPOINTS = "checkpoints"
@@ -28,6 +30,8 @@ FILES = {
 }
 """File or folder of a run -> check of its mode; a link would lead writes out of the folder."""
 RUNS = Path("runs")
+KINDS = {"config": dict, "plan_hash": str, "plugins": list | None, "resumed": list | None}
+"""Entry of run.json -> its type."""
 PACKAGES = ("minillm-core", "numpy", "pydantic", "tokenizers")
 
 
@@ -48,7 +52,8 @@ def choose_out(
     """Choose a run's folder: ``given``, or runs/<preset>-<first free n>. Writes nothing.
 
     Raises:
-        Refusal: ``given`` holds a run that is not resumed, or an ablation, or is not writable.
+        Refusal: ``given`` holds a run that is not resumed, an ablation or a model directory, or is not
+            writable.
     """
     if given is None:
         n = 1
@@ -57,9 +62,9 @@ def choose_out(
         given = runs / f"{preset}-{n}"
     if not resume:
         refuse_taken(given)
-    if os.path.lexists(given / ABLATION):  # with a run beside it the ablation could not be resumed
-        what = f"{given} holds an ablation of minillm ablate"
-        raise Refusal(what, where=str(given / ABLATION), fix="name another folder")
+    for name, what in SPOILT.items():
+        if os.path.lexists(given / name) and not os.path.lexists(given / RUN):
+            raise Refusal(f"{given} holds {what}", where=str(given / name), fix="name a new folder")
     refuse_unwritable(given)
     _refuse_strange(given)
     return given
@@ -154,12 +159,12 @@ def read_record(out: Path) -> dict[str, Any]:
         if (out / "config.json").exists():
             fix = f"{out} looks like a model directory: --init {out} starts from its weights"
         elif names_run(str(out)):
-            run = quoted(split_run(str(out))[0])
-            fix = f"{run}, with --step or --best: only --branch and --init take RUN@STEP"
+            fix = f"{quoted(split_run(str(out))[0])}: only --branch and --init take RUN@STEP"
         raise Refusal(f"{out} holds no run", where=f"there is no {path}", fix=fix)
     document = read_json(path)
-    if "config" not in document or "plan_hash" not in document:
-        raise Refusal(f"{path} is not the record of a run", where="config, plan_hash")
+    if wrong := [key for key, kind in KINDS.items() if not isinstance(document.get(key), kind)]:
+        fix = "restore it from a copy"
+        raise Refusal(f"{path} is not the record of a run", where=", ".join(wrong), fix=fix)
     return document
 
 

@@ -24,7 +24,7 @@ from minillm_core.errors import Refusal
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.plugins.options import named_again
 from minillm_core.text import plain, quoted
-from minillm_core.train.record import RUN, read_record, unwritable
+from minillm_core.train.record import RUN, names_run, read_record, unwritable
 from minillm_core.train.settings import config_of, layer_of
 
 TOKENIZER = "tokenizer.json"
@@ -42,9 +42,9 @@ class RunFolder:
         """Read the folder of a run to resume; None: it has no run.json.
 
         Raises:
-            Refusal: its run.json cannot be read.
+            Refusal: its run.json cannot be read, or it is RUN@STEP of a run.
         """
-        return cls(out, read_record(out)) if os.path.lexists(out / RUN) else None
+        return cls(out, read_record(out)) if names_run(str(out)) else None
 
     @property
     def where(self) -> str:
@@ -124,7 +124,7 @@ class RunFolder:
                 )
         files = {
             entry.get("name"): entry.get("source")
-            for entry in self.record.get("plugins", ())
+            for entry in self.record.get("plugins") or ()
             if isinstance(entry, Mapping) and entry.get("distribution") is None
         }
         foreign = hasattr(os, "getuid") and (self.out / RUN).stat().st_uid != os.getuid()

@@ -193,6 +193,8 @@ class Session:
         if earlier and (why := resume.finished(earlier, budget)) is not None:
             shown.say(f"{out} is finished: {why}")
             return False
+        if earlier and earlier.newest:
+            job.begins = Position.of(earlier.newest.scalars)
         self.job = job
         return True
 
@@ -530,7 +532,7 @@ class Session:
                 Course(
                     lambda: loop.progress,
                     config.train.steps,
-                    epoch_tokens=job.corpus.train.tokens,
+                    epochs=lambda tokens: (tokens - position.before) / job.corpus.train.tokens,
                     bytes_per_token=bytes_of_a_token(job),
                     vocab=config.model.vocab,
                     first=first,
@@ -568,6 +570,7 @@ class Session:
             evaluating=evaluating.seconds,
             saving=saving.seconds,
             prompts=samples.prompts,
+            read=loop.position.tokens - loop.position.before,
             packed=loop.position.cursor.get("packed", {}).get("counts"),
         )
 
@@ -598,7 +601,7 @@ def _evaluations(lines: Sequence[Mapping[str, Any]]) -> list[events.Evaluated]:
     return [
         events.Evaluated(**{key: value for key, value in one.items() if key in known})
         for one in lines
-        if one.get("event") == events.Evaluated.event and one["val_loss"] is not None
+        if one.get("event") == events.Evaluated.event and isinstance(one.get("val_loss"), float)
     ]
 
 

@@ -94,10 +94,10 @@ def layer_of(document: Mapping[str, Any], *, where: str) -> Layer:
     layer = Layer()
     for (*places, last), entry in _entries(document):
         if places == ["plugins"]:
-            layer.named[last] = Setting(last, str(entry["origin"]), where)
+            layer.named[last] = Setting(last, str(entry.get("origin")), where)
         elif entry["value"] is not None:  # else it was not set
             key = ".".join((*places, last)).removeprefix("plugins.")
-            layer.add(key, Setting(entry["value"], str(entry["origin"]), where))
+            layer.add(key, Setting(entry["value"], str(entry.get("origin")), where))
     return layer
 
 
@@ -126,8 +126,8 @@ def fit_vocabulary(loaded: Loaded) -> Loaded:
     if vocab == config.model.vocab:
         return loaded
     note = (
-        f"model.vocab={vocab}, not the preset's {config.model.vocab}: a tokenizer gets at least "
-        f"{TEXT_PER_ENTRY} bytes of text for each entry"
+        f"model.vocab={vocab}, not the preset's {config.model.vocab}: a vocabulary has at most "
+        f"one entry per {TEXT_PER_ENTRY} bytes of text"
     )
     model = config.model.model_copy(update={"vocab": vocab})
     return replace(

@@ -94,6 +94,12 @@ def test_it_starts_with_the_shape_weights_and_tokenizer(
     ]
     assert tokenizers[0] == tokenizers[1]
 
+    # a run from this run keeps what an export takes the chat template from
+    for flag in ("--branch", "--init"):
+        out, given = tmp_path / flag, (flag, str(tmp_path / "out"), *gate[:2])
+        assert main(["train", *given, "--out", str(out), "--steps", "2", "eval.samples=0"]) == 0
+        assert json.loads((out / "run.json").read_text())["initial"] == record["initial"]
+
 
 @pytest.mark.parametrize(
     ("init", "more", "said"),

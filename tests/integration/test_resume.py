@@ -526,7 +526,11 @@ def test_a_branch_on_other_text_keeps_the_tokenizer_and_reads_from_the_start(
     assert "the data or their order are others: they are read from their start" in shell.err
     assert (out / "tokenizer.json").read_bytes() == (origin / "tokenizer.json").read_bytes()
     assert [e["step"] for e in events(out, "step")] == [11, 12, 13]
+    assert "13 steps of 64 tokens, 0.08 epochs" in shell.err  # 3 of them, of 2,395 tokens
+    assert "\n13 steps, 0.08 epochs" in shell.err
     assert shell("--resume", "--steps", "14", out=out) == 0
+    assert "14 steps of 64 tokens, 0.11 epochs" in shell.err
+    assert "\n14 steps, 0.11 epochs" in shell.err
 
 
 def test_a_run_that_starts_from_the_weights_of_another_starts_its_schedules_and_data(

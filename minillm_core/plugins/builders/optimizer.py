@@ -116,12 +116,11 @@ class OptimizerSlots:
         """Resolve to the parameter groups of all trained parameters; raise on a conflict."""
         # registered even where a plugin replaces AdamW's write: a step's report shows train.lr
         self.values.add("core", "train.lr", Scheduled(self.train.lr))
-        for (rule, _), claim in sorted(self.extensions.items()):
+        added = [(rule, min(c.held), c.where) for (rule, _), c in sorted(self.extensions.items())]
+        added += [(rule, o.owner, f"opt.rule[{rule}].{GRADIENT}") for rule, o, _, _ in self.chained]
+        for rule, owner, where in added:
             if rule not in (*self.rules, EVERY):
-                raise self.unknown_rule(rule, min(claim.held), claim.where)
-        for rule, one, _, _ in self.chained:
-            if rule not in (*self.rules, EVERY):
-                raise self.unknown_rule(rule, one.owner, f"opt.rule[{rule}].{GRADIENT}")
+                raise self.unknown_rule(rule, owner, where)
         for claim in self.blocks.values():
             for owner, blocks in claim.held.items():
                 if blocks.rule not in self.rules:
@@ -141,21 +140,22 @@ class OptimizerSlots:
                 held = self.multipliers[name, field].resolve(getattr(parameter, field))
                 factors[field] = held.value if isinstance(held, Setting) else held
             claim = self.multipliers[name, "betas"]
-            betas = claim.resolve()
-            overrides = () if betas is None else (("beta1", betas[0]), ("beta2", betas[1]))
+            overrides = tuple(zip(("beta1", "beta2"), claim.resolve() or (), strict=False))
             if overrides and not rules[rule].accepts("beta1", "beta2"):
-                text = f"plugin '{claim.owner}' sets betas of '{name}', which follows the rule '{rule}'"
-                fix = f"leave out '{claim.owner}', or '{rules[rule].owner}' for this parameter (its scope)"
-                refusal = PlanError(f"{text}: it has none", where=claim.where, fix=fix)
-                raise refusal.concerning(name, claim.where, plugins=(claim.owner,))
+                if claim.owner != parameter.owner:
+                    what = f"plugin '{claim.owner}' sets betas of '{name}', which follows the rule '{rule}'"
+                    fix = f"leave out '{claim.owner}', or '{rules[rule].owner}' for this parameter (its scope)"
+                    refusal = PlanError(f"{what}: it has none", where=claim.where, fix=fix)
+                    raise refusal.concerning(name, claim.where, plugins=(claim.owner,))
+                text = f"its betas are not used: the rule '{rule}' of its parameters has none of Adam's"
+                self.values.notes[claim.owner, text], overrides = None, ()
             rows = self.tables[name].resolve()
             more = {"overrides": overrides, "rows": rows, "view": self.views[name].resolve()}
             if (blocks := self.blocks[name].resolve()) is not None:
                 if blocks.rule != rule or not rules[rule].stacked:
                     raise self.split_error(name, rule)
                 more["blocks"] = blocks.count
-            member = Member(name, parameter.shape, **factors, **more)
-            assigned[name] = (rules[rule], member)
+            assigned[name] = (rules[rule], Member(name, parameter.shape, **factors, **more))
         if not assigned and (owners := {self.assigned[name].owner for name in self.parameters}):
             raise PlanError(
                 f"every parameter is frozen, by {listed(sorted(owners))}: there is nothing to train",
@@ -538,7 +538,9 @@ class OptimizerBuilder(Builder):
                 schedule as well: for groups with schedules of their own, make that one flat
                 (``optimizer.schedule`` or train.schedule=constant), and give each group its factor.
             wd_mul: factor on the weight decay, likewise.
-            betas: Adam's betas, for parameters whose rule has them.
+            betas: Adam's betas, for parameters whose rule has a stage with the arguments ``beta1`` and
+                ``beta2``. Under another rule those of the plugin's own parameters are not used, with a note,
+                and those of other parameters are refused.
 
         Returns:
             The number of parameters.

@@ -53,8 +53,8 @@ def test_what_runs_in_this_process_starts_no_other(launch: Any, gpus: int, size:
 @pytest.mark.parametrize(
     ("gpus", "size", "device", "said"),
     [
-        (3, None, "cuda", "--gpus 3 asks for NVIDIA GPUs, and 2 can be used"),
-        (1, None, "cpu", "--gpus 1 asks for NVIDIA GPUs"),
+        (3, None, "cuda", "--gpus 3 needs NVIDIA GPUs: 2 found"),
+        (1, None, "cpu", "--gpus 1 needs NVIDIA GPUs"),
         (1, 2, "cuda", "--gpus 1 in one of 2 processes"),
     ],
 )

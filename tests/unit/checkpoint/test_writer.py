@@ -208,9 +208,13 @@ def test_an_interrupt_while_waiting_loses_nothing(tmp_path: Path, writer: Checkp
     writer.submit(1, gate, {})
     assert gate.asked.wait(TIMEOUT)
     timer = threading.Timer(0.02, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
+
+    def interrupted() -> None:  # the signal may be faster than the wait
+        timer.start()
         writer.wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     timer.join()
     assert writer.finished() == []
     gate.open.set()

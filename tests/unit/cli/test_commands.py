@@ -240,7 +240,7 @@ def test_starting_up_is_light(lines: list[list[str]]) -> None:
 def test_the_paragraphs_of_help_are_filled(program: Program) -> None:
     """The line breaks of a docstring do not break the lines of the page."""
     lines = [line.strip() for line in program("tune", "--help")[1].splitlines()]
-    first = next(number for number, line in enumerate(lines) if line.startswith("A step keeps"))
+    first = next(number for number, line in enumerate(lines) if line.startswith("The tokens of"))
     paragraph = lines[first : lines.index("", first)]
     assert all(len(line) > 60 for line in paragraph[:-1])
 

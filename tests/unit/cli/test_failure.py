@@ -118,6 +118,7 @@ def test_an_interruption_is_130_and_one_line(program: Program, monkeypatch) -> N
         ),
         (["train", "--steps", "x"], "Invalid value for '--steps'"),
         (["train", "--out", ""], "Invalid value for '--out': it is empty"),
+        (["train", "--branch", ""], "Invalid value for '--branch': it is empty"),
         (["export", "runs/a", "--to", ""], "Invalid value for '--to': it is empty"),
         (["ablate", "--out", ""], "Invalid value for '--out': it is empty"),
         (["eval"], "minillm eval: Missing"),

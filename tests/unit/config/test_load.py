@@ -369,6 +369,8 @@ def test_a_mistyped_plugin_is_corrected(loaded: Load) -> None:
             "line 2, column 6",
         ),
         ("[train\n", "the settings file is not TOML", "line 1, column 7"),
+        (f"a = {'[' * 3000}{']' * 3000}\n", "the settings file is not TOML", "run.toml"),
+        (f"seed = {'9' * 5000}\n", "the settings file is not TOML", "run.toml"),
         ("a = 1\na = 2\n", "the settings file is not TOML", "run.toml"),
         (b"[train]\n# \xff\n", "the settings file is not UTF-8 text", "line 2, byte 10"),
         ("[train]\nlr = 1\n\nrosw = 2\n", "there is no setting 'train.rosw'", "line 4"),

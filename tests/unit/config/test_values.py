@@ -46,6 +46,8 @@ def test_what_is_shown_can_be_typed(value) -> None:
         ("1,", "1,"),
         ("1\nx = 2", "1\nx = 2"),
         ("2024-01-01", "2024-01-01"),
+        pytest.param("[" * 3000, "[" * 3000, id="nested"),
+        pytest.param("[" * 3000 + "]" * 3000, "[" * 3000 + "]" * 3000, id="nested lists"),
         ("007", "007"),
         ("", ""),
     ],

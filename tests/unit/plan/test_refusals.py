@@ -136,6 +136,12 @@ class Scheduled(Module):
         return x
 
 
+class HalfNamed(Scheduled):
+    def __init__(self):
+        Module.__init__(self)
+        self.scale = Param((8, 4), axes=("hidden",), role="scalar")
+
+
 class Late(Module):
     def forward(self, x0):
         return x0
@@ -676,6 +682,10 @@ ALONE: dict[str, tuple[Made, str]] = {
     "a parameter's factor with a schedule": (
         model(lambda m: m.mlp(0, Scheduled)),
         "a Param's lr_mul is a number, not Piecewise",
+    ),
+    "a parameter with fewer axes than its shape": (
+        model(lambda m: m.mlp(0, HalfNamed)),
+        "a Param of shape (8, 4) has axes=('hidden',)",
     ),
     "the same name in one chain": (
         attention(lambda a: (a.out.gate(Y), a.out.correct(Y))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import wraps
 from types import new_class
@@ -410,6 +411,7 @@ def test_an_answer_is_picked_by_each_name_and_its_beginnings(
     end = data.draw(st.sampled_from([len(name), *ends]))
     assert matches(name[:end], answer)
     assert matches(f"*{name[1:]}", answer)
+    assert matches(re.sub(r"^opt\.", "optimizer.", name[:end]), answer)
     assert not matches(f"{name[:end]}?", answer)
 
 
@@ -420,12 +422,15 @@ def test_an_answer_is_picked_by_each_name_and_its_beginnings(
         ("model.mpl", "model.mlp"),
         ("layers.0.mlp.upp.weight", "layers.0.mlp.up.weight"),
         ("opt.rule[adam]", "opt.rule[adamw]"),
+        ("opt.assign[layers.0.mlp.upp]", "opt.assign[layers.0.mlp.up.weight]"),
     ],
 )
 def test_what_is_misspelt_has_near_names(asked: Asked, misspelt: str, meant: str) -> None:
     answers = asked("*")
     assert not asked(misspelt)
-    assert meant in nearest_names(misspelt, answers)
+    near = nearest_names(misspelt, answers)
+    assert meant in near
+    assert all(name.count("[") == name.count("]") for name in near)
     assert not nearest_names("entirely elsewhere", answers)
 
 

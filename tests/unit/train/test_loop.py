@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minillm_core.backends.base import Snapshot, StepResult
+from minillm_core.backends.ranks import Ranks
 from minillm_core.checkpoint.writer import Result
 from minillm_core.data import Cancelled
 from minillm_core.errors import (
@@ -131,6 +132,11 @@ class Run:
         self.trainer.clock.now += 70.0
         return Evaluated(step, 1.0, None)
 
+    def run(self, *, evaluate_first: bool = False) -> Position:
+        for _ in self.loop.steps(evaluate_first=evaluate_first):
+            pass
+        return self.loop.position
+
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
@@ -145,7 +151,7 @@ def make(bigram, stream, clocks):
 
 def test_each_step_is_read_after_the_next_one_is_queued(make) -> None:
     run = make(Budget(steps=3))
-    run.loop.run()
+    run.run()
     assert run.trainer.log == [
         "step 1",
         "step 2",
@@ -164,7 +170,7 @@ def test_each_step_is_read_after_the_next_one_is_queued(make) -> None:
 
 def test_saves_and_evaluations_come_when_due_and_once_at_the_end(make) -> None:
     run = make(Budget(steps=6), cadence=Cadence(evaluate=2, save=3))
-    run.loop.run()
+    run.run()
     order = [f"{event.event} {event.step}" for event in run.events]
     assert order == [
         *("step 1", "step 2", "eval 2"),
@@ -192,7 +198,7 @@ def test_events_for_any_cadence(
         cadence=Cadence(evaluate, save),
         saves=Saves(delay),
     )
-    position = run.loop.run()
+    position = run.run()
 
     def due(every: int) -> list[int]:
         return sorted({*(range(every, steps + 1, every) if every else ()), steps})
@@ -212,13 +218,13 @@ def test_events_for_any_cadence(
 
 def test_nothing_to_save_or_evaluate_with(make) -> None:
     run = make(Budget(steps=3), cadence=Cadence(1, 1), saving=False, evaluating=False)
-    run.loop.run()
+    run.run()
     assert [event.event for event in run.events] == ["step"] * 3 + ["end"]
 
 
 def test_it_learns(make) -> None:
     run = make(Budget(steps=60))
-    run.loop.run()
+    run.run()
     losses = [event.loss for event in run.of(Stepped)]
     assert losses[0] == pytest.approx(math.log(8))
     assert losses[-1] < 0.2
@@ -226,14 +232,14 @@ def test_it_learns(make) -> None:
 
 def test_schedules_stand_at_step_over_steps(make) -> None:
     run = make(Budget(steps=4))
-    run.loop.run()
+    run.run()
     assert run.progress == [0.25, 0.5, 0.75, 1.0]
     assert [event.lr for event in run.of(Stepped)] == [0.125, 0.25, 0.375, 0.5]
 
 
 def test_a_run_by_the_clock_ends_by_it_and_the_schedule_follows(make) -> None:
     run = make(Budget(minutes=1), trainer={"cost": 6.0}, saving=False, evaluating=False)
-    run.loop.run()
+    run.run()
     # the first step, which compiles, is not counted; its end is known when the second is enqueued
     assert run.progress[:3] == pytest.approx([0.0] * 3, abs=1e-6)
     assert min(run.progress) > 0  # rates divide by it
@@ -244,7 +250,7 @@ def test_a_run_by_the_clock_ends_by_it_and_the_schedule_follows(make) -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_a_run_by_the_clock_overshoots_by_at_most_two_steps(make, late: bool) -> None:
     run = make(Budget(minutes=1), trainer={"cost": 7.0, "late": late}, evaluating=False)
-    position = run.loop.run()
+    position = run.run()
     assert 60 <= position.elapsed < 60 + 2 * 7.0
 
 
@@ -254,7 +260,7 @@ def test_a_run_by_the_clock_overshoots_by_at_most_two_steps(make, late: bool) ->
 )
 def test_evaluations_come_at_every_sixth_of_the_steps(make, steps: int, due: list[int]) -> None:
     run = make(Budget(steps), cadence=Cadence(evaluate=None), saving=False)
-    run.loop.run()
+    run.run()
     assert [event.step for event in run.of(Evaluated)] == due
 
 
@@ -269,7 +275,7 @@ def test_what_is_compiled_on_the_way_is_on_no_clock(make, late: bool) -> None:
             run.trainer.compile_seconds += 40.0
 
     run.trainer.on_step = compiles
-    position = run.loop.run()
+    position = run.run()
     assert 60 <= position.elapsed < 60 + 2 * 6.0
     assert position.step >= 10
     seconds = [event.step_seconds for event in run.of(Stepped)]
@@ -280,7 +286,7 @@ def test_what_is_compiled_on_the_way_is_on_no_clock(make, late: bool) -> None:
 def test_evaluations_come_at_every_sixth_of_the_minutes(make) -> None:
     cadence, clock = Cadence(evaluate=None), {"cost": 10.0}
     run = make(Budget(minutes=60), trainer=clock, cadence=cadence, saving=False)
-    run.loop.run(evaluate_first=True)
+    run.run(evaluate_first=True)
     # evaluations of 70 s are on the clock, those before the first step and after the last are not
     assert [event.step for event in run.of(Evaluated)] == [0, 62, 115, 168, 221, 274, 327]
 
@@ -293,14 +299,14 @@ def test_samples_follow_evaluations_and_come_last_of_all(make) -> None:
         yield Sampled(step, "a", "b")
 
     run = make(Budget(4), cadence=Cadence(evaluate=2), samples=samples)
-    run.loop.run(evaluate_first=True)
+    run.run(evaluate_first=True)
     assert asked == [(0, False), (2, False), (4, True)]
     assert [event.event for event in run.events[-4:]] == ["eval", "save", "sample", "end"]
 
 
 def test_evaluations_are_on_the_clock(make) -> None:
     run = make(Budget(minutes=10), trainer={"cost": 1.0}, cadence=Cadence(evaluate=5))
-    run.loop.run()
+    run.run()
     steps = run.of(Stepped)[-1].step
     assert steps == pytest.approx(600 / (1 + 70 / 5), abs=6)
 
@@ -314,26 +320,26 @@ def test_steps_or_minutes_say_how_long_to_train() -> None:
 def test_a_run_goes_on_where_it_was(make) -> None:
     position = Position(step=4, tokens=44, elapsed=30.0, saved=4)
     run = make(Budget(steps=6), position=position)
-    run.loop.run()
+    run.run()
     assert [event.step for event in run.of(Stepped)] == [5, 6]
     assert run.of(Stepped)[-1].tokens == 66
     assert [event.step for event in run.of(Saved)] == [6]
 
     run = make(Budget(minutes=1), trainer={"cost": 1.0}, position=Position(4, 44, 30.0))
-    run.loop.run()
+    run.run()
     assert run.progress[0] == 0.5
     assert run.saves.begun[-1].elapsed >= 60
 
 
 def test_a_finished_run_only_says_so(make) -> None:
     run = make(Budget(steps=3), position=Position(step=3, saved=3), evaluating=False)
-    run.loop.run()
+    run.run()
     assert [event.event for event in run.events] == ["end"]
 
 
 def test_batches_without_labels_are_passed_over_and_counted(make) -> None:
     run = make(Budget(steps=4), empty={1, 3, 4})
-    position = run.loop.run()
+    position = run.run()
     assert [(event.step, event.skipped) for event in run.of(Skipped)] == [(1, 1), (2, 2), (2, 3)]
     assert [event.step for event in run.of(Stepped)] == [1, 2, 3, 4]
     assert position.skipped == 3
@@ -344,7 +350,7 @@ def test_batches_without_labels_are_passed_over_and_counted(make) -> None:
 def test_data_without_any_label_ends_the_run(make) -> None:
     run = make(Budget(steps=4), empty=range(3, 10_000))
     with pytest.raises(DataError, match=f"{EMPTY_IN_A_ROW} batches in a row hold no supervised"):
-        run.loop.run()
+        run.run()
     (ended,) = run.of(Ended)
     assert (ended.step, ended.exit) == (2, 1)  # 2 would mean that nothing was started
     assert ended.seconds == pytest.approx(2.0)
@@ -353,7 +359,7 @@ def test_data_without_any_label_ends_the_run(make) -> None:
 def test_data_without_any_label_from_the_start_is_refused(make) -> None:
     run = make(Budget(steps=4), empty=range(10_000))
     with pytest.raises(DataError, match="hold no supervised token"):
-        run.loop.run()
+        run.run()
     assert [(one.step, one.exit) for one in run.of(Ended)] == [(0, 2)]
 
 
@@ -364,7 +370,7 @@ def test_an_evaluation_without_a_label_ends_the_run_once_it_trains(make) -> None
     run = make(Budget(steps=4), cadence=Cadence(evaluate=2))
     run.loop.evaluate = evaluate
     with pytest.raises(DataError):
-        run.loop.run()
+        run.run()
     assert [(one.step, one.exit) for one in run.of(Ended)] == [(2, 1)]
 
 
@@ -389,10 +395,10 @@ def test_ten_of_a_hundred_steps_that_are_not_finite_end_the_run(
     counts = {n: sum(n - guard.WINDOW < one <= n for one in bad) for n in sorted(bad)}
     fatal = next((n for n, count in counts.items() if count >= guard.LIMIT), None)
     if fatal is None:
-        run.loop.run()
+        run.run()
     else:
         with pytest.raises(NonFinite, match=f"10 of the last 100 .* step {fatal} is") as error:
-            run.loop.run()
+            run.run()
         assert error.value.exit_code == 5
         last = max((event.step for event in run.of(Saved)), default=None)
         told = "no checkpoint" if last is None else f"the last good one: step {last}"
@@ -405,7 +411,7 @@ def test_ten_of_a_hundred_steps_that_are_not_finite_end_the_run(
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
 def test_a_loss_that_is_no_number_counts_and_the_next_step_comes(make, loss: float) -> None:
     run = make(Budget(steps=5), trainer={"losses": {3: loss}})
-    run.loop.run()
+    run.run()
     assert [event.step for event in run.of(Guarded)] == [3]
     assert [event.step for event in run.of(Stepped)] == [1, 2, 3, 4, 5]
 
@@ -415,17 +421,17 @@ def test_the_count_goes_on_in_a_resumed_run(make) -> None:
     run.trainer.steps = 50
     run.trainer.read = skipping({55})
     with pytest.raises(NonFinite, match="10 of the last 100"):
-        run.loop.run()
+        run.run()
     run = make(Budget(steps=200), position=Position(step=150, guarded=tuple(range(10, 19))))
     run.trainer.steps = 150
     run.trainer.read = skipping({155})
-    assert run.loop.run().guarded == (155,)
+    assert run.run().guarded == (155,)
 
 
 def test_overflows_of_float16_are_not_counted(make) -> None:
     run = make(Budget(steps=40))
     run.trainer.read = skipping(range(1, 40), overflow=True)
-    run.loop.run()
+    run.run()
     assert run.of(Guarded) == []
 
 
@@ -444,7 +450,7 @@ def test_a_spike_goes_back_and_passes_over_batches(make) -> None:
         spike=2.0,
         rewind=rewind,
     )
-    position = run.loop.run()
+    position = run.run()
     assert asked == [30]
     assert run.of(Rewound) == [Rewound(30, 4.1, 20, 7)]
     steps = [event.step for event in run.of(Stepped)]
@@ -466,7 +472,7 @@ def test_a_spike_gives_no_time_back(make) -> None:
         rewind=rewind,
         evaluating=False,
     )
-    assert 60 <= run.loop.run().elapsed < 62
+    assert 60 <= run.run().elapsed < 62
     assert len(run.of(Rewound)) == 1
     assert run.progress == sorted(run.progress)
 
@@ -477,7 +483,7 @@ def test_a_spike_without_a_checkpoint_that_is_old_enough_is_said(make) -> None:
         trainer={"losses": dict.fromkeys(range(1, 31), 2.0) | {25: 9.0}},
         spike=1.0,
     )
-    assert run.loop.run().rewinds == 0
+    assert run.run().rewinds == 0
     assert "step 25 is a spike" in run.said[0]
 
 
@@ -489,7 +495,7 @@ def test_too_many_spikes_end_the_run(make) -> None:
         position=Position(rewinds=guard.REWINDS),
     )
     with pytest.raises(NonFinite, match="spike at step 25, after 10 others"):
-        run.loop.run()
+        run.run()
 
 
 @given(st.lists(st.floats(0, 9), max_size=80), st.floats(0, 20), st.floats(0.1, 3))
@@ -518,7 +524,7 @@ def test_a_step_that_a_signal_cuts_short_is_dropped(make) -> None:
 
     run.trainer.step = step
     with pytest.raises(Stopped, match="SIGTERM after step 3; the checkpoint of step 3"):
-        run.loop.run()
+        run.run()
     assert run.saves.begun[-1].cursor == {"batch": 3}
     assert run.said == ["saving step 3; SIGTERM, and a second signal stops without saving"]
 
@@ -535,7 +541,7 @@ def test_a_signal_while_a_batch_is_waited_for_ends_the_run(make) -> None:
 
     run.loop.batches = waited()
     with pytest.raises(Stopped, match="SIGINT after step 3; the checkpoint of step 3"):
-        run.loop.run()
+        run.run()
 
 
 def test_what_a_plugin_did_is_told_with_the_step(make) -> None:
@@ -546,7 +552,7 @@ def test_what_a_plugin_did_is_told_with_the_step(make) -> None:
 
     run.trainer.on_step = lambda step: broken(step) if step == 4 else None
     with pytest.raises(PluginCodeError, match=r"raised in Gate\.forward, at step 4"):
-        run.loop.run()
+        run.run()
     assert run.of(Ended)[0].exit == 3
 
 
@@ -558,7 +564,7 @@ def test_and_with_the_evaluation(make) -> None:
 
     run.loop.evaluate = broken
     with pytest.raises(PluginCodeError, match="phase eval, in the evaluation after step 2"):
-        run.loop.run()
+        run.run()
 
 
 def test_the_end_is_told_with_the_code_that_the_error_comes_to(make) -> None:
@@ -572,7 +578,7 @@ def test_the_end_is_told_with_the_code_that_the_error_comes_to(make) -> None:
     run = make(Budget(steps=9), contain=contain)
     run.trainer.on_step = lambda step: 1 / 0
     with pytest.raises(PluginCodeError):
-        run.loop.run()
+        run.run()
     assert run.of(Ended)[0].exit == 3
 
 
@@ -585,18 +591,18 @@ def test_a_signal_in_the_last_evaluation_leaves_it_to_the_next_process(make) -> 
 
     run.loop.evaluate = cut
     with pytest.raises(Stopped, match="checkpoint of step 3"):
-        run.loop.run()
+        run.run()
     assert run.of(Evaluated) == []
 
     run = make(Budget(steps=3), position=Position(step=3, saved=3))
-    run.loop.run(evaluate_first=True)
+    run.run(evaluate_first=True)
     assert [event.event for event in run.events] == ["eval", "end"]
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(make) -> None:
     run = make(Budget(steps=9), cadence=Cadence(save=2), saves=Saves(failing={4}))
     with pytest.raises(MinillmError, match="disk is full"):
-        run.loop.run()
+        run.run()
     assert [event.step for event in run.of(Saved)] == [2]
     (ended,) = run.of(Ended)
     assert (ended.step, ended.exit) == (5, 1)
@@ -605,7 +611,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run(make) -> None:
 
 def test_or_the_run_goes_on_where_that_was_asked_for(make) -> None:
     run = make(Budget(steps=9), cadence=Cadence(save=2), saves=Saves(failing={4}, go_on=True))
-    run.loop.run()
+    run.run()
     assert [event.step for event in run.of(Saved)] == [2, 6, 8, 9]
     assert [event.step for event in run.of(Unsaved)] == [4]
 
@@ -613,14 +619,14 @@ def test_or_the_run_goes_on_where_that_was_asked_for(make) -> None:
 def test_but_its_last_checkpoint_is_not_given_up_silently(make) -> None:
     run = make(Budget(steps=4), cadence=Cadence(save=2), saves=Saves(failing={4}, go_on=True))
     with pytest.raises(MinillmError, match="last checkpoint could not be written") as error:
-        run.loop.run()
+        run.run()
     assert "the last good one: step 2" in str(error.value)
 
 
 def test_a_save_under_way_is_waited_for_when_something_else_fails(make) -> None:
     run = make(Budget(steps=9), empty=range(5, 10_000), cadence=Cadence(save=4), saves=Saves(99))
     with pytest.raises(DataError):
-        run.loop.run()
+        run.run()
     assert [event.step for event in run.of(Saved)] == [4]
 
 
@@ -640,10 +646,37 @@ def test_a_signal_ends_the_run_after_the_step_with_a_checkpoint(make, number: in
         run = make(Budget(steps=9), stop=stop)
         run.trainer.on_step = send(number, at=4)
         with pytest.raises(Stopped, match="after step 4; the checkpoint of step 4") as error:
-            run.loop.run()
+            run.run()
     assert error.value.exit_code == 75
     assert [event.event for event in run.events] == ["step"] * 4 + ["save", "end"]
     assert run.of(Ended)[0].exit == 75
+
+
+class Two(Ranks):
+    """Two ranks, of which the other one does what this one does."""
+
+    size = 2
+
+    def all_gather(self, numbers: Any) -> list[tuple[float, ...]]:
+        return 2 * super().all_gather(numbers)
+
+
+@pytest.mark.parametrize("at", [0, 4, 9])
+def test_several_ranks_evaluate_nothing_after_a_signal(make, at: int) -> None:
+    """They agree on it after a step, and a rank without a held-out batch could not cancel its part."""
+    stop = StopRequest()
+    run = make(Budget(steps=9), stop=stop, cadence=Cadence(evaluate=1), ranks=Two())
+    tell = run.loop.emit
+
+    def emit(event: Event) -> None:
+        tell(event)
+        if isinstance(event, Evaluated) and event.step == max(at - 1, 0):
+            stop.receive(signal.SIGTERM)
+
+    run.loop.emit = emit
+    with pytest.raises(Stopped if at else Interrupted, match=f"after step {at}"):
+        run.run(evaluate_first=True)
+    assert [event.step for event in run.of(Evaluated)] == list(range(max(at, 1)))
 
 
 def test_a_signal_without_checkpoints_saves_nothing_and_says_so(make) -> None:
@@ -651,7 +684,7 @@ def test_a_signal_without_checkpoints_saves_nothing_and_says_so(make) -> None:
         run = make(Budget(steps=9), stop=stop, saving=False)
         run.trainer.on_step = send(signal.SIGINT, at=4)
         with pytest.raises(Interrupted, match="nothing was saved") as error:
-            run.loop.run()
+            run.run()
     assert error.value.exit_code == 130
     assert [event.event for event in run.events] == ["step"] * 4 + ["end"]
 
@@ -661,10 +694,10 @@ def test_a_signal_before_the_first_step(make) -> None:
     stop.receive(signal.SIGINT)
     run = make(Budget(steps=9), stop=stop)
     with pytest.raises(Interrupted, match="after step 0"):
-        run.loop.run()
+        run.run()
     run = make(Budget(steps=9), stop=stop, position=Position(step=3, saved=3))
     with pytest.raises(Stopped, match="checkpoint of step 3"):
-        run.loop.run()
+        run.run()
     assert run.of(Saved) == []
 
 
@@ -683,7 +716,7 @@ def test_the_second_signal_ends_the_run_at_once(make, cadence: Cadence, error: t
 
         run.trainer.on_step = twice
         with pytest.raises(error):
-            run.loop.run()
+            run.run()
     assert "read 2" in run.trainer.log or cadence == Cadence()
     assert run.of(Ended)[0].exit == error.exit_code
 
@@ -692,7 +725,7 @@ def test_a_signal_in_the_last_step_changes_nothing(make) -> None:
     with stop_on_signals() as stop:
         run = make(Budget(steps=4), stop=stop)
         run.trainer.on_step = send(signal.SIGINT, at=4)
-        run.loop.run()
+        run.run()
     assert run.of(Ended)[0].exit == 0
     assert run.of(Evaluated)
 
@@ -705,7 +738,7 @@ def test_a_keyboard_interrupt_that_no_signal_brought_passes_through(make) -> Non
 
     run.trainer.on_step = raise_it
     with pytest.raises(KeyboardInterrupt):
-        run.loop.run()
+        run.run()
     assert run.of(Ended)[0].exit == 130
 
 
@@ -720,7 +753,7 @@ def test_the_first_error_is_reported_whatever_observers_make_of_the_end(make) ->
 
     run.loop.emit = broken
     with pytest.raises(DataError):
-        run.loop.run()
+        run.run()
 
 
 def test_a_batch_that_was_passed_over_before_a_dropped_step_is_counted_once(make) -> None:
@@ -735,7 +768,7 @@ def test_a_batch_that_was_passed_over_before_a_dropped_step_is_counted_once(make
     run.loop.emit = lambda event: (tell(event), cut(event))
     run.trainer.step = lambda *given: None if given[3]() else real(*given)
     with pytest.raises(Stopped):
-        run.loop.run()
+        run.run()
     saved = run.saves.begun[-1]
     assert run.of(Skipped)[-1].skipped == 1
     assert (saved.step, saved.skipped, saved.cursor) == (3, 0, {"batch": 3})
@@ -753,7 +786,7 @@ def test_a_spike_in_the_last_step_does_not_cut_the_run_short(make) -> None:
         spike=2.0,
         rewind=rewind,
     )
-    assert run.loop.run().step == 40
+    assert run.run().step == 40
     assert [event.step for event in run.of(Stepped)] == [*range(1, 41), *range(21, 41)]
 
 
@@ -761,16 +794,16 @@ def test_a_failure_names_the_save_that_is_under_way(make) -> None:
     run = make(Budget(steps=60), cadence=Cadence(save=4), saves=Saves(99))
     run.trainer.read = skipping(range(3, 60))
     with pytest.raises(NonFinite, match="the last good one: step 8"):
-        run.loop.run()
+        run.run()
 
 
 def test_by_default_a_twentieth_of_the_run_lies_between_two_checkpoints(make) -> None:
     run = make(Budget(steps=360), trainer={"cost": 1.0}, cadence=Cadence(save=None, minutes=5.0))
-    run.loop.run()
+    run.run()
     assert [event.step for event in run.of(Saved)] == list(range(18, 361, 18))
 
     run = make(Budget(minutes=10), trainer={"cost": 1.0}, cadence=Cadence(save=None))
-    run.loop.run()
+    run.run()
     gaps = [b - a for a, b in itertools.pairwise(p.elapsed for p in run.saves.begun)]
     assert len(gaps) == 19
     assert max(gaps) <= 32.0
@@ -778,7 +811,7 @@ def test_by_default_a_twentieth_of_the_run_lies_between_two_checkpoints(make) ->
 
 def test_steps_that_take_less_than_a_second_are_saved_by_the_tenth(make) -> None:
     run = make(Budget(steps=60), trainer={"cost": 0.01}, cadence=Cadence(save=None))
-    run.loop.run()
+    run.run()
     assert [event.step for event in run.of(Saved)] == list(range(6, 61, 6))
 
 
@@ -789,7 +822,7 @@ def test_a_save_by_the_clock_leaves_time_for_the_next_step_and_the_save_itself(m
         cadence=Cadence(save=0, minutes=5.0),
         evaluating=False,
     )
-    run.loop.run()
+    run.run()
     begun = [position.elapsed for position in run.saves.begun[:-1]]
     # a save takes 50 s here: at most 5 minutes between two checkpoints on disk
     assert all(200 <= b - a <= 300 - 50 for a, b in itertools.pairwise(begun[1:]))
@@ -827,7 +860,7 @@ def test_a_kill_at_any_moment_costs_a_tenth_at_most(
 def test_nothing_is_saved_before_a_step_was_finite(make) -> None:
     run = make(Budget(steps=9), cadence=Cadence(save=2))
     run.trainer.read = skipping(range(1, 5))
-    run.loop.run()
+    run.run()
     assert [event.step for event in run.of(Saved)] == [6, 8, 9]
 
 
@@ -844,8 +877,8 @@ def test_what_the_run_reads_is_checked_before_every_save_and_at_the_end(make, sa
     run = make(Budget(steps=8), cadence=cadence, check=check, saving=saving)
     if saving:
         with pytest.raises(DataError, match="changed"):
-            run.loop.run()
+            run.run()
         assert [event.step for event in run.of(Saved)] == [3, 6]
     else:
-        run.loop.run()
+        run.run()
     assert asked == ([3, 6, 8] if saving else [8])

@@ -158,7 +158,13 @@ def test_the_loss_of_a_line_is_the_mean_since_the_last_one(
 ) -> None:
     done = 0
     shown.train(
-        Course(lambda: done / 100, 100, epoch_tokens=5000, bytes_per_token=2.5, clock=clock)
+        Course(
+            lambda: done / 100,
+            100,
+            epochs=lambda tokens: tokens / 5000,
+            bytes_per_token=2.5,
+            clock=clock,
+        )
     )
     losses = itertools.cycle([4.0, 5.0, 6.0, 5.0, float("nan"), 5.0])
     for done in range(1, 101):
@@ -274,7 +280,15 @@ def test_the_bar_never_wraps(clock, width: int) -> None:
     shown.progress("training a tokenizer", 123 * MIB, 1234 * MIB)
     clock.now += 5
     console.print(shown.render())
-    shown.train(Course(lambda: 0.5, 13_500, epoch_tokens=5000, bytes_per_token=2.5, clock=clock))
+    shown.train(
+        Course(
+            lambda: 0.5,
+            13_500,
+            epochs=lambda tokens: tokens / 5000,
+            bytes_per_token=2.5,
+            clock=clock,
+        )
+    )
     console.print(shown.render())
     shown(stepped(12_345, mfu=0.31))
     console.print(shown.render())

@@ -19,6 +19,7 @@ from minillm_core.train.record import (
     read_record,
     versions,
 )
+from minillm_core.train.run_folder import RunFolder
 
 
 def test_the_first_free_number_is_taken(tmp_path: Path) -> None:
@@ -64,13 +65,18 @@ def test_a_folder_with_a_run_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [RUN]
 
 
+@pytest.mark.parametrize(
+    ("name", "what"), [(ABLATION, "an ablation"), ("config.json", "a model directory")]
+)
 @pytest.mark.parametrize("resume", [False, True])
-def test_a_folder_with_an_ablation_is_refused(resume: bool, tmp_path: Path) -> None:
-    (tmp_path / ABLATION).write_text("{}")
+def test_a_folder_with_an_ablation_or_a_model_is_refused(
+    resume: bool, name: str, what: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text("{}")
     for choose in (choose_out, claim_out):
-        with pytest.raises(Refusal, match="holds an ablation"):
+        with pytest.raises(Refusal, match=f"holds {what}"):
             choose("tiny", tmp_path, resume=resume)
-    assert [path.name for path in tmp_path.iterdir()] == [ABLATION]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
 def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
@@ -153,4 +159,15 @@ def test_a_step_of_a_run_is_told_the_options_for_it(tmp_path: Path) -> None:
     (tmp_path / RUN).touch()
     with pytest.raises(Refusal, match="@2 holds no run") as refused:
         read_record(Path(f"{tmp_path}@2"))
-    assert str(refused.value.fix).startswith(f"{tmp_path}, with --step or --best: ")
+    assert str(refused.value.fix).startswith(f"{tmp_path}: only --branch and --init take RUN@STEP")
+    with pytest.raises(Refusal, match="@2 holds no run"):  # to resume, as well
+        RunFolder.find(Path(f"{tmp_path}@2"))
+
+
+@pytest.mark.parametrize("wrong", ["config", "plan_hash", "plugins", "resumed"])
+def test_a_record_with_an_entry_of_another_type_is_refused(tmp_path: Path, wrong: str) -> None:
+    document = {"config": {}, "plan_hash": "", "plugins": [], "resumed": []}
+    (tmp_path / RUN).write_text(json.dumps({**document, wrong: 3}))
+    with pytest.raises(Refusal, match="is not the record of a run") as refused:
+        read_record(tmp_path)
+    assert refused.value.where == wrong

@@ -43,6 +43,7 @@ from minillm_core.plugins.plugin import Plugin
 from minillm_core.train.errors import resume_line
 from minillm_core.train.initial import Branch
 from minillm_core.train.metrics import read_events
+from minillm_core.train.progress import LineDisplay
 from minillm_core.train.request import Prepared, train
 from minillm_core.train.run import Run
 from minillm_core.train.run_folder import RunFolder
@@ -244,7 +245,12 @@ def test_to_resume_where_no_run_is_starts_one_and_says_so(job: Job) -> None:
     )
 
 
-def test_a_run_by_the_clock_says_what_is_not_on_it(job: Job) -> None:
+def test_a_run_by_the_clock_says_what_is_not_on_it(
+    job: Job, clock: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a slow machine may take twice the time in one step
+    monkeypatch.setattr("minillm_core.train.request.display", lambda say: LineDisplay(say, clock))
+    job.trainer_options = {"clock": clock, "cost": 0.025}
     job.train("train.minutes=0.001", steps=None)
     (line,) = (line for line in job.said if line.startswith("model: "))
     assert "0.001 minutes of training at 32 tokens a step; start and evaluation come on" in line
@@ -312,6 +318,13 @@ def test_a_run_is_evaluated_at_the_start_at_every_sixth_and_at_the_end(job: Job)
     job.out = job.out.with_name("other")
     (only,) = (event for event in job.events if event["event"] == "eval")
     assert (only["step"], only["val_loss"]) == (12, last)
+
+
+def test_an_evaluation_without_its_loss_is_passed_over(job: Job) -> None:
+    job.train(steps=4)
+    with (job.out / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"event": "eval", "step": 4}\n')
+    assert job.train(steps=6, resume=True) == 0
 
 
 def test_evaluations_keep_their_places_and_their_bits_when_a_run_is_resumed(job: Job) -> None:

@@ -158,6 +158,7 @@ COUNTS = st.integers(0, 2**53)
     guarded=st.lists(COUNTS, max_size=9).map(tuple),
     losses=st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=9).map(tuple),
     rewinds=st.integers(0, 9),
+    before=COUNTS,
 )
 def test_a_position_comes_back_from_json_to_the_bit(**fields: Any) -> None:
     position = Position(**fields, cursor={"epoch": 0, "offset": 3})
@@ -165,7 +166,7 @@ def test_a_position_comes_back_from_json_to_the_bit(**fields: Any) -> None:
     assert again == Position(**{**vars(position), "saved": position.step})
 
 
-@pytest.mark.parametrize("missing", sorted(Position().data()))
+@pytest.mark.parametrize("missing", sorted(Position().data().keys() - {"tokens_before"}))
 def test_half_a_position_is_none(missing: str) -> None:
     data = Position().data()
     del data[missing]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from minillm_core.config.load import Loaded, absolute, load
 from minillm_core.errors import ConfigError, Refusal
 from minillm_core.train.document import git, remarks, settings_file
-from minillm_core.train.settings import config_of, settings
+from minillm_core.train.settings import config_of, layer_of, settings
 
 
 @pytest.fixture
@@ -70,6 +70,13 @@ def test_what_is_not_understood_is_refused(loaded, change: dict) -> None:
     with pytest.raises(Refusal, match="not understood") as error:
         config_of({**settings(loaded), **change}, where="run.json")
     assert "where: run.json" in str(error.value)
+
+
+def test_a_value_without_its_origin_is_read(loaded) -> None:
+    document = settings(loaded)
+    del document["train"]["lr"]["origin"]
+    found = layer_of(document, where="run.json").settings
+    assert found["train.lr"].value == loaded.train.lr
 
 
 def job_of(loaded: Loaded) -> Any:
