@@ -35,24 +35,31 @@ def forecast(plan: Plan, gpus: int, card: str | None, dtype: str) -> Forecast:
         PlanError: a plugin's part does not support the parallelism.
     """
     check_ranks(gpus)
+    _check_groups(plan, gpus)
     if plan.config.mesh.shard == "weights":
         weight_checks.check(plan)
     if (context := plan.config.mesh.context) > 1:
         context_checks.check(plan, context)
     if (tensor := plan.config.mesh.tensor) > 1:
         tensor_spec.check(plan, tensor)
-        if gpus % tensor:
-            raise ConfigError(
-                f"{gpus} GPUs, and each layer is to be shared by {tensor} of them",
-                where=f"--gpus {gpus}, mesh.tensor={tensor}",
-                fix=f"a multiple of {tensor} GPUs",
-            )
     kind = card_of(card or DEFAULT)
     found = resolved(plan, gpus, kind, dtype)
     if found.mesh.pipeline > 1:
         stages.check(found.plan, found.mesh.pipeline, found.parts)
     _ = found.layouts
     return found
+
+
+def _check_groups(plan: Plan, gpus: int) -> None:
+    """Refuse cards that are no whole number of groups: without equal groups there are no figures."""
+    asked = {name: n for name, n in zip(SIZES, sizes(plan.config.mesh), strict=True) if n > 1}
+    if gpus % (each := math.prod(asked.values())):
+        settings = ", ".join(f"mesh.{name}={n}" for name, n in asked.items())
+        raise ConfigError(
+            f"{counted(gpus, 'GPU')} cannot be split into groups of {each}, which share rows or layers",
+            where=f"--gpus {gpus}, {settings}",
+            fix=f"a multiple of {each} GPUs, or settings whose product divides {gpus}",
+        )
 
 
 def resolved(plan: Plan, ranks: int, card: Card, dtype: str) -> Forecast:

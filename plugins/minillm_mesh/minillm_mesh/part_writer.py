@@ -176,7 +176,8 @@ class PartWriter:
     def _write(self, number: int, snapshot: Snapshot) -> None:
         """Write this rank's part once rank 0 has published the folder, and answer."""
         while (under_way := self._under_way())[0] < number:
-            if self._over.wait(EVERY):
+            if self._over.wait(EVERY):  # rank 0 may begin it yet, and would wait for this part
+                self._answer(number, PartReport(error="it ended before its part was asked for"))
                 return
         if under_way[0] > number:
             return
@@ -185,6 +186,9 @@ class PartWriter:
         except BaseException as error:  # of any kind: rank 0 waits for it, and raises it
             what = error.what if isinstance(error, MinillmError) else str(error)
             answer = PartReport(error=what or type(error).__name__)
+        self._answer(number, answer)
+
+    def _answer(self, number: int, answer: PartReport) -> None:
         self._store.set(self._keys(number)[self._rank], json.dumps(answer))
 
     def _written(self, arrays: Mapping[str, Any], under_way: tuple[int, str]) -> PartReport:

@@ -83,7 +83,8 @@ class TorchWeights(ShardedArrays):
         self.exchange = RowExchange(_owners(groups, updated), shapes, rank, size, device)
         self.weights = weights
         self.updating = False  # from reduce_scatter to all_gather: masters are newer than rows
-        self.open = self.helping = False  # inside lent(); while this rank only gathers for others
+        # inside inference_context(); after an error there; while this rank only gathers for others
+        self.open = self.failed = self.helping = False
         # compiled blocks, by id: those in use, and those of the last forward pass
         self.running: Mapping[int, Callable[..., Any]] = {}
         self.last = self.running
@@ -252,25 +253,27 @@ class TorchWeights(ShardedArrays):
         Every all-gather needs all ranks. So a rank announces each layer before computing it, and a rank
         that is done keeps gathering layers for the others until all are done.
         """
-        if self.open:  # nested: a rank that computes alone opens the context once
-            yield
-            return
-        self.open = True
-        self.model.unshard()
+        outer, self.open = not self.open, True  # nested: a rank that computes alone opens it once
+        if outer:
+            self.model.unshard()
         try:
             yield
         except BaseException:
-            if reset := getattr(
-                self.model, "reset_iter_state", None
-            ):  # torch 2.13: after a layer that failed
-                reset()
-                self.model.unshard()
+            self.failed = True  # also where the caller drops it, as for a sample
             raise
         finally:
-            while wanted := self._announce(0):
-                self._help(self.blocks[wanted - 1])
-            self.model.reshard()
-            self.open = False
+            if outer:
+                self._leave()
+
+    def _leave(self) -> None:
+        """Gather layers for the others until all are done."""
+        # torch 2.13: after a layer that failed; nothing is gathered again, since the others may go on
+        if self.failed and (reset := getattr(self.model, "reset_iter_state", None)):
+            reset()
+        while wanted := self._announce(0):
+            self._help(self.blocks[wanted - 1])
+        self.model.reshard()
+        self.open = self.failed = False
 
     @torch.no_grad()
     def _help(self, block: Any) -> None:

@@ -100,8 +100,22 @@ def test_cards_that_share_layers_add_up_each_of_them() -> None:
     kept = 12 * (4 * 768 + (4 * 768 + 3 * 2048) // 2) + 2 * 768
     assert data["memory"]["activations"] == 32 * 1024 * 2 * kept
     assert data["memory"]["weights"] == plain.chosen.memory["weights"] == 2 * NUMBERS
-    with pytest.raises(minillm.ConfigError, match="9 GPUs, and each layer is to be shared by 2"):
-        forecast(plan, 9, None, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "what"),
+    [
+        (9, {"mesh_tensor": 2}, "9 GPUs cannot be split into groups of 2"),
+        (8, {"mesh_pipeline": 9}, "8 GPUs cannot be split into groups of 9"),
+        (6, {"mesh_tensor": 2, "mesh_context": 2}, "6 GPUs cannot be split into groups of 4"),
+        (1, {"mesh_context": 2}, "1 GPU cannot be split into groups of 2"),
+    ],
+)
+def test_cards_that_make_no_whole_groups_are_refused(
+    gpus: int, settings: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(minillm.ConfigError, match=what):
+        forecast(planned(**settings), gpus, None, "bfloat16")
 
 
 def test_settings_choose_the_layout() -> None:

@@ -382,10 +382,14 @@ class Odd(Plugin, api=1):
 
 
 def test_one_command_ends_as_one_process_does(text: Path, tmp_path: Path) -> None:
-    """``minillm train --gpus 2``: exit code 75 after Ctrl-C, and a plugin's 3 although only one rank fails."""
+    """``minillm train --gpus 2``: exit code 75 after Ctrl-C, and a plugin's 3 although only one rank fails.
+
+    An evaluation follows every step: of its one batch, which rank 1 has no part of.
+    """
     out, plugin = tmp_path / "run", tmp_path / "odd.py"
     plugin.write_text(ODD)
     given = [*SETTINGS, "--data", str(text), "--out", str(out), "--plugins", f"{plugin}:Odd"]
+    given.append("eval.every=1")
     command = [sys.executable, "-c", LAUNCH, "train", *given, "--steps", "100000"]
     pipes: Mapping[str, Any] = {
         "stdout": subprocess.PIPE,
@@ -404,6 +408,50 @@ def test_one_command_ends_as_one_process_does(text: Path, tmp_path: Path) -> Non
     assert "rank 1: plugin 'odd'" in done.stdout
     assert "a mistake of one rank" in done.stdout
     assert done.stdout.count("resumed after step") == 1
+
+
+def test_an_error_of_one_rank_with_divided_weights_is_that_rank_s(
+    train: Run, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an evaluation, where the other rank goes on: it is given the layers that it still needs."""
+    (tmp_path / "odd.py").write_text(ODD)
+    monkeypatch.setenv("FAILS", "0")
+    more = ("--plugins", f"{tmp_path / 'odd.py'}:Odd", "mesh.shard=weights", "eval.share=1")
+    said = train(2, tmp_path / "run", text, *more, code=3)
+    assert "rank 0: plugin 'odd'" in said
+    assert "a mistake of one rank" in said
+    assert "rank 1: another process of the run has ended" in said
+
+
+MUTE = '''
+from minillm_core import Module, Plugin
+
+class Mute(Plugin, api=1):
+    """A plugin whose layers fail with a single row, as a sample has."""
+
+    def build_attention(self, attn):
+        attn.out.gate(Gate)
+
+class Gate(Module):
+    """y (B, T, H, D) -> y."""
+
+    def forward(self, y):
+        """y (B, T, H, D) -> (B, T, H, D)."""
+        if y.shape[0] == 1:
+            raise ValueError("a mistake in a layer")
+        return y
+'''
+
+
+def test_a_sample_that_fails_in_a_layer_of_divided_weights_is_no_end(
+    train: Run, text: Path, tmp_path: Path
+) -> None:
+    """Rank 0 alone writes it: what the layer has gathered is dropped before the next step."""
+    (tmp_path / "mute.py").write_text(MUTE)
+    more = ("--plugins", f"{tmp_path / 'mute.py'}:Mute", "mesh.shard=weights", "eval.samples=1")
+    said = train(2, tmp_path / "run", text, *more, "--steps", "2")
+    assert said.count("warning: no sample: plugin 'mute' raised in Gate.forward") == 2
+    assert losses(tmp_path / "run").keys() >= {1, 2}
 
 
 def test_what_cannot_be_divided_is_refused(train: Run, text: Path, tmp_path: Path) -> None:
