@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -63,20 +63,23 @@ class ChatModel:
             )
         return cls(run, replace(plugin.written_by, today=None), begins=own)
 
-    def ids(self, parts: list[Part]) -> list[int]:
+    def ids(self, parts: Sequence[Part]) -> list[int]:
         """Encode a rendered conversation as the start of a document, each part separately as in training."""
+        return self.begun([one for part in parts for one in self.encoded(part)])
+
+    def encoded(self, part: Part) -> list[int]:
+        """Encode a part of a rendered conversation."""
         tokenizer = self.run.tokenizer
         assert tokenizer is not None  # chats are text
-        found: list[int] = []
-        for part in parts:
-            if part.special:
-                found.append(self.run.specials[self._names[part.text]])
-            else:
-                found += tokenizer.encode([part.text])[0].tolist()
-        beginning = tokenizer.end_of_text
-        if not self.begins:
-            return found
-        return found if found[:1] == [beginning] else [beginning, *found]
+        if part.special:
+            return [self.run.specials[self._names[part.text]]]
+        return tokenizer.encode([part.text])[0].tolist()
+
+    def begun(self, ids: list[int]) -> list[int]:
+        """Prepend the token that begins documents, where it is not the first one already."""
+        assert self.run.tokenizer is not None
+        beginning = self.run.tokenizer.end_of_text
+        return ids if not self.begins or ids[:1] == [beginning] else [beginning, *ids]
 
     @property
     def ends(self) -> list[int]:

@@ -272,7 +272,7 @@ class ChatTemplate:
     def _answers(self, written: _Written) -> Iterator[tuple[int, int, float]]:
         last = 0
         for index, message in enumerate(written.messages):
-            said = any(path[0] in _SAID for path, _ in _texts(message))
+            said = [(path[0], text) for path, text in _texts(message) if path[0] in _SAID]
             if message.get("role") != ASSISTANT or not said:
                 continue
             start, end = written.answer(index)
@@ -281,7 +281,12 @@ class ChatTemplate:
             ended = list(self._special.finditer(written.whole, start, end))
             if not ended or written.whole[ended[-1].end() : end].strip():
                 raise ChatRefusedError("no special token ends the answer")
-            last = ended[-1].end()
+            last, answer = ended[-1].end(), written.whole[start : ended[-1].start()]
+            calls = [text for field, text in said if field == "tool_calls" and text]
+            if calls and not any(text in answer for text in calls):
+                raise ChatRefusedError("the template leaves out the tool_calls of an answer")
+            if not answer.strip():  # it would teach to say nothing
+                raise ChatRefusedError(f"the template leaves out an answer, its {said[0][0]}")
             weight = message.get("weight", 1)
             if (
                 isinstance(weight, bool)

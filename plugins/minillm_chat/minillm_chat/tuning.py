@@ -44,8 +44,11 @@ def tuned(prepared: Any, plan: Plan, tokens: int) -> Any | None:
         steps = max(math.ceil(epochs * tokens / plan.tokens_per_step), 1)
         chosen = {"steps": first + steps, "minutes": None}
         more = f" after the {first:,} of the branch" if first else ""
+        packer = plan.arrangement.get("packer")  # how much it pads is known when rows are packed
+        less = f", minus what plugin '{packer.owner}' pads of the rows" if packer else ""
         notes.append(
-            f"{counted(steps, 'step')}{more}: the documents are read {epochs:g} times, since train.steps is not given"
+            f"{counted(steps, 'step')}{more}: the documents are read {epochs:g} times{less}, since "
+            "train.steps is not given"
         )
     last = chosen.get("steps", train.steps)
     asked = ("train.lr", "train.schedule", "train.cooldown", "train.minutes")

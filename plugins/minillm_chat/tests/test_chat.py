@@ -142,6 +142,16 @@ def test_ctrl_c_ends_an_answer_in_a_terminal_and_the_conversation_in_a_pipe(
     assert "the conversation ends here" in err
 
 
+def test_the_model_is_loaded_before_the_first_turn(
+    trained: Any, chat: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C during an answer must not break off the import of a framework: the next one would crash."""
+    loaded, load = list[minillm.Run](), minillm.Run.writer
+    monkeypatch.setattr(minillm.Run, "writer", lambda run: loaded.append(run) or load(run))
+    assert chat(trained(), "--temperature", "0", stdin=b"") == (0, "", "")
+    assert len(loaded) == 1
+
+
 def test_a_note_on_an_answer_is_below_it(
     trained: Any, chat: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

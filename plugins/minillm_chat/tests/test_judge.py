@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import minillm_core as minillm
@@ -64,23 +64,25 @@ class Silent:
         return nullcontext()
 
 
+class Drawn(list[str]):
+    """A stand-in for a stream of generated text."""
+
+    def __init__(self, text: str, ended: bool = True) -> None:
+        super().__init__([text])
+        self.ended = ended
+
+
 def test_what_is_right_is_counted(
     trained: Any, chats: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = minillm.Run.open(trained())
     said = iter([("so: 4", True), ("so: 5", True), ("4", False), ("so: 6", False)])
 
-    class Drawn(list[str]):
-        ended = False
-
     def stream(prompt: list[int], **more: Any) -> Drawn:
         assert more["ends"] == ChatModel.of(run).ends
         assert more["temperature"] == 0
         assert 1 <= more["max_tokens"] <= 64
-        text, ended = next(said)
-        drawn = Drawn([text])
-        drawn.ended = ended
-        return drawn
+        return Drawn(*next(said))
 
     monkeypatch.setattr(run, "stream", stream)
     path, shown = (
@@ -97,19 +99,67 @@ def test_what_is_right_is_counted(
     assert (found["exact_match"], found["format_rate"], found["ended_rate"]) == (0.5, 0.75, 0.5)
 
 
-def test_the_loss_is_that_of_the_answers(trained: Any, chats: Callable[..., str]) -> None:
-    run = minillm.Run.open(trained())
-    path = chats(["Because it is so, my friend."] * 30)
-    found = judge_chats(run, [path], Silent(), limit=2)
-    model = ChatModel.of(run)
-    messages = [{"role": "user", "content": "Why?"}]
-    answer = {"role": "assistant", "content": "Because it is so, my friend."}
-    assert found["answer_loss"] == pytest.approx(run.evaluate(path).val_loss)
+def test_the_loss_is_that_of_each_chat_s_answers_alone(
+    trained: Any, chats: Callable[..., str]
+) -> None:
+    """Laid end to end, as text is evaluated, rows would cut the question off an answer."""
+    run, answers = minillm.Run.open(trained()), ["So. " * 30, "So.", "It is so, my friend."] * 3
+    model, nats = ChatModel.of(run), list[float]()
+    question: list[Any] = [{"role": "user", "content": "Why?"}]
+    longest = run.plan.config.train.seq_len
+    for content in answers:
+        whole = model.ids(
+            model.template.parts([*question, {"role": "assistant", "content": content}])
+        )
+        first = len(model.ids(model.template.prompt(question)))
+        end = whole.index(model.ends[0], first)
+        for start in range(0, end, longest):
+            row = whole[start : start + longest + 1]
+            logits = run.logits(row[:-1]).astype(float)
+            lost = np.log(np.exp(logits).sum(1)) - logits[range(len(row) - 1), row[1:]]
+            nats += [one for at, one in enumerate(lost, start + 1) if first <= at <= end]
+    found = judge_chats(run, [chats(answers)], Silent(), limit=2)
+    assert found["answer_loss"] == pytest.approx(np.mean(nats), rel=1e-5)
+    assert found["tokens"] == len(nats) > 3 * longest
     assert found["chats"] == 2
-    parts = model.template.parts([*messages, answer])
-    learnt = sum(len(model.ids([part])) - 1 for part in parts if part.weight)
-    assert found["tokens"] <= learnt * 30
-    assert 0 < found["answer_loss"] < math.log(300) * 2
+
+
+def test_an_answer_is_compared_with_what_the_template_writes(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model generates the reasoning too: with it an answer is no other one."""
+    run, path = minillm.Run.open(trained()), tmp_path / "held_out.jsonl"
+    thought = {"role": "assistant", "content": "It is.", "reasoning_content": "Is it?"}
+    lines = [
+        json.dumps({"messages": [{"role": "user", "content": "Why?"}, {**thought, "weight": one}]})
+        for one in (1, 0)
+    ]
+    path.write_text("\n".join(lines))
+    written = "<think>\nIs it?\n</think>\n\nIt is."
+    monkeypatch.setattr(run, "stream", lambda prompt, **more: Drawn(written))
+    assert judge_chats(run, [str(path)], Silent())["exact_match"] == 1
+    path.write_text(lines[1])
+    with pytest.raises(DataError, match="no chat to judge: every answer has weight 0"):
+        judge_chats(run, [str(path)], Silent())
+
+
+def test_what_cannot_be_measured_is_counted_or_refused_before_the_first_answer(
+    trained: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, path, shown = minillm.Run.open(trained()), tmp_path / "held_out.jsonl", Silent()
+    monkeypatch.setattr(run, "stream", lambda prompt, **more: Drawn("So."))
+    answer = {"role": "assistant", "content": "", "thinking": "So."}  # unknown to chatml
+    chats = [{"messages": [{"role": "user", "content": "Why?"}, answer]}]
+    chats.append({"prompt": "Why?", "completion": "So."})
+    path.write_text("".join(json.dumps(one) + "\n\n" for one in chats))
+    found = judge_chats(run, [str(path)], shown)
+    assert (found["chats"], found["left_out"], found["exact_match"]) == (1, 1, 1)
+    refused = "1 chat that the template refuses, the template leaves out an answer, its thinking"
+    assert shown.said == ["note: left out: blank lines: 2", f"note: left out: {refused}"]
+    monkeypatch.setattr(run, "stream", None)
+    path.write_text(path.read_text() + "{")
+    with pytest.raises(DataError, match="not a line of JSON"):
+        judge_chats(run, [str(path)], shown)
 
 
 def test_answers_that_are_cut_are_counted_and_may_be_longer(

@@ -640,6 +640,7 @@ def test_the_mask_is_that_of_transformers_where_a_template_marks_answers(
 ANSWERED = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 TURN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
 ASKED = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+CALLS = [{"type": "function", "function": {"name": "weather", "arguments": {"place": "here"}}}]
 
 
 @pytest.mark.parametrize(
@@ -680,6 +681,17 @@ def test_a_template_without_a_place_for_answers_is_refused(source: str, said: st
             "the template",
         ),
         (TURN + ASKED, [ANSWERED[0], {**ANSWERED[1], "weight": "much"}], '"weight"'),
+        (TURN + ASKED, [ANSWERED[0], {**ANSWERED[1], "tool_calls": CALLS}], "leaves out the tool_"),
+        (
+            TURN + ASKED,
+            [ANSWERED[0], {"role": "assistant", "content": "", "tool_calls": CALLS}, *ANSWERED],
+            "leaves out the tool_calls of an answer",
+        ),
+        (
+            "plain",
+            [ANSWERED[0], {"role": "assistant", "content": "", "reasoning_content": "c"}],
+            "leaves out an answer, its reasoning_content",
+        ),
     ],
 )
 def test_an_answer_that_cannot_be_placed_is_never_guessed(

@@ -105,6 +105,7 @@ def asked() -> Callable[..., Any]:
         anew: bool = False,
         init: str | None = None,
         epochs: float | None = 2.0,
+        packer: str | None = None,
     ) -> tuple[dict[str, Any], tuple[str, ...]] | None:
         import minillm_core as minillm
 
@@ -121,7 +122,9 @@ def asked() -> Callable[..., Any]:
             request=SimpleNamespace(given=given.get),
         )
         plan: Any = SimpleNamespace(
-            sourcing=SimpleNamespace(epochs=epochs), tokens_per_step=1000, **{}
+            sourcing=SimpleNamespace(epochs=epochs),
+            tokens_per_step=1000,
+            arrangement={"packer": SimpleNamespace(owner=packer)} if packer else {},
         )
         found = tuned(prepared, plan, 12_345)
         if found is None:
@@ -137,6 +140,9 @@ def test_steps_are_two_readings_and_rates_a_tenth(asked: Callable[..., Any]) -> 
     train, notes = asked({}, init="here")
     assert (train["steps"], train["schedule"]) == (25, "cosine")
     assert len(notes) == 1
+    assert "the documents are read 2 times, since" in notes[0]
+    _, notes = asked({}, init="here", packer="best_fit")
+    assert "read 2 times, minus what plugin 'best_fit' pads of the rows, since" in notes[0]
     train, notes = asked({}, branch=1000)
     assert train["steps"] == 1025
     assert (train["schedule"], train["warmup"]) == ("wsd", 0.0)

@@ -28,6 +28,9 @@ LOGITS = 1 << 28
 ANSWER = 256
 """Default maximum tokens of a generated text, where the task sets none."""
 
+_OBEYED = frozenset(["until", "max_gen_toks", "do_sample", "temperature", "top_k", "top_p"])
+"""Generation settings of tasks that have an effect here, by their names in the harness."""
+
 Progress = Callable[[str, int, int, str], None]
 
 
@@ -59,6 +62,7 @@ class HarnessModel(TemplateLM):
         self.run, self.vocabulary = run, run.tokenizer
         self.longest = run.plan.config.train.seq_len
         self._progress, self._say = progress, say
+        self._said = set[str]()
 
     @property
     def eot_token_id(self) -> int:
@@ -124,11 +128,14 @@ class HarnessModel(TemplateLM):
         stops = [one for one in handle_stop_sequences(rule.get("until"), eos=None) if one]
         tokens = min(rule["max_gen_toks"], max(self.longest // 2, 1))
         if tokens < rule["max_gen_toks"]:
-            self._say(
+            self._note(
                 f"answers have at most {tokens:,} tokens, half a row of the model; the task asks for "
                 f"{rule['max_gen_toks']:,}"
             )
-            self._say = lambda line: None
+        if ignored := sorted(rule.keys() - _OBEYED):
+            self._note(
+                f"note: {', '.join(ignored)} of a task's generation_kwargs has no effect here"
+            )
         prompt = self.tok_encode(context)[-max(self.longest - tokens, 1) :]
         drawn = self.run.stream(
             prompt,
@@ -146,6 +153,12 @@ class HarnessModel(TemplateLM):
         for stop in stops:
             text = text.partition(stop)[0]
         return text
+
+    def _note(self, line: str) -> None:
+        """Print a line once."""
+        if line not in self._said:
+            self._said.add(line)
+            self._say(line)
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **kwargs: Any

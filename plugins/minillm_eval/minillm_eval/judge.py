@@ -74,10 +74,17 @@ def judge_tasks(
         with ``shots`` and ``documents``; and ``lm_eval``: the harness's version.
 
     Raises:
-        Refusal: the harness or a package of a task is not installed, or a task is unknown, defective or
-            unsupported: it runs generated code, or needs images.
+        Refusal: no task is named, the harness or a package of a task is not installed, or a task is unknown,
+            defective or unsupported: it runs generated code, or needs images.
         DataError: a task's data is not available.
     """
+    named = [one for given in tasks for one in given.split(",") if one]
+    if not named:
+        raise Refusal(
+            "no task is named",
+            where=f"--tasks {plain(','.join(tasks), 80)}",
+            fix="names with commas between them, like hellaswag,arc_easy",
+        )
     try:
         version("lm-eval")
     except PackageNotFoundError:
@@ -96,7 +103,7 @@ def judge_tasks(
     folders = [_folder(one) for one in task_path or ()]
     with shown.phase("listing the tasks"), _to_stderr():
         manager = TaskManager(include_path=folders or None)
-    names = known([one for given in tasks for one in given.split(",") if one], manager)
+    names = known(named, manager)
     random.seed(SEEDS[0])  # for tasks that shuffle, as in the harness
     np.random.seed(SEEDS[1])
     with shown.phase("reading the tasks' data"), _to_stderr(), _refusals(names):
@@ -186,10 +193,12 @@ def _refusals(names: Sequence[str]) -> Iterator[None]:
             where=where,
             fix="a connection to the hub, or HF_HOME of a machine that has fetched them",
         ) from error
-    except (ValueError, KeyError) as error:
-        what = error.args[0] if error.args else type(error).__name__
+    except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+        what = " ".join(map(str, error.args))
+        if not isinstance(error, ValueError) or not what:
+            what = f"{type(error).__name__} {what}"
         raise Refusal(
-            f"a task cannot be asked: {plain(str(what), 300)}",
+            f"a task cannot be asked: {plain(what, 300)}",
             where=where,
             fix="mend its YAML, or name another task",
         ) from error

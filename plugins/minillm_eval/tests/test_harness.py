@@ -133,14 +133,19 @@ def test_a_text_is_measured_whole_in_windows(trained: Path) -> None:
 def test_answers_end_at_a_stop_and_have_room(trained: Path) -> None:
     run, heard = minillm.Run.open(trained), list[str]()
     model = HarnessModel(run, say=heard.append)
-    rules = [{"until": [" "], "max_gen_toks": 8}, {"until": [], "max_gen_toks": 500}]
-    short, long = model.generate_until(asked(*(("the quick brown fox", one) for one in rules)))
+    rules = [
+        {"until": [" "], "max_gen_toks": 8},
+        {"until": [], "max_gen_toks": 500, "num_beams": 2},
+    ]
+    rules.append(rules[-1])
+    short, long, _ = model.generate_until(asked(*(("the quick brown fox", one) for one in rules)))
     assert " " not in short
     whole = "".join(run.stream("the quick brown fox", max_tokens=24, temperature=0))
     assert long == whole
     assert whole.startswith(short)
-    assert len(heard) == 1
-    assert "at most 24 tokens" in heard[0]
+    room, ignored = heard
+    assert "at most 24 tokens" in room
+    assert "num_beams of a task's generation_kwargs has no effect here" in ignored
 
 
 def test_a_run_of_ids_is_refused() -> None:
@@ -256,6 +261,7 @@ def test_tasks_that_are_not_asked(said: dict[str, Any], fix: str) -> None:
     [
         ("doc_to_text: '{{nothing.deeper}}'", "", "'nothing' is undefined", "mend its YAML"),
         ("doc_to_choice: '{{options}}'", "", "'options' is undefined", "mend its YAML"),
+        ("doc_to_target: 99", "", "IndexError list index out of range", "mend its YAML"),
         (
             "doc_to_text: '{{question if answer == 0 else nothing}}'",  # not of the first document
             "",
@@ -315,6 +321,7 @@ def test_an_error_of_the_model_stays_a_defect(
         (("--tasks", "a", "--pattern", "b"), "--pattern has no effect beside --tasks"),
         (("--chats", "a", "--shots", "1"), "--shots has no effect beside --chats"),
         (("--tasks", "a", "--task-path", "/nowhere"), "/nowhere is no folder"),
+        (("--tasks", ","), "no task is named"),
     ],
 )
 def test_what_has_no_effect_is_refused(

@@ -60,6 +60,7 @@ def chat_command(
     with display(say) as shown:
         run = open_chat(out, read, shown)
         model = ChatModel.of(run)
+        run.writer()  # loads the model: a framework whose import Ctrl-C broke off crashes at the next
     notes: list[str] = []
     shown.say = notes.append  # of an answer: shown below it, not within
     seed = sampling.chosen_seed()
