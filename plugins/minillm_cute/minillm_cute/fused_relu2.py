@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from minillm_core import Layers, Linear, Module, Normal, Plugin, option
-from minillm_cute.products import MULTIPLE, check_sizes, check_unclaimed, note_gpus
+from minillm_cute.products import MULTIPLE, check_sizes, check_unclaimed, refuse_gpus
 
 __all__ = ["MLP", "FusedReLU2"]
 
@@ -33,9 +33,11 @@ class FusedReLU2(
     def build_model(self, model: Any) -> None:
         hidden = self.hidden or -(-3 * model.hidden // (2 * MULTIPLE)) * MULTIPLE
         check_sizes({"model.dim": model.dim, "fused_relu2.hidden": hidden}, INSTEAD)
-        note_gpus(model, INSTEAD)
         for layer in self.layers.resolve(model.layers):
             model.mlp(layer, MLP, hidden=hidden, down_lr_mul=self.down_lr_mul)
+
+    def kernel_provider(self, kernels: Any) -> None:
+        refuse_gpus(kernels, "fused_relu2", "relu2_mlp", INSTEAD)
 
 
 class PlainMLP(Module):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from minillm_core import Layers, Linear, Module, Normal, Plugin, option
-from minillm_cute.products import check_sizes, check_unclaimed, note_gpus
+from minillm_cute.products import check_sizes, check_unclaimed, refuse_gpus
 
 __all__ = ["MLP", "FusedSwiGLU"]
 
@@ -33,9 +33,11 @@ class FusedSwiGLU(
 
     def build_model(self, model: Any) -> None:
         check_sizes({"model.dim": model.dim, "model.hidden": model.hidden}, INSTEAD)
-        note_gpus(model, INSTEAD)
         for layer in self.layers.resolve(model.layers):
             model.mlp(layer, MLP, hidden=model.hidden)
+
+    def kernel_provider(self, kernels: Any) -> None:
+        refuse_gpus(kernels, "fused_swiglu", "swiglu_mlp", INSTEAD)
 
 
 class PlainMLP(Module):

@@ -15,6 +15,7 @@ from minillm_core.backends.bind import create_trainer
 from minillm_core.config.load import load
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support
+from minillm_cute import gpus
 from minillm_cute.cute import QUACK
 from minillm_cute.fused_relu2 import FusedReLU2
 from minillm_cute.fused_swiglu import FusedSwiGLU
@@ -30,6 +31,12 @@ HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9,
 FUSED = {"fused_relu2": FusedReLU2, "fused_swiglu": FusedSwiGLU}
 PLAIN = {"fused_relu2": [LoadedPlugin.of("relu2", ReLU2())], "fused_swiglu": []}
 both = pytest.mark.parametrize("name", FUSED)
+
+
+@pytest.fixture(autouse=True)
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the driver show no GPU: on one that the MLP does not support its plugin is refused on a CPU too."""
+    monkeypatch.setattr(gpus, "gpu_capabilities", tuple)
 
 
 def planned(

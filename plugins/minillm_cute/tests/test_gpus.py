@@ -127,17 +127,29 @@ def test_a_run_is_read_there_by_other_kernels(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("name", "plugin"), [("fused_relu2", FusedReLU2), ("fused_swiglu", FusedSwiGLU)]
 )
-def test_the_mlps_have_a_note(
+def test_the_mlps_are_refused_before_the_run_and_read_there(
     monkeypatch: pytest.MonkeyPatch, name: str, plugin: type[Plugin]
 ) -> None:
-    of(monkeypatch)
-    assert planned(name, plugin()).notes == ()
-    of(monkeypatch, (9, 0))
-    known = planned(name, plugin())
-    assert known.notes == ()
+    for found in ((), ((9, 0),), ((8, 0), (9, 0))):
+        of(monkeypatch, *found)
+        known = planned(name, plugin())
+        assert known.candidates == ()
+        bind(CUDA, known)
     of(monkeypatch, (8, 0))
     plan = planned(name, plugin())
-    (note,) = plan.notes
-    assert note.startswith(f"{name}: runs on Hopper GPUs, of capability 9.0")
-    assert "of 8.0, where the first step is refused: " in note
+    for refuse in (
+        lambda: bind(CUDA, plan),
+        lambda: kernel_preflight(plan, CUDA),
+        lambda: kernel_preflight(plan),  # the device is not known
+    ):
+        with pytest.raises(BackendError, match=r"on Hopper GPUs, .*, of 8\.0: ") as refused:
+            refuse()
+        assert f"plugin '{name}' is there for linear" in refused.value.what
+        assert "without fused_swiglu" in refused.value.what or "relu2 in" in refused.value.what
+        assert "leave the plugin out" in (refused.value.fix or "")
     assert plan.hash == known.hash
+    said: list[str] = []
+    bind(CUDA, inference_plan(plan, CUDA, said.append))
+    (line,) = said
+    assert f"plugin '{name}': its kernel linear=" in line
+    assert "does not serve here" in line

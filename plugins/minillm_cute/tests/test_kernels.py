@@ -80,8 +80,9 @@ def test_attention_keeps_its_contract(kernels: Any, case: Any, changing: bool) -
     close("attention", ours[:1], [reference.attention(*host, **masked)])
 
 
-def test_documents_whose_tokens_lie_apart_are_refused(kernels: Any) -> None:
-    ids = torch.tensor([[0, 1, 0]], dtype=torch.int32)  # document 0 again, behind document 1
+@pytest.mark.parametrize("row", [[0, 1, 0], [1, -1, 0], [0, -1, 0]])
+def test_documents_whose_tokens_lie_apart_are_refused(kernels: Any, row: Any) -> None:
+    ids = torch.tensor([row], dtype=torch.int32)  # one again, behind another or padding
     with pytest.raises(BackendError, match="adjacent"):
         kernels("attention").attention(*normal(0, *3 * [(1, 3, 1, 8)]), documents=ids)
 

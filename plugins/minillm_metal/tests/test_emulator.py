@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -125,6 +126,8 @@ def test_a_fault_names_its_kernel_and_order_and_wrong_orders_are_refused() -> No
         run(launch, [x], [y], orders=("sideways",))
     with pytest.raises(ValueError, match="at least one order is needed"):
         run(launch, [x], [y], orders=())
+    with pytest.raises(KernelFault, match=r"its grid \(32, 0, 1\) has no threads"):
+        run(replace(launch, grid=(32, 0, 1)), [x], [y])
 
 
 @needs_compiler

@@ -14,6 +14,7 @@ from minillm_core.backends.bind import create_trainer
 from minillm_core.config.load import load
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
+from minillm_triton import gpus
 from minillm_triton.fp8_mlp import Fp8MLP
 
 torch = pytest.importorskip("torch")
@@ -22,6 +23,12 @@ from minillm_triton.kernels import fp8, mlp  # noqa: E402  (needs torch)
 
 TINY = ("model.layers=2", "model.dim=32", "model.heads=2", "model.kv_heads=2", "model.hidden=64")
 TINY += ("model.vocab=64", "train.rows=2", "train.seq_len=16", "train.accumulate=2")
+
+
+@pytest.fixture(autouse=True)
+def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the driver show no GPU: on one that the MLP does not support its plugin is refused on a CPU too."""
+    monkeypatch.setattr(gpus, "gpu_capabilities", tuple)
 
 
 def planned(*more: tuple[str, Plugin], settings: tuple[str, ...] = (), **options: Any) -> Plan:

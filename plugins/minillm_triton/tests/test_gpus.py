@@ -77,13 +77,25 @@ def test_kernels_without_fp8_serve_on_older_gpus(monkeypatch: pytest.MonkeyPatch
     assert loss_of(planned("triton", Triton())) == "triton"
 
 
-def test_the_mlp_in_fp8_has_a_note_on_older_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    of(monkeypatch, (8, 9))
-    known = planned("fp8_mlp", Fp8MLP())
-    assert known.notes == ()
-    of(monkeypatch, (8, 0))
+def test_the_mlp_in_fp8_is_refused_on_older_gpus_before_the_run_and_read_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for found in ((), ((8, 9),), ((8, 0), (9, 0))):
+        of(monkeypatch, *found)
+        known = planned("fp8_mlp", Fp8MLP())
+        assert known.candidates == ()
+        bind(CUDA, known)
+    of(monkeypatch, (8, 6), (8, 0))
     plan = planned("fp8_mlp", Fp8MLP())
-    (note,) = plan.notes
-    assert note.startswith("fp8_mlp: multiplies 8-bit numbers, on GPUs of capability 8.9 or later")
-    assert note.endswith("where the first step is refused: relu2 in place of fp8_mlp")
+    for refuse in (
+        lambda: bind(CUDA, plan),
+        lambda: kernel_preflight(plan, CUDA),
+        lambda: kernel_preflight(plan),  # the device is not known
+    ):
+        with pytest.raises(BackendError, match=r"8\.9 or later .* of 8\.0, 8\.6: relu2 in place"):
+            refuse()
     assert plan.hash == known.hash
+    said: list[str] = []
+    bind(CUDA, inference_plan(plan, CUDA, said.append))
+    (line,) = said
+    assert "its kernel linear=fp8_mlp does not serve here" in line

@@ -97,15 +97,17 @@ def bench(
 
     Raises:
         MinillmError: a kernel cannot be imported.
+        MemoryError: the arguments do not fit into memory.
     """
     op = offers[0].candidate.op
     load = WORKLOADS[op]
-    example = load.arguments(np.random.default_rng(0), sizes)
+    try:
+        example = load.arguments(np.random.default_rng(0), sizes)
+    except ValueError as error:  # more numbers than NumPy can address
+        raise MemoryError(str(error)) from error
     request = Request(op, calls.backend, calls.kind, dtype, facts=example.facts)
     refused = {
-        one.candidate.name: why
-        for one in offers
-        if (why := one.candidate.refusal(request)) is not None
+        one.candidate.name: why for one in offers if (why := one.refusal(request)) is not None
     }
     entrants, failed, raised = [], {}, {}
     for one in offers:
@@ -115,7 +117,7 @@ def bench(
             entrants.append(_entrant(one, calls, dtype, example, learns=load.backward is not None))
         except MinillmError:
             raise  # names the plugin's line
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if calls.out_of_memory(error):
                 failed[one.candidate.name] = "the device has no memory for it"
             else:

@@ -36,7 +36,7 @@ class Target:
         request = Request(
             candidate.op, self.calls.backend, self.calls.kind, dtype, facts=facts_of(case)
         )
-        return candidate.refusal(request)
+        return self.offer.refusal(request)
 
 
 @dataclass

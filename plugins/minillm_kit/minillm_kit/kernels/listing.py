@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from minillm_core import BackendError, Plan, Request
-from minillm_core.inspection import CONTRACTS, Choice, Detected, verdicts
-from minillm_kit.kernels.offers import Offer
+from minillm_core.inspection import CONTRACTS, Choice, Detected, attribute_errors, verdicts
+from minillm_kit.kernels.offers import CHOOSING, Offer
 
 REFERENCE = "reference"
 """In place of a kernel's name: the plain one of its op."""
@@ -83,11 +83,14 @@ def listing(
         ConfigError: ``--kernels`` is not a valid policy.
         BackendError: ``--kernels`` names an op that the plan does not use, or a kernel that no
             plugin brings.
+        PluginCodeError: a plugin's own code raised.
     """
-    found = verdicts(plan, detected)
+    with attribute_errors(plan.active, CHOOSING):
+        found = verdicts(plan, detected)
     requests = {one.op: one for one in found.requests}
     _check_named(found.policy.named, requests, found.outcomes, (*offers, *every))
     active = {(one.op, one.name) for _, one in plan.candidates}
+    plugins = {one.name for one in plan.active}
     listed = []
     for offer in offers:
         one = offer.candidate
@@ -97,7 +100,8 @@ def listing(
             continue
         there = offer.plugin is None or (one.op, one.name) in active
         named = one.op in found.policy.named
-        state = _state(offer, request, found.outcomes[one.op], there=there, named=named)
+        off = offer.loaded is not None and offer.loaded.name in plugins and not there
+        state = _state(offer, request, found.outcomes[one.op], there=there, off=off, named=named)
         listed.append(Listed(offer, *state))
     return Listing(requests, tuple(listed))
 
@@ -122,11 +126,19 @@ def _check_named(
 
 
 def _state(
-    offer: Offer, request: Request, outcome: Choice | BackendError, *, there: bool, named: bool
+    offer: Offer,
+    request: Request,
+    outcome: Choice | BackendError,
+    *,
+    there: bool,
+    off: bool,
+    named: bool,
 ) -> tuple[State, str]:
     one = offer.candidate
-    if (reason := one.refusal(request)) is not None:
+    if (reason := offer.refusal(request)) is not None:
         return "cannot", reason
+    if off:
+        return "passed over", "its plugin does not offer it with these options"
     if not there:
         return "plugin not named", f"--plugins {offer.plugin} would offer it"
     if isinstance(outcome, BackendError):

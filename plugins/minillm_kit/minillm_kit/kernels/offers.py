@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from minillm_core import BackendError, Candidate, MinillmError
+from minillm_core import BackendError, Candidate, MinillmError, Request
 from minillm_core.commands import few, nearest, plain
 from minillm_core.inspection import (
     CONTRACTS,
@@ -15,6 +15,8 @@ from minillm_core.inspection import (
     TORCH_KERNELS,
     Detected,
     InstalledFramework,
+    LoadedPlugin,
+    attribute_errors,
     choose,
     installed_plugins,
     probe,
@@ -22,6 +24,8 @@ from minillm_core.inspection import (
 from minillm_kit.subject import Subject
 
 HOOK = "kernel_provider"
+CHOOSING = "while kernels are chosen"
+"""When a plugin's code raises, for its error."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,21 @@ class Offer:
 
     candidate: Candidate
     plugin: str | None = None  # as in --plugins; None: a kernel of the core, always available
+    loaded: LoadedPlugin | None = field(default=None, compare=False, repr=False)
 
     @property
     def called(self) -> str:
         """``op=name``, in the form of ``--kernels``."""
         return f"{self.candidate.op}={self.candidate.name}"
+
+    def refusal(self, request: Request) -> str | None:
+        """Return why the kernel cannot serve a request; None: it can.
+
+        Raises:
+            PluginCodeError: the plugin's own code raised, or returned something else.
+        """
+        with attribute_errors((self.loaded,) if self.loaded else (), CHOOSING):
+            return self.candidate.refusal(request)
 
 
 @dataclass(frozen=True)
@@ -103,7 +117,7 @@ def _offered(spec: str) -> Iterator[Offer]:
     subject = Subject(spec)
     for owner, candidate in subject.plan().candidates:
         if owner == subject.name:
-            yield Offer(candidate, spec)
+            yield Offer(candidate, spec, subject.loaded)
 
 
 def _providers() -> Iterator[str]:

@@ -45,7 +45,7 @@ class Failure:
 
     property: str
     found: str  # numbers
-    error: Exception | None = field(default=None, compare=False, repr=False)  # that was raised
+    error: BaseException | None = field(default=None, compare=False, repr=False)  # that was raised
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Tried:
     failures: list[Failure] = field(default_factory=list)
     no_memory: bool = False
 
-    def fail(self, name: str, found: str, error: Exception | None = None) -> None:
+    def fail(self, name: str, found: str, error: BaseException | None = None) -> None:
         """Record a failure, at most one per property."""
         if all(one.property != name for one in self.failures):
             self.failures.append(Failure(name, found, error))
@@ -100,7 +100,7 @@ def trial(
         tried.fail(
             "runs", f"{error} (.item(), float(), bool() or if), which waits for the device", error
         )
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if calls.out_of_memory(error):
             tried.no_memory = True
         else:

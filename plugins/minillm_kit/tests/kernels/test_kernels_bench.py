@@ -146,6 +146,11 @@ def test_the_command(program: Program) -> None:
             "the arguments of swiglu do not fit into memory",
             "smaller sizes",
         ),
+        (
+            ("swiglu", "--device", "cpu", "--shape", f"N={10**24}"),  # beyond 64 bits
+            "the arguments of swiglu do not fit into memory",
+            "smaller sizes",
+        ),
         (("--plugins", "muon"), "plugin 'muon' brings no kernel", "leave it out"),
     ],
 )
@@ -173,18 +178,19 @@ def raises(gate, up):
 """
 
 
+@pytest.mark.parametrize("error", ["ValueError", "SystemExit"])
 def test_a_kernel_that_raises_is_named_and_the_others_are_timed(
-    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    program: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("raises.py").write_text(RAISES)
+    Path("raises.py").write_text(RAISES.replace("ValueError", error))
     words = ("kernels", "bench", "swiglu", "--shape", "N=4", "--shape", "F=3", "--repeats", "1")
     words += ("--backend", "torch", "--device", "cpu", "--plugins", "./raises.py:Raises")
     code, out, err = program(*words)
     assert code == 3
     assert "composed  forward" in out
-    assert "not timed: raises: raised ValueError: a bad day" in out
+    assert f"not timed: raises: raised {error}: a bad day" in out
     assert "1 kernel raised an exception: swiglu=raises torch" in err
     code, out, _ = program(*words, "--kernel", "raises", "--json")
     (one,) = json.loads(out)["benches"]
-    assert (code, one["raised"]) == (3, {"raises": "ValueError: a bad day"})
+    assert (code, one["raised"]) == (3, {"raises": f"{error}: a bad day"})

@@ -169,12 +169,31 @@ def test_a_failure_says_what_where_and_the_command_that_repeats_it(
     assert row["failures"][0]["property"] == "output"
 
 
-def test_a_kernel_that_raises_is_a_failure_and_no_defect(program: Program, mine: Any) -> None:
-    spec = mine('    print("in a kernel")\n', "    raise SystemError('a\\nbad day')\n")
+@pytest.mark.parametrize("error", ["SystemError", "SystemExit"])
+def test_a_kernel_that_raises_is_a_failure_and_no_defect(
+    program: Program, mine: Any, error: str
+) -> None:
+    spec = mine('    print("in a kernel")\n', f"    raise {error}('a\\nbad day')\n")
     words = ("--plugins", spec, "--kernel", "mine", "--dtype", "float32", "--backend", "torch")
     code, out, _ = program("kernels", "check", *words, *FEW)
     assert code == 3
-    assert "found: SystemError: a bad day" in out
+    assert f"found: {error}: a bad day" in out
+
+
+@pytest.mark.parametrize("command", ["check", "list", "bench"])
+def test_an_accepts_that_raises_is_its_plugins_fault(
+    program: Program, mine: Any, command: str
+) -> None:
+    spec = mine(
+        'return "is for float32" if request.dtype == "float16" else None',
+        'return request.facts["no such fact"]',
+    )
+    words = ("swiglu", "--plugins", spec, "--backend", "torch", "--device", "cpu")
+    code, out, err = program("kernels", command, *words)
+    assert (code, out) == (3, "")
+    assert "plugin 'mine' raised in wide, while kernels are chosen" in err
+    assert "KeyError: 'no such fact'" in err
+    assert "tell the authors" not in err
 
 
 @pytest.mark.parametrize(

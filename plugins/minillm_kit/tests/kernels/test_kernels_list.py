@@ -109,6 +109,8 @@ def test_a_plugin_that_would_serve_is_named(
     assert found["liger"] == ("plugin not named", "--plugins liger would offer it")
     found = states(listed(program, *words, "--plugins", "liger"), "swiglu")
     assert found["liger"][0] == "taken"
+    found = states(listed(program, *words, "--plugins", "liger", "liger.swiglu=false"), "swiglu")
+    assert found["liger"] == ("passed over", "its plugin does not offer it with these options")
 
 
 def test_the_table(program: Program) -> None:
@@ -118,7 +120,7 @@ def test_the_table(program: Program) -> None:
     assert heading.rstrip() == "rotate: within 1e-06 in float32"
     assert ["table", "core", "mlx:", "any", "taken:", "preferred"] in [row.split() for row in rows]
     assert "serves metal, cuda, not cpu" in out
-    assert last.startswith("asked for mlx, cpu, float32, compiled;")
+    assert last.startswith("for a run with mlx, cpu, float32, compiled;")
 
 
 @pytest.mark.parametrize("command", ["list", "check", "bench"])
@@ -134,7 +136,7 @@ def test_tables_are_whole_in_a_narrow_terminal(
     code, out, _ = program("kernels", command, *few[command], "--backend", "torch")
     assert code == 0
     assert "\u2026" not in out, "cut"
-    table = out.split("not checked")[0].split("asked for")[0]  # one long line follows
+    table = out.split("not checked")[0].split("for a run with")[0]  # one long line follows
     assert max(map(len, table.splitlines())) <= 80
 
 

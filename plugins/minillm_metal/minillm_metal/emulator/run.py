@@ -68,6 +68,8 @@ def run(
     if not orders or (unknown := [one for one in orders if one not in ORDERS]):
         wrong = f"no order {unknown[0]!r}" if orders else "at least one order is needed"
         raise ValueError(f"{wrong}; orders are {', '.join(ORDERS)}")
+    if 0 in launch.grid + launch.threadgroup:
+        raise KernelFault(f"{_called(launch)}: its grid {launch.grid} has no threads")
     made = library(launch, include=include, prefix=prefix)
     first: list[bytes] = []
     for number, order in enumerate(orders):
