@@ -55,6 +55,7 @@ class Pseudo(Layout):
     """
 
     rope = "after"
+    stretch = 2  # at least: by the class, the core refuses what reads a value per token
 
     def __init__(self, geometry: Geometry, pseudo: int, values: bool, lr_mul: float) -> None:
         super().__init__()

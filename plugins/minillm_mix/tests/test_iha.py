@@ -12,6 +12,7 @@ from minillm_core.errors import PlanError
 from minillm_core.nn.attention import Call
 from minillm_core.nn.node import Scope
 from minillm_kit import GEOMETRY
+from minillm_mix.forgetting_attn import ForgettingAttn
 from minillm_mix.iha import IHA, Pseudo, first
 
 
@@ -93,3 +94,9 @@ def test_what_corrects_by_the_values_is_refused(lab: Any) -> None:
 
     with pytest.raises(PlanError, match="no longer line up"):
         lab.plan(IHA(), XSA())
+
+
+def test_what_reads_a_value_per_token_is_refused(lab: Any) -> None:
+    with pytest.raises(PlanError, match=r"reads '\w+' token by token in layers\.0\."):
+        lab.plan(IHA(pseudo=3), ForgettingAttn())
+    lab.plan(IHA(layers=Layers([0])), ForgettingAttn(layers=Layers([1])))

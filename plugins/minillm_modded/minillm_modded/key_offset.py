@@ -37,7 +37,7 @@ class KeyOffset(Plugin, api=1):
         chosen = self.layers.resolve(attn.layers) if self.layers else long_layers(attn.layers)
         if attn.layer in chosen:
             attn.rope.expects(
-                half_truncated, of="half_rope", why="moves the half that does not turn"
+                half_truncated, of="half_rope", why="moves the features without rotation"
             )
             attn.qk.shift(OffsetAcross if self.across else OffsetWithin)
 

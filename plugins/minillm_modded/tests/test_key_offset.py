@@ -51,7 +51,7 @@ def test_it_goes_where_windows_are_long(lab: Any) -> None:
 def test_without_half_of_the_features_at_rest_it_is_refused(lab: Any) -> None:
     with pytest.raises(PlanError) as refused:
         lab.plan(KeyOffset())
-    assert "moves the half that does not turn" in refused.value.what
+    assert "moves the features without rotation" in refused.value.what
     assert "add 'half_rope'" in str(refused.value.fix)
     with pytest.raises(PlanError, match="layer 3"):
         lab.plan(KeyOffset(layers=Layers([3])), HalfRope(layers=Layers([0])))

@@ -4,7 +4,7 @@
     v  <- beta2 v + (1 - beta2) g^2
     p  <- p - lr ((m1^ + alpha(t) m2) / (sqrt(v^) + epsilon) + wd p)
 
-m1^ and v^ are divided by 1 - beta^t, m2 is not. Both warm up over a fraction T of the run: alpha rises linearly
+m1^ and v^ are divided by 1 - beta^t, t the updates of this rule; m2 is not. Both warm up over a fraction T of the run: alpha rises linearly
 from 0, and beta3 from beta1 such that the mean's half-life rises linearly:
 
     beta3(t) = exp(ln b3 / ((1 - t/T) ln b3 / ln b1 + t/T))             b = beta1, beta3; beta1 0: b3^(T/t)
@@ -62,7 +62,7 @@ class AdEMAMix(Plugin, api=1):
             )
         means = stage(
             two_means,
-            state={"fast": "like", "slow": "like", "v": "like"},
+            state={"fast": "like", "slow": "like", "square": "like", "count": "scalar"},
             beta1=self.beta1,
             beta2=self.beta2,
             beta3=self.beta3,
@@ -91,7 +91,6 @@ def two_means(
     alpha: float,
     epsilon: float,
     warm: Any,
-    updates: Any,
 ) -> Any:
     """Compute the update from both means (...); ``warm``, from 0 to 1, is the fraction t/T."""
     log3 = math.log(max(beta1, beta3))
@@ -99,7 +98,9 @@ def two_means(
     slowness = ops.exp(log3 / ops.maximum(ratio + warm * (1.0 - ratio), LEAST))  # beta3(t)
     fast = state["fast"] * beta1 + update * (1 - beta1)
     slow = state["slow"] * slowness + update * (1 - slowness)
-    v = state["v"] * beta2 + ops.square(update) * (1 - beta2)
-    root = ops.sqrt(unbiased(ops, v, beta2, updates))
-    mean = unbiased(ops, fast, beta1, updates) + slow * (alpha * warm)
-    return mean / (root + epsilon), {"fast": fast, "slow": slow, "v": v}
+    square = state["square"] * beta2 + ops.square(update) * (1 - beta2)
+    count = state["count"] + 1.0
+    root = ops.sqrt(unbiased(ops, square, beta2, count))
+    mean = unbiased(ops, fast, beta1, count) + slow * (alpha * warm)
+    kept = {"fast": fast, "slow": slow, "square": square, "count": count}
+    return mean / (root + epsilon), kept

@@ -2,7 +2,7 @@
 
     r = P^T g                                       g (R, C), R <= C, P (R, rank), r (rank, C); a tall g is transposed
     m <- beta1 m + (1 - beta1) r                    v <- beta2 v + (1 - beta2) r^2
-    u  = scale P (m^ / (sqrt(v^) + epsilon))        m^, v^: divided by 1 - beta^t
+    u  = scale P (m^ / (sqrt(v^) + epsilon))        m^, v^: divided by 1 - beta^t, t the updates of this rule
     p <- p - lr (u + wd p)
 
 Every ``every`` updates P is set to orthonormal columns near the largest left singular vectors of that g: by
@@ -55,7 +55,7 @@ class GaLore(Plugin, api=1):
     def optimizer_factory(self, optimizer):
         adam = stage(
             adam_of_projection,
-            state={"m": of_moments, "v": of_moments, "basis": of_basis},
+            state={"mean": of_moments, "square": of_moments, "basis": of_basis, "count": "scalar"},
             needs="matrix",
             every=self.every,
             rank=self.rank,
@@ -110,10 +110,9 @@ def adam_of_projection(
     damping: float,
     beta1: float,
     beta2: float,
-    updates: Any,
     due: bool,
 ) -> Any:
-    """Compute Adam's update of rank ``rank`` (N, R, C); m, v (N, rank, C), basis (N, R, rank) where R <= C."""
+    """Compute Adam's update of rank ``rank`` (N, R, C); mean, square (N, rank, C), basis (N, R, rank) where R <= C."""
     tall = update.shape[-2] > update.shape[-1]
     g = ops.matrix_transpose(update) if tall else update
     size = ops.sum(ops.square(state["basis"]), (-2, -1), keepdims=True)  # state is initialised to 0
@@ -121,9 +120,11 @@ def adam_of_projection(
     if due:
         basis = turned_to(ops, g, basis, iterations=iterations, damping=damping)
     low = ops.matrix_transpose(basis) @ g
-    m = state["m"] * beta1 + low * (1 - beta1)
-    v = state["v"] * beta2 + ops.square(low) * (1 - beta2)
-    root = ops.sqrt(unbiased(ops, v, beta2, updates))
+    mean = state["mean"] * beta1 + low * (1 - beta1)
+    square = state["square"] * beta2 + ops.square(low) * (1 - beta2)
+    count = state["count"] + 1.0
+    root = ops.sqrt(unbiased(ops, square, beta2, count))
     floor = ops.max(ops.max(root, -1, keepdims=True), -2, keepdims=True) * RELATIVE + EPSILON
-    made = basis @ (unbiased(ops, m, beta1, updates) / (root + floor)) * scale
-    return (ops.matrix_transpose(made) if tall else made), {"m": m, "v": v, "basis": basis}
+    made = basis @ (unbiased(ops, mean, beta1, count) / (root + floor)) * scale
+    kept = {"mean": mean, "square": square, "basis": basis, "count": count}
+    return (ops.matrix_transpose(made) if tall else made), kept

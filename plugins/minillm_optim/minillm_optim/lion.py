@@ -37,17 +37,18 @@ class Lion(Plugin, api=1):
             "lion",
             lr=scheduled(self.lr),
             weight_decay=self.weight_decay,
-            momentum=stage(lion, state={"momentum": "like"}, beta1=self.beta1, beta2=self.beta2),
+            # not beta1 and beta2: betas that a plugin sets for a parameter are Adam's
+            momentum=stage(lion, state={"momentum": "like"}, mixed=self.beta1, kept=self.beta2),
         )
         optimizer.assign("lion", in_scope(self.scope))
 
 
 def lion(
-    ops: Any, update: Any, param: Any, state: dict[str, Any], *, beta1: float, beta2: float
+    ops: Any, update: Any, param: Any, state: dict[str, Any], *, mixed: float, kept: float
 ) -> Any:
     """Return -1, 0 or 1 for each weight (N, ...); 0 where update and momentum have always been 0."""
     mean = state["momentum"]
-    mixed = mean * beta1 + update * (1 - beta1)
-    zero = ops.zeros_like(mixed)
-    sign = ops.where(mixed > 0, zero + 1, zero) - ops.where(mixed < 0, zero + 1, zero)
-    return sign, {"momentum": mean * beta2 + update * (1 - beta2)}
+    made = mean * mixed + update * (1 - mixed)
+    zero = ops.zeros_like(made)
+    sign = ops.where(made > 0, zero + 1, zero) - ops.where(made < 0, zero + 1, zero)
+    return sign, {"momentum": mean * kept + update * (1 - kept)}

@@ -7,7 +7,8 @@
 
 This is MARS-AdamW in its approximate form, used for the paper's language models: g' is the gradient of the
 previous update, not that of the new weights on the previous batch, so that a step needs no second pass. At
-the first update g' is g. It is stored as a third number of state per weight.
+the first update, also of a branch of a run with another rule, g' is g. It is stored as a third number of state
+per weight.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class MARS(Plugin, api=1):
     def optimizer_factory(self, optimizer):
         adam = stage(
             corrected_adam,
-            state={"m": "like", "v": "like", "last": "like"},
+            state={"m": "like", "v": "like", "last": "like", "begun": "scalar"},
             needs="matrix",  # the norm is per parameter, also within a stack
             gamma=self.gamma,
             beta1=self.beta1,
@@ -64,8 +65,11 @@ def corrected_adam(
     epsilon: float,
     updates: Any,
 ) -> Any:
-    """Compute Adam's update of the corrected gradient; update, m, v and ``last``, the one before (N, ...)."""
-    last = ops.where(updates > 1, state["last"], update)
+    """Compute Adam's update of the corrected gradient; update, m, v and ``last``, the one before (N, ...).
+
+    ``begun``, (N, 1, ...), is 0 before the rule's own first update, where ``last`` is no gradient.
+    """
+    last = ops.where(state["begun"] > 0, state["last"], update)
     c = update + (update - last) * (gamma * beta1 / (1 - beta1))
     norm = ops.sqrt(ops.sum(ops.square(c), tuple(range(1, c.ndim)), keepdims=True))  # (N, 1, ...)
     c = c / ops.maximum(norm, 1.0)
@@ -73,4 +77,4 @@ def corrected_adam(
     v = state["v"] * beta2 + ops.square(c) * (1 - beta2)
     root = ops.sqrt(unbiased(ops, v, beta2, updates))
     made = unbiased(ops, m, beta1, updates) / (root + epsilon)
-    return made, {"m": m, "v": v, "last": update}
+    return made, {"m": m, "v": v, "last": update, "begun": ops.ones_like(state["begun"])}

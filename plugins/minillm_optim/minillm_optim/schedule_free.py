@@ -25,11 +25,11 @@ write (``snoo``, ``ema_nesterov``) is refused: x would refer to its former place
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from minillm_core import Plugin, option, piecewise, stage
+from minillm_optim.adaptive import unbiased
 from minillm_optim.scope import Scope, in_scope
 from minillm_optim.snoo import unless_still
 
@@ -66,7 +66,10 @@ class ScheduleFree(Plugin, api=1):
             lr=rising,
             weight_decay=self.weight_decay,
             precondition=stage(
-                precondition, state={"v": "like"}, beta2=self.beta2, epsilon=self.epsilon
+                precondition,
+                state={"square": "like", "count": "scalar"},
+                beta2=self.beta2,
+                epsilon=self.epsilon,
             ),
             write=stage(
                 write,
@@ -88,12 +91,11 @@ def precondition(
     *,
     beta2: float,
     epsilon: float,
-    updates: Any,
 ) -> tuple[Any, dict[str, Any]]:
-    """Divide the gradient by the root of its second moment, with bias correction."""
-    v = state["v"] * beta2 + ops.square(update) * (1 - beta2)
-    v_hat = v / (1 - ops.exp(updates * math.log(beta2)) if beta2 else 1.0)
-    return update / (ops.sqrt(v_hat) + epsilon), {"v": v}
+    """Divide the gradient by the root of its second moment, with bias correction by the rule's own updates."""
+    square, count = state["square"] * beta2 + ops.square(update) * (1 - beta2), state["count"] + 1.0
+    root = ops.sqrt(unbiased(ops, square, beta2, count))
+    return update / (root + epsilon), {"square": square, "count": count}
 
 
 def write(

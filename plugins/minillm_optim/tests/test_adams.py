@@ -15,7 +15,9 @@ from minillm_muon.role_lr import RoleLR
 from minillm_optim.adafactor import Adafactor
 from minillm_optim.ademamix import AdEMAMix
 from minillm_optim.cautious_adam import CautiousAdam
+from minillm_optim.galore import GaLore
 from minillm_optim.mars import MARS
+from minillm_optim.schedule_free import ScheduleFree
 
 UPDATES = 4
 Arrays = dict[str, np.ndarray]
@@ -172,3 +174,36 @@ def test_it_shares_a_model_with_muon(planned: Any, name: str) -> None:
 def test_adafactor_keeps_a_number_a_row_and_a_column(planned: Any) -> None:
     plan = planned({"adafactor": Adafactor()})
     assert plan.estimate().memory["optimizer state (adafactor)"] < plan.num_parameters
+
+
+@pytest.mark.parametrize("rule", [AdEMAMix(), GaLore(), ScheduleFree()])
+def test_means_of_a_branch_are_corrected_by_its_own_updates(
+    planned: Any, drawn: Any, stepped: Any, rule: Plugin
+) -> None:
+    """By the run's 1,000 updates before it, its first ones would be 3 to 6 times as large."""
+    plan = planned({"rule": rule})
+    rng = np.random.default_rng(4)
+    params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(3)]
+    values = plan.values(0.5)
+    first, _ = stepped(plan, params, grads, values)
+    later, _ = stepped(plan, params, grads, values, first=1001)
+    for group in plan.groups:
+        for member in group.members if group.rule.name != "adamw" else ():
+            np.testing.assert_array_equal(later[member.name], first[member.name])
+
+
+def test_a_branch_to_mars_corrects_from_its_second_update_on(
+    planned: Any, drawn: Any, stepped: Any
+) -> None:
+    """The run before it kept no gradient."""
+    rng, number, got = np.random.default_rng(3), 50, {}
+    params, grads = drawn(planned({"mars": MARS()}), rng), None
+    for gamma in (0.0, 0.5):
+        plan = planned({"mars": MARS(gamma=gamma)})
+        grads = grads or [drawn(plan, rng) for _ in range(2)]
+        values = plan.values(0.5) | {"mars.lr": 0.1}
+        for count in (1, 2):
+            got[gamma, count], _ = stepped(plan, params, grads[:count], values, first=number)
+    for name in params:
+        np.testing.assert_array_equal(got[0.5, 1][name], got[0.0, 1][name])
+        assert (got[0.5, 2][name] != got[0.0, 2][name]).any()

@@ -72,10 +72,10 @@ def test_updates_are_the_papers(
             for one in state.values()
             if "basis" in one["precondition"]
         }
-        for entry in ("m", "v", "basis")
+        for entry in ("mean", "square", "basis")
     }
     k = min(rank, 8), min(rank, 16)  # keys and values are (8, 16)
-    assert shapes["m"] == shapes["v"] == {(k[0], 16), (k[1], 16), (k[1], 40)}
+    assert shapes["mean"] == shapes["square"] == {(k[0], 16), (k[1], 16), (k[1], 40)}
     assert shapes["basis"] == {(8, k[0]), (16, k[1])}
 
 

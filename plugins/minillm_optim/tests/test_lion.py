@@ -1,12 +1,17 @@
-"""Tests of Lion against its formulas in NumPy, and with Muon."""
+"""Tests of Lion against its formulas in NumPy, with Muon, and with tables that have betas of AdamW."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
 
+from minillm_core import Plugin
+from minillm_modded.value_embeds import ValueEmbeds
 from minillm_muon.muon import Muon
+from minillm_optim.adafactor import Adafactor
+from minillm_optim.cautious_adam import CautiousAdam
 from minillm_optim.lion import Lion
 
 
@@ -40,3 +45,25 @@ def test_it_shares_a_model_with_muon(planned: Any) -> None:
     assert rules["layers.0.attention.q.weight"] == "muon"
     assert rules["embedding.weight"] == "lion"
     assert {*rules.values()} == {"muon", "lion"}
+
+
+@pytest.mark.parametrize(
+    ("rule", "want"),
+    [
+        (Lion(beta1=0.8, beta2=0.9), {"mixed": 0.8, "kept": 0.9}),
+        (Adafactor(), {"decay": 0.8, "clipping": 1.0}),
+        (CautiousAdam(), {"beta1": 0.75, "beta2": 0.95}),
+    ],
+)
+def test_betas_of_tables_are_for_rules_with_those_of_adam(
+    planned: Any, rule: Plugin, want: dict[str, float]
+) -> None:
+    plan = planned({type(rule).__name__.lower(): rule, "value_embeds": ValueEmbeds(gate_width=4)})
+    (group,) = (
+        one for one in plan.groups for member in one.members if "value_embedding" in member.name
+    )
+    held = {name: value for _, _, one in group.rule.stages for name, value in one.arguments}
+    assert held.items() >= want.items()
+    text = f"the rule '{group.rule.name}' of its parameters has none of Adam's"
+    said = [one for one in plan.notes if "its betas" in one]
+    assert said == [f"value_embeds: its betas are not used: {text}"] * ("beta1" not in want)
