@@ -486,7 +486,7 @@ def _check(
         raise ConfigError(
             "some sources have a weight, and others have none",
             where=bare.path,
-            fix=f"give it one too, {bare.path}:0.5, or take the others' away",
+            fix=f"give it one too, {bare.path}:0.5, or remove the weights of the others",
         )
     if temperature is not None and not 0 < temperature < math.inf:
         raise ConfigError(

@@ -404,7 +404,7 @@ def select(text: str) -> dict[str, RuleSet]:
         kept = chosen.get(group, [])
         if name.startswith("-"):
             if one not in kept:
-                raise _useless(name, "takes away what was not chosen", f"{group},{name}")
+                raise _useless(name, "removes what was not chosen", f"{group},{name}")
             kept.remove(one)
         elif dot:
             if one in kept:

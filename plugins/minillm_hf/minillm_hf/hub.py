@@ -21,9 +21,14 @@ from minillm_core.commands import say as say_now
 from minillm_hf.write import INDEX, WEIGHTS
 
 CONFIG = "config.json"
+OF_TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("chat_template.jinja", "chat_template.json", "tokenizer.model", "vocab.json", "merges.txt"),
+)
+"""Files of a tokenizer that Transformers reads, where a directory has them."""
+
 WANTED = (
-    *(CONFIG, "generation_config.json"),
-    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+    *(CONFIG, "generation_config.json", *OF_TOKENIZER),
     *(WEIGHTS, INDEX, "model-*-of-*.safetensors"),
 )
 """Patterns of the files to fetch."""

@@ -17,15 +17,10 @@ import tokenizers
 from minillm_core import Refusal
 from minillm_core.directories import TrainedModel
 from minillm_hf.adapter import base_folder
-from minillm_hf.hub import CONFIG, cached
+from minillm_hf.hub import CONFIG, OF_TOKENIZER, cached
 from minillm_hf.read import ADAPTER_CONFIG, TOKENIZER, read_bytes, read_json, tokenizer_facts
 
 GENERATION_CONFIG = "generation_config.json"
-_OF_TOKENIZER = (
-    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("chat_template.jinja", "chat_template.json", "tokenizer.model", "vocab.json", "merges.txt"),
-)
-"""Files of a tokenizer that Transformers reads, where a directory has them."""
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 SAMPLING: Mapping[str, Callable[[Any], bool]] = {
@@ -82,7 +77,7 @@ def as_it_is(model: TrainedModel, config: Mapping[str, Any]) -> dict[str, Any] |
         return None
     given = read_json(folders[-1] / CONFIG)
     ids = {key: given[key] for key in _IDS if key in given and _is_ids(given[key])}
-    paths = [own / name for name in _OF_TOKENIZER]
+    paths = [own / name for name in OF_TOKENIZER]
     paths.append(_first(folders, GENERATION_CONFIG) / GENERATION_CONFIG)
     return {CONFIG: {**config, **ids}, **{p.name: read_bytes(p) for p in paths if p.exists()}}
 

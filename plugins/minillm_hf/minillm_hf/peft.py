@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core import Plan, PlanError
+from minillm_core import Plan, PlanError, Refusal
 from minillm_core.commands import few
 from minillm_core.directories import DirectoryFormat, ModelDirectory, TrainedModel
 from minillm_hf.adapter import ADAPTER_WEIGHTS, read_adapter
@@ -26,7 +26,7 @@ from minillm_hf.layouts import products
 from minillm_hf.lora import LowRank
 from minillm_hf.match import export_layout
 from minillm_hf.origin import started_from
-from minillm_hf.read import ADAPTER_CONFIG, CONFIG
+from minillm_hf.read import ADAPTER_CONFIG, CONFIG, read_model_directory
 from minillm_hf.write import SHARD_BYTES, write_directory
 
 
@@ -68,7 +68,7 @@ class PEFT(DirectoryFormat):
     ) -> int:
         """Write adapter_config.json, the adapters in one safetensors file, and the tokenizer."""
         check_dtype(dtype)
-        plan, (base, revision) = model.plan, _base(model)
+        plan, (base, revision) = model.plan, _base(model, say)
         if base is None:
             say("the run was not started from a model directory: PEFT has to be given the base")
         tensors = dict(_tensors(plan, model.arrays))
@@ -90,14 +90,28 @@ class PEFT(DirectoryFormat):
         return {"PEFT": f"PeftModel.from_pretrained(model, {json.dumps(folder)})"}
 
 
-def _base(model: TrainedModel) -> tuple[str | None, str | None]:
-    """Return the base of a run's adapters and, for a model of the hub, its commit; None: unknown."""
+def _base(model: TrainedModel, say: Callable[[str], None]) -> tuple[str | None, str | None]:
+    """Return the base of a run's adapters and, for a model of the hub, its commit; None: unknown.
+
+    Raises:
+        Refusal: its files are no longer those that the run was started from.
+    """
     if (folder := started_from(model)) is None:
         return None, None
-    if (found := published(folder)) is None:
-        return str(folder), None
-    name, _, commit = found.partition("@")
-    return name, commit
+    if (found := published(folder)) is not None:
+        name, _, commit = found.partition("@")
+        return name, commit
+    kept = (model.record.get("initial") or {}).get("digest")
+    if not (folder / CONFIG).is_file():
+        say(f"the base of the adapter is not here: PEFT will look for {folder}")
+    elif kept is not None and read_model_directory(folder).digest != kept:
+        raise Refusal(
+            "the base has changed since the run was started from it: the adapter would make another model "
+            "of it",
+            where=str(folder),
+            fix="put its files back as they were; or leave the layout out: the whole model is exported",
+        )
+    return str(folder), None
 
 
 def _adapters(plan: Plan) -> dict[str, LowRank]:

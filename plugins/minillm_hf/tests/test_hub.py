@@ -153,10 +153,12 @@ def test_config_tokenizer_and_safetensors_are_fetched_and_nothing_else(
     hub: Hub, model: dict[str, bytes], capfd: pytest.CaptureFixture[str]
 ) -> None:
     said: list[str] = []
+    tokens = {name: b"{}" for name in ("special_tokens_map.json", "added_tokens.json")}
+    hub.files[COMMITS[0]] |= tokens
     folder = fetch(NAME, said.append)
     assert folder is not None
-    assert {path.name for path in folder.iterdir()} == model.keys() - {"README.md"}
-    assert all((folder / name).read_bytes() == model[name] for name in os.listdir(folder))
+    wanted = {name: data for name, data in (model | tokens).items() if name != "README.md"}
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == wanted
     assert not {"pytorch_model.bin", "modeling_it.py", "model.onnx"} & {*hub.fetched()}
     assert published(folder) == f"{NAME}@{COMMITS[0]}"
     assert said == [f"{NAME} of the hub at commit {COMMITS[0]}, in {folder}"]

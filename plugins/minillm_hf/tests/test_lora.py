@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -319,13 +320,20 @@ def test_a_directory_is_tuned_by_adapters_and_names_itself_in_them(
     ours(tmp_path / "f")
     sizes = [(tmp_path / n / "model.safetensors").stat().st_size for n in "ef"]
     assert sizes[0] == sizes[1]
+    again = ["export", str(runs / "b"), "--layout", "peft", "--to", str(tmp_path / "g")]
+    (model / "config.json").write_text((model / "config.json").read_text() + "\n")
+    assert main(again) == 2
+    assert "the base has changed since the run was started from it" in capsys.readouterr().err
+    shutil.rmtree(model)
+    assert main(again) == 0
+    assert "the base of the adapter is not here" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
     ("plugins", "changed", "layout", "said"),
     [
         (None, {}, "peft", "writes LoRA adapters only, and this model has none"),
-        ("lora", {}, "nosuch", "cannot be written in the layout nosuch"),
+        ("lora", {}, "nosuch", "cannot be written in layout nosuch"),
         ("lora,qk_norm", {"qk_norm__gains": True}, "llama", "a qwen3 model cannot be written"),
     ],
 )

@@ -240,7 +240,7 @@ def _refuse_watchers(plugins: Sequence[LoadedPlugin]) -> None:
                 f"plugin '{one.name}' watches runs and changes none: there is nothing to judge, and "
                 "the runs of an ablation have no folder for it",
                 where=f"plugin '{one.name}'",
-                fix=f"leave it out; --plugins -{one.name} takes away what a preset or a file names",
+                fix=f"leave it out; --plugins -{one.name} removes what a preset or a file names",
             )
 
 

@@ -26,7 +26,7 @@ from minillm_core.commands import counted, few
 from minillm_core.studies import ABLATION
 from minillm_lab.ablation_page import ablation_page
 from minillm_lab.card import PAIRS
-from minillm_lab.members import BOUND, RUNS, Members, identity_of, read, stopped
+from minillm_lab.members import BOUND, RUNS, Members, continuing, identity_of, read, stopped
 from minillm_lab.pool import Pool, Wanted
 from minillm_lab.result_diff import difference, settings
 from minillm_lab.study import Study, Trained, steps_in
@@ -437,8 +437,7 @@ class Ablation:
         return result
 
     def _stopped(self) -> MinillmError:
-        way_on = "the same command with the same --out continues with the others"
-        return stopped(self.out, len(self.done), way_on)
+        return stopped(self.out, len(self.done), continuing(self.out))
 
 
 def points(plan: Plan) -> int:

@@ -2,7 +2,8 @@
 
 Compares the recipe with the baseline settings of the search, and with itself without each of its parts
 (an ablation). A part that has no measurable gain and saves no time or memory is dropped. Where a run of the
-recipe fails, the recipe is left without the part whose removal mends that, or else the settings stay as they were.
+recipe fails, the recipe is left without the part, or the two parts, whose removal mends that, or else the settings
+stay as they were.
 
 Where processes share a GPU the ablation trains by pace (:mod:`minillm_lab.pool`), so that the next parts are
 compiled meanwhile, and recipe and baseline once more by the clock, with the GPU to themselves.
@@ -14,6 +15,8 @@ each give narrower intervals than three seeds of a pair alone.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from itertools import combinations
 from statistics import fmean
 from typing import Any
 
@@ -141,7 +144,7 @@ class Confirmation:
         *,
         timed: bool,
     ) -> tuple[Outcomes, list[str]]:
-        """Leave out the one part without which all seeds train, and best; if there is no such part, all parts.
+        """Leave out the one part without which all seeds train, and best; or a pair of parts; or else all parts.
 
         Args:
             parts: of the recipe, a run of which failed.
@@ -153,17 +156,25 @@ class Confirmation:
             The runs of the remaining recipe, none where they are those of a base that is not known yet; and
             the names of the parts that are left out.
         """
-        trained = [
-            (fmean(run.val_loss for run in trained_of(found)), part)
-            for part in parts
-            if (found := runs.get(f"no {part.name}")) and not failure_of(found)
+        left = {part.name: trained_of(runs.get(f"no {part.name}", {})) for part in parts}
+        alone = [
+            part for part in parts if left[part.name] and not failure_of(runs[f"no {part.name}"])
         ]
-        for _, part in sorted(trained, key=lambda one: one[0]):
-            recipe = without(self.recipe, part)
-            whole = len(runs[f"no {part.name}"]) == len(self._seeds)
-            if not whole and not self._affordable(len(self._seeds)):
+        alone.sort(key=lambda part: fmean(run.val_loss for run in left[part.name]))
+        pairs = sorted(combinations(parts, 2), key=lambda two: -sum(len(left[p.name]) for p in two))
+        for gone in (*((part,) for part in alone), *pairs):
+            recipe = reduce(without, gone, self.recipe)
+            label = f"no {' '.join(part.name for part in gone)}"
+            whole = len(runs.get(label, ())) == len(self._seeds)
+            if not parts_of(recipe, self._base) or not (
+                whole or self._affordable(len(self._seeds))
+            ):
                 continue
-            found = self._trained(f"no {part.name}", self._planner(recipe), timed=timed)
+            try:
+                plan = self._planner(recipe)
+            except MinillmError:  # another part builds on one of them
+                continue
+            found = self._trained(label, plan, timed=timed)
             gain = self._paired_runs.difference(found, base)["effect"] if base else None
             if not failure_of(found) and (gain is None or gain < 0):
                 return found, self._left_out(recipe)

@@ -79,8 +79,7 @@ class Members:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.out, self.study, self._kind, self._findings = out, study, kind, findings
-        again = f"the same command with --out {shlex.quote(str(out))} continues"
-        self._defaults, self._way_on = defaults, way_on or again
+        self._defaults, self._way_on = defaults, way_on or continuing(out)
         self._unwritten: set[Path] = set()  # pages that a warning has named
         self._clock = clock
         self._since = clock()
@@ -218,6 +217,11 @@ class Members:
     def _count(self, wall: float) -> None:
         self.wall = wall
         self.spent += wall
+
+
+def continuing(out: Path, *options: str) -> str:
+    """Return the hint that continues an interrupted study: its command with its folder, and more options."""
+    return f"the same command with {' '.join([*options, '--out', shlex.quote(str(out))])} continues"
 
 
 def choose_folder(runs: Path, kind: str) -> Path:

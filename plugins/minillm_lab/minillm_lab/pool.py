@@ -401,7 +401,7 @@ def check_devices(devices: Collection[str], detected: Detected) -> None:
         )
     if cards and (kind != "cuda" or cards > here):
         raise Refusal(
-            f"--gpus {cards} asks for NVIDIA GPUs, and {here} can be used on {detected.device}",
+            f"--gpus {cards} needs NVIDIA GPUs: {here} found, on device {detected.device}",
             where=f"--gpus {cards}",
             fix="a smaller number, or leave it out" if kind == "cuda" and here else "leave it out",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import shlex
@@ -39,13 +38,14 @@ from minillm_lab.members import (
     RUNS,
     Members,
     choose_folder,
+    continuing,
     facts_of,
     read,
-    refuse_other,
     stopped,
 )
 from minillm_lab.paired_runs import Length, PairedRuns, Watch, in_words, with_evaluation
 from minillm_lab.pool import Pool, check_devices, shared
+from minillm_lab.resumed import begun_with, refuse_changed, refuse_folder
 from minillm_lab.search_page import (
     PAGE,
     RESULT,
@@ -55,7 +55,6 @@ from minillm_lab.search_page import (
     search_page,
 )
 from minillm_lab.space import (
-    Prospect,
     Recipe,
     Space,
     installed,
@@ -243,7 +242,7 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
     order = known if request.space is None and not named else space.plugins
     space = replace(space, prospects=known, plugins=tuple(one for one in order if one in known))
     out = request.out or choose_folder(request.runs, "search")
-    _refuse_folder(out, resume=request.resume)
+    refuse_folder(out, resume=request.resume)
     if request.resume:
         space = begun_with(
             space,
@@ -285,48 +284,9 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
                 return job.run(), out
             except (Interrupted, KeyboardInterrupt):
                 kept = len([*(out / RUNS).glob("*.json")])
-                way_on = continuing(out)
+                way_on = continuing(out, "--resume")
                 begun = (out / RESULT).exists()  # then the folder is refused without --resume
                 raise stopped(out, kept, way_on, anew=way_on if begun else ANEW) from None
-
-
-def begun_with(
-    space: Space,
-    earlier: Mapping[str, Any],
-    *,
-    plugins: bool,
-    values: bool,
-    removed: Collection[str] = (),
-) -> Space:
-    """Return the space of the search that is resumed, as far as the command does not name another one.
-
-    The plugins of a space depend on what is installed, and their order on technique cards; both may have changed.
-
-    Args:
-        space: as a search that begins now would have it.
-        earlier: the search.json that is resumed.
-        plugins: whether the command names the plugins. Then only their order is the earlier one.
-        values: whether the command has a space file, whose values are used.
-        removed: plugins that the command takes away.
-    """
-    if not (asked := earlier.get("asked", {}).get("space")):
-        return space
-    kept = Space.of(asked)
-    known = {
-        name: Prospect(gain, tuple(company)) for name, gain, company in earlier.get("prospects", ())
-    }
-    others = {*kept.plugins} != {*space.plugins} if plugins else {*kept.plugins} & {*removed}
-    found = space if values else replace(kept, plugins=space.plugins)
-    return replace(
-        found,
-        plugins=space.plugins if others else kept.plugins,
-        prospects=known if "prospects" in earlier else space.prospects,
-    )
-
-
-def continuing(out: Path) -> str:
-    """Return the hint that continues an interrupted search."""
-    return f"the same command with --resume --out {shlex.quote(str(out))} continues"
 
 
 class Job:
@@ -349,7 +309,7 @@ class Job:
         self.space, self.about, self.say = space, dict(about), request.say
         self._binding, self._stop = binding, stop
         self.members = Members(
-            out, study, "search", findings=(MinillmError,), way_on=continuing(out)
+            out, study, "search", findings=(MinillmError,), way_on=continuing(out, "--resume")
         )
         self.earlier = read(out / RESULT) or {}
         self.halving: SuccessiveHalving | None = None
@@ -357,7 +317,7 @@ class Job:
 
     def run(self) -> dict[str, Any]:
         """Measure the speed, run the rounds and write the result; raises as :func:`search`."""
-        self._refuse_other()
+        refuse_changed(self.out, self.earlier, self.about["asked"])
         base = self.plans(self.plans.base)
         self.measured = self.earlier.get("measured") or self._measure(base)
         speed = float(self.measured["tokens_per_second"])
@@ -461,19 +421,6 @@ class Job:
     def _kept(self) -> str:
         """The option that resumes the search whose search.json is in the folder; empty without one."""
         return " --resume" if (self.out / RESULT).exists() else ""
-
-    def _refuse_other(self) -> None:
-        """Check that a resumed search has the settings with which it began."""
-        kept, now = self.earlier.get("asked"), json.loads(json.dumps(self.about["asked"]))
-        if kept is None:
-            return
-        for key, value in now.items():
-            if kept.get(key) != value:
-                raise Refusal(
-                    f"{self.out} holds another search: its {_called(key)} differs from this one's",
-                    where=f"{self.out / RESULT}: {_apart(key, kept.get(key), value)}",
-                    fix="the command that began it, or --out with another folder",
-                )
 
     def _measure(self, base: Plan) -> dict[str, Any]:
         """Measure the baseline's tokens per second and peak memory, in a run of twelve steps."""
@@ -654,7 +601,7 @@ def _check(request: Request) -> None:
         what = (
             f"{listed([*given])} are given, and a search has one of them"
             if given
-            else "nothing says what the recipe is for"
+            else "a search needs --minutes, --tokens or --target"
         )
         raise Refusal(
             what,
@@ -685,56 +632,3 @@ def _refuse_length(request: Request, prepared: Prepared) -> None:
                 where=f"{key} from {origins[key]}",
                 fix=f"leave {key} out: --minutes, --tokens or --target is the length",
             )
-
-
-def _refuse_folder(out: Path, *, resume: bool) -> None:
-    refuse_other(out, RESULT)
-    there = (out / RESULT).exists()
-    if not there and (out / RUNS).exists():  # a search writes its result before its first run
-        raise Refusal(
-            f"{out} holds runs, and no search that made them",
-            where=f"{out / RUNS}; there is no {RESULT}",
-            fix="--out with another folder" + ", without --resume" * resume,
-        )
-    if there and not resume:
-        raise Refusal(
-            f"{out} holds a search already",
-            where=str(out / RESULT),
-            fix="the same command with --resume continues it; --out with another folder begins "
-            "another",
-        )
-    if resume and not there:
-        raise Refusal(
-            f"{out} holds no search to resume",
-            where=f"--out {out}; there is no {RESULT}",
-            fix="the same without --resume",
-        )
-
-
-def _called(key: str) -> str:
-    lengths = dict.fromkeys(("minutes", "tokens"), "length of runs")
-    return {"plan_hash": "plan", "rows": "batch", **lengths}.get(key, key)
-
-
-def _apart(key: str, was: Any, now: Any) -> str:
-    """Describe how an entry of a search differs from that of another: of a table, its first entry that does."""
-    if isinstance(was, Mapping) and isinstance(now, Mapping):
-        inner = next(one for one in (*now, *was) if was.get(one) != now.get(one))
-        return _apart(f"{key}, {inner}", was.get(inner), now.get(inner))
-    if isinstance(was, list) and isinstance(now, list):
-        gone, new = (
-            [one for one in some if one not in others] for some, others in ((was, now), (now, was))
-        )
-        if gone or new:
-            words = (
-                f"{few([*map(str, some)])} only {place}"
-                for some, place in ((gone, "there"), (new, "now"))
-                if some
-            )
-            return f"{key}: {'; '.join(words)}"
-    return f"{key} {_short(was)}; now {_short(now)}"
-
-
-def _short(value: Any) -> str:
-    text = "not given" if value is None else str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -232,8 +232,9 @@ def test_who_watches_is_told_what_is_ahead(ablation: Any, rigged: Any) -> None:
 def test_finished_runs_are_not_made_again(ablation: Any, rigged: Any, tmp_path: Path) -> None:
     rig = rigged({"rule": 0.2})
     rig.stop_after = 2
-    with pytest.raises(Stopped, match="2 finished runs kept"):
+    with pytest.raises(Stopped, match="2 finished runs kept") as stopped:
         ablation(rig, ("rule",)).run()
+    assert stopped.value.fix == f"the same command with --out {tmp_path} continues"
     assert not json.loads((tmp_path / "ablation.json").read_bytes())["finished"]
     assert "Not finished: based on 2 runs" in (tmp_path / "ablation.html").read_text(
         encoding="utf-8"

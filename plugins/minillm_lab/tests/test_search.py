@@ -23,7 +23,8 @@ from minillm_lab.confirm import FRESH, Confirmation
 from minillm_lab.members import Members
 from minillm_lab.paired_runs import Length, PairedRuns
 from minillm_lab.pool import Made
-from minillm_lab.search import Job, Request, begun_with, seconds_of
+from minillm_lab.resumed import begun_with
+from minillm_lab.search import Job, Request, seconds_of
 from minillm_lab.search_page import headline, markdown, search_page
 from minillm_lab.space import (
     Prospect,
@@ -394,6 +395,7 @@ def test_a_plugin_whose_reference_model_is_missing_is_refused_and_the_others_are
         ({"rule": 0.3, "scale": 0.2}, "rule", {"scale"}),
         ({"rule": 0.3, "scale": 0.2}, "both", {"rule"}),  # the better of the two that train
         ({"rule": 0.3, "scale": 0.2}, "each", set()),
+        ({"rule": 0.3, "scale": 0.2, "extension": 0.1}, "rule", {"scale"}),  # it builds on the rule
     ],
 )
 def test_a_recipe_that_diverges_with_a_fresh_seed_is_no_result(
@@ -409,7 +411,7 @@ def test_a_recipe_that_diverges_with_a_fresh_seed_is_no_result(
 
     found = job(Diverging(gains), space(*gains))
     result = found.run()
-    assert result["steps"][0]["name"] == " ".join(f"+{one}" for one in gains)
+    assert {one for step in result["steps"] for one in step["parts"]} == {f"+{o}" for o in gains}
     assert found.halving.incumbent.plugins == left
     assert {*result["last"]["dropped"]} == {f"+{one}" for one in {*gains} - left}
     assert len(result["last"]["losses"]) == len(result["last"]["base_losses"]) == 3

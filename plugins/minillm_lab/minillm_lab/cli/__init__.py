@@ -1,1 +1,1 @@
-"""The commands ablate, bench, report and doctor: one file a command."""
+"""The commands of minillm-lab, one file per command."""

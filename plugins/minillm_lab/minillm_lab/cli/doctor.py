@@ -36,7 +36,8 @@ STYLES = {
 def doctor(as_json: AsJson = False) -> None:
     """Check what this machine can run, what is missing, and how to install it.
 
-    Exit 2: something that every run needs is broken. The pip lines keep the installed torch and mlx.
+    Exits with code 2 if something that every run needs is broken. The pip commands keep the
+    installed torch and mlx.
     """
     from minillm_core.commands import cache_folder, emit
 

@@ -123,8 +123,8 @@ def search(
 ) -> None:
     """Find a recipe for a text, a machine and a length: plugins, rates, batch, schedule, shape.
 
-    Candidates race at short lengths first, with the seeds and data of the recipe so far.
-    What is better by more than its interval is taken.
+    Candidates are compared in short runs first, on the same seeds and data as the current recipe.
+    A change is accepted if it is better by more than its 95 % interval, or cheaper and no worse.
     The result is a settings file for minillm train --preset.
     """
     from minillm_core.studies import RUNS
@@ -163,7 +163,7 @@ def show_search(request: Request, *, json: bool) -> None:
         return
     request.say(headline(result))
     request.say(f"written: {folder / PAGE}, {folder / BEST}")
-    request.say(result["command"])
+    request.say(f"next: {result['command']}")
 
 
 @contextmanager

@@ -73,9 +73,9 @@ def tune(
 ) -> None:
     """Find the micro-batch, checkpointing and kernels that train fastest on this machine.
 
-    A step keeps its tokens: train.rows x train.accumulate stays, so every candidate trains the same
-    model. Kernels of installed plugins that are not named are tried too; --plugins -NAME leaves NAME's
-    out. Divisions that the plan's estimate does not fit into memory are listed and not run.
+    The tokens of a step stay the same (train.rows x train.accumulate), so every candidate trains the
+    same model. Kernels of installed plugins that are not named are tried too; --plugins -NAME leaves
+    NAME's out. Candidates that would not fit into memory, by the plan's estimate, are listed and not run.
     """
     from minillm_core.studies import bytes_of
     from minillm_lab.bench import refuse_no_time
@@ -87,7 +87,9 @@ def tune(
         raise Refusal(f"{to} is there already", where=f"--to {to}", fix="--to with another name")
     if not to.absolute().parent.is_dir():
         raise Refusal(
-            f"{to.parent} is not a folder", where=f"--to {to}", fix="name a file in a folder"
+            f"{to.parent} is not a folder",
+            where=f"--to {to}",
+            fix="name a file in a folder that exists",
         )
     if not os.access(to.absolute().parent, os.W_OK | os.X_OK):
         raise Refusal(

@@ -199,7 +199,7 @@ def test_gpus_that_are_not_there_are_refused(
 ) -> None:
     assert main(["ablate", "--plugins", "muon", *given, "--gpus", "2"]) == 2
     said = capsys.readouterr().err
-    assert "--gpus 2 asks for NVIDIA GPUs, and 0 can be used on cpu" in said
+    assert "--gpus 2 needs NVIDIA GPUs: 0 found, on device cpu" in said
 
 
 @pytest.mark.parametrize("width", [60, 80])
@@ -291,7 +291,7 @@ def test_the_option_by_which_a_folder_is_another_ablations_is_named(
         (("--plugins", "moun"), "muon"),
         (("--plugins", "muon", "--with", "muon"), "where: --plugins muon --with muon\n"),
         (("--plugins", "tensorboard"), "'tensorboard' watches runs and changes none"),
-        (("--plugins", "muon", "--with", "tensorboard"), "--plugins -tensorboard takes away"),
+        (("--plugins", "muon", "--with", "tensorboard"), "--plugins -tensorboard removes"),
     ],
 )
 def test_what_cannot_be_judged_is_refused_and_leaves_nothing(

@@ -204,7 +204,7 @@ def test_a_target_makes_a_length(
         ),
         (("--tokens", "100000000"), "the budget of 20:00 is too small"),
         (("--tokens", "100000000"), "m is the least; or shorter runs"),
-        (("--gpus", "2"), "--gpus 2 asks for NVIDIA GPUs, and 0 can be used on cpu"),
+        (("--gpus", "2"), "--gpus 2 needs NVIDIA GPUs: 0 found, on device cpu"),
         (("--gpus", "2"), "fix:   leave it out"),
         (("--tokens", "31"), "a run of 31 tokens is shorter than a step, which has 32 tokens"),
     ],
