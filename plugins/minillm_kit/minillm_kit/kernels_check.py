@@ -100,8 +100,8 @@ def check_command(
 ) -> None:
     """Check kernels against NumPy in float64: outputs, gradients, memory, repetition. Exit 3: one fails.
 
-    Each kernel that this machine can run is called on odd sizes and every fact that it accepts.
-    A loss with fewer digits than its op's contract requires passes where the kernel declares it.
+    Each kernel that this machine can run is called with unusual sizes and every form that it accepts.
+    A kernel that declares a larger error than its op's contract allows (fp8) may exceed the tolerance.
     """
     from minillm_kit.kernels.check import plan_check, run_check
     from minillm_kit.kernels.problem import DTYPES

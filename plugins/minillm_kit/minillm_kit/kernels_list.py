@@ -127,8 +127,8 @@ def render(result: Listing, console: Console) -> None:
             table.add_row(*_cells(one), Text(one.words, STYLES[one.state]))
         console.print(table)
     compiled = "compiled" if request.compiled else "eager"
-    line = f"asked for {request.backend}, {request.device}, {request.dtype}, {compiled}; "
-    console.print(Text(f"{line}minillm kernels list --help: for another run", "dim"))
+    line = f"for a run with {request.backend}, {request.device}, {request.dtype}, {compiled}; "
+    console.print(Text(f"{line}for another: minillm kernels list --help", "dim"))
 
 
 def _tolerance(op: str, dtype: str) -> str:

@@ -32,9 +32,7 @@ def new_command(
     ] = "attention",
     folder: Annotated[
         str,
-        typer.Option(
-            "--dir", metavar="DIR", help="Folder to create minillm-NAME in; default: this one."
-        ),
+        typer.Option("--dir", metavar="DIR", help="Folder to create minillm-NAME in."),
     ] = ".",
 ) -> None:
     """Create a complete package: a working plugin, its reference, tests and CI. Needs no network."""

@@ -34,7 +34,7 @@ CHECKS = (
     Check("loads", "it is found, imported and takes its options", hygiene.loads, ("api",)),
     Check(
         "manifest",
-        "its class is read in the source as it is at run time",
+        "its source declares the same as its class at run time",
         hygiene.manifest,
         ("loads",),
     ),
@@ -46,7 +46,7 @@ CHECKS = (
     ),
     Check("import", "importing it changes and opens nothing", hygiene.clean_import, ("loads",)),
     Check("plans", "the small model can be planned with it", plan.builds, ("loads",)),
-    Check("declared", "what it does not claim is as without it", plan.only_declared, ("plans",)),
+    Check("declared", "what it does not claim is unchanged", plan.only_declared, ("plans",)),
     Check(
         "deterministic",
         "the same plan twice and under another hash seed",
@@ -74,11 +74,14 @@ CHECKS = (
     Check(
         "identity", "the model is unchanged before the first step", numbers.identity, ("repeats",)
     ),
-    Check("forward", "losses and logits are NumPy's in float64", numbers.forward, ("repeats",)),
-    Check("slopes", "gradients are slopes of NumPy's loss", numbers.slopes, ("forward",)),
+    Check("forward", "losses and logits match NumPy in float64", numbers.forward, ("repeats",)),
+    Check("slopes", "gradients match slopes of NumPy's loss", numbers.slopes, ("forward",)),
     Check("trains", "five steps on each backend, every loss finite", training.trains, ("repeats",)),
     Check(
-        "evidence", "what it put into the plan is seen to take part", training.evidence, ("trains",)
+        "evidence",
+        "everything it put into the plan is used in a step",
+        training.evidence,
+        ("trains",),
     ),
     Check(
         "clean",
@@ -86,10 +89,10 @@ CHECKS = (
         training.frameworks_untouched,
         ("traces", "trains"),
     ),
-    Check("resumes", "a resumed run is the uninterrupted one", training.resumes, ("trains",)),
+    Check("resumes", "a resumed run equals the uninterrupted one", training.resumes, ("trains",)),
     Check(
         "updates",
-        "an update is that of its stages in NumPy",
+        "an update matches its stages in NumPy",
         updates.updates,
         ("resumes", "slopes"),
     ),
@@ -97,7 +100,7 @@ CHECKS = (
         "causal", "a later token changes nothing earlier", decoding.causal, ("trains", "forward")
     ),
     Check("decodes", "decoding in pieces equals the whole pass", decoding.decodes, ("causal",)),
-    Check("exports", "the exported model is the same", export.exports, ("forward", "causal")),
+    Check("exports", "the exported model computes the same", export.exports, ("forward", "causal")),
     Check("parity", "both frameworks have the same gradients", frameworks.parity, ("slopes",)),
     Check(
         "pure",
@@ -119,7 +122,7 @@ CHECKS = (
         mesh.mesh,
         ("resumes", "decodes", "pure"),
     ),
-    Check("pairs", "beside others it trains, or is refused by name", pairs.pairs, ("trains",)),
+    Check("pairs", "together with others it trains, or is refused", pairs.pairs, ("trains",)),
 )
 """All checks, in the order of cost; a check's dependencies precede it."""
 

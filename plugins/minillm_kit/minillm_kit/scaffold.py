@@ -142,8 +142,8 @@ def write_package(name: str, kind: str, folder: Path, author: str = "The authors
     if kind not in KINDS:
         close = nearest(kind, KINDS)
         raise PluginError(
-            f"there is no kind '{plain(kind)}' of plugin to begin with",
-            where="--kind",
+            f"there is no kind '{plain(kind)}' of plugin",
+            where=f"--kind {plain(kind)}",
             fix=f"did you mean {close}?" if close else f"one of {', '.join(KINDS)}",
         )
     names = checked(name)
