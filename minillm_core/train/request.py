@@ -17,6 +17,7 @@ from minillm_core.backends.ranks import join, launched
 from minillm_core.errors import BackendError, DataError, Refusal, Stopped
 from minillm_core.train.progress import LineDisplay, display
 from minillm_core.train.record import RUN, RUNS, choose_out, names_run, note_no_run
+from minillm_core.train.settings import fit_vocabulary
 from minillm_core.train.signals import stop_on_signals
 
 if TYPE_CHECKING:
@@ -136,8 +137,6 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
     config = absolute(config)
     loaded = replace(loaded, config=config, notes=notes, command=request.command)
     if below is None and fit:
-        from minillm_core.train.settings import fit_vocabulary
-
         try:
             loaded = fit_vocabulary(loaded)
         except DataError:
@@ -246,7 +245,6 @@ def train(
         from minillm_core.train.errors import interrupted, resume_line
         from minillm_core.train.memory import fit_memory
         from minillm_core.train.session import Session
-        from minillm_core.train.settings import fit_vocabulary
 
         with shown.phase(f"joining {size} processes") if size > 1 else nullcontext():
             ranks = join(detected)

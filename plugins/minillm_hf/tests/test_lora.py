@@ -334,7 +334,7 @@ def test_a_directory_is_tuned_by_adapters_and_names_itself_in_them(
     [
         (None, {}, "peft", "writes LoRA adapters only, and this model has none"),
         ("lora", {}, "nosuch", "cannot be written in layout nosuch"),
-        ("lora,qk_norm", {"qk_norm__gains": True}, "llama", "a qwen3 model cannot be written"),
+        ("lora,qk_norm", {"qk_norm__gains": True}, "llama", "cannot be written in layout llama"),
     ],
 )
 def test_a_layout_that_a_model_cannot_have_is_refused(
