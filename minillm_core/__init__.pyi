@@ -3,7 +3,6 @@
 Type checkers read this file; ``__init__.py`` looks names up in it, so that there is one list.
 """
 
-from minillm_core.backends.detect import gpu_capabilities as gpu_capabilities
 from minillm_core.errors import (
     BackendError as BackendError,
     ConfigError as ConfigError,
@@ -20,6 +19,7 @@ from minillm_core.errors import (
     Refusal as Refusal,
     Stopped as Stopped,
 )
+from minillm_core.install import gpu_capabilities as gpu_capabilities, gpu_refusal as gpu_refusal
 from minillm_core.nn.attention import Call as Call, Layout as Layout
 from minillm_core.nn.decoding import EVERYTHING as EVERYTHING
 from minillm_core.nn.init import (

@@ -1,6 +1,6 @@
-"""Installed versions, and the pip line that installs missing packages without replacing torch or mlx.
+"""What this machine has: installed versions and GPUs; and the pip line for missing packages, which keeps torch and mlx.
 
-Versions are read from the distributions' metadata: no package is imported.
+Versions are read from the distributions' metadata, GPUs from the driver: no package is imported.
 
 pip replaces an installed package without asking if a requirement is newer: a plugin that requires a newer
 torch gets it, and a CUDA build may give way to a CPU build. With the exact version on the same line, pip
@@ -13,13 +13,14 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import Distribution, PackageNotFoundError
 from importlib.metadata import distribution as installed
 
 FRAMEWORKS = ("torch", "mlx")
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 
 
 def installed_version(distribution: str) -> str | None:
@@ -96,3 +97,41 @@ def pip_line(
     """
     pins = (f"{name}==={v}" for name, v in (frameworks() if keep is None else keep).items())
     return shlex.join(["pip", "install", *["--upgrade"] * upgrade, *requirements, *pins])
+
+
+def gpu_capabilities() -> tuple[tuple[int, int], ...]:
+    """Return the compute capability of each NVIDIA GPU of this process, (9, 0) for Hopper; (0, 0): not known.
+
+    CUDA's driver library answers, which honours CUDA_VISIBLE_DEVICES and containers. No framework is imported.
+    """
+    import ctypes
+
+    def ask(function: Callable[..., int], *arguments: int) -> int:
+        # the number that the driver's function writes; 0: it failed
+        function(ctypes.byref(value := ctypes.c_int(0)), *arguments)
+        return value.value
+
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        with suppress(OSError):
+            driver = ctypes.CDLL(name)
+            if driver.cuInit(0) == 0:
+                gpus = [ask(driver.cuDeviceGet, n) for n in range(ask(driver.cuDeviceGetCount))]
+                of = partial(ask, driver.cuDeviceGetAttribute)
+                return tuple((of(_MAJOR, gpu), of(_MINOR, gpu)) for gpu in gpus)
+    return ()
+
+
+def gpu_refusal(capability: str) -> str | None:
+    """Return why none of this machine's GPUs has a compute capability; None: one has it, or none is known.
+
+    A plan may be for another machine, where the driver shows no GPU here.
+
+    Args:
+        capability: ``"==9.0"`` (Hopper alone), or ``">=8.9"`` (Ada, Hopper and later).
+    """
+    asked, exact = tuple(map(int, capability[2:].split("."))), capability.startswith("==")
+    found = sorted({*gpu_capabilities()} - {(0, 0)})
+    if not found or asked in found or (not exact and found[-1] > asked):
+        return None
+    wanted, here = capability[2:] + " or later" * (not exact), (f"{a}.{b}" for a, b in found)
+    return f"needs a GPU of compute capability {wanted}, and this machine has {', '.join(here)}"

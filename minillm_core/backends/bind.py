@@ -40,11 +40,9 @@ def bind(detected: Detected, plan: Plan) -> tuple[Binding, tuple[Candidate, ...]
     """
     config, kind = plan.config, detected.device.partition(":")[0]
     if config.deterministic and detected.backend == "mlx" and kind != "cpu":
-        raise BackendError(
-            "MLX has no deterministic mode on a GPU: two runs differ in the last bits",
-            where="--deterministic",
-            fix="--backend torch, --device cpu, or leave --deterministic out",
-        )
+        what = "MLX has no deterministic mode on a GPU: two runs differ in the last bits"
+        fix = "--backend torch, --device cpu, or leave --deterministic out"
+        raise BackendError(what, where="--deterministic", fix=fix)
     found = verdicts(plan, detected)
     binding = Binding(
         backend=detected.backend,

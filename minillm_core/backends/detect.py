@@ -8,24 +8,20 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 
 from minillm_core.errors import BackendError
-from minillm_core.install import installed_version, pip_line
+from minillm_core.install import gpu_capabilities, installed_version, pip_line
 
 DEVICES: Mapping[str, tuple[str, ...]] = {"torch": ("cpu", "cuda", "mps"), "mlx": ("cpu", "gpu")}
 """Backend -> the kinds of device that it supports."""
-
-_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 
 
 @dataclass(frozen=True)
@@ -120,11 +116,9 @@ def _automatic(machine: Machine, kind: str) -> tuple[str, str]:
                 _require(machine, name)
                 return name, f"{name}, since it is the backend for {kind}"
         known = sorted({kind for kinds in DEVICES.values() for kind in kinds})
-        raise BackendError(
-            f"no backend knows a device '{kind}'",
-            where=f"--device {kind}",
-            fix=f"one of {', '.join(known)}; a number picks one of several: cuda:1",
-        )
+        what = f"no backend knows a device '{kind}'"
+        fix = f"one of {', '.join(known)}; a number picks one of several: cuda:1"
+        raise BackendError(what, where=f"--device {kind}", fix=fix)
     torch, mlx = _usable(machine.torch), _usable(machine.mlx)
     for name, framework, fits, reason in (
         ("torch", torch, machine.nvidia and torch and torch.cuda, "there is an NVIDIA GPU"),
@@ -135,11 +129,9 @@ def _automatic(machine: Machine, kind: str) -> tuple[str, str]:
         if framework and fits:
             return name, f"{name} {framework.version}, since {reason}"
     broken = machine.mlx.broken if machine.mlx else None
-    raise BackendError(
-        "no backend is installed" + (f", and mlx cannot be used: {broken}" if broken else ""),
-        where="neither torch nor mlx can be imported by this Python",
-        fix=f"{_install(machine, 'torch')}, or {_install(machine, 'mlx')}",
-    )
+    what = "no backend is installed" + (f", and mlx cannot be used: {broken}" if broken else "")
+    fix = f"{_install(machine, 'torch')}, or {_install(machine, 'mlx')}"
+    raise BackendError(what, where="neither torch nor mlx can be imported by this Python", fix=fix)
 
 
 def _best_device(machine: Machine, backend: str) -> tuple[str, str]:
@@ -182,28 +174,6 @@ def _install(machine: Machine, backend: str) -> str:
     installed = {"torch": machine.torch, "mlx": machine.mlx}
     keep = {name: found.version for name, found in installed.items() if found}
     return pip_line(f"minillm-core[{backend}]", keep=keep)
-
-
-def gpu_capabilities() -> tuple[tuple[int, int], ...]:
-    """Return the compute capability of each NVIDIA GPU of this process, (9, 0) for Hopper; (0, 0): not known.
-
-    CUDA's driver library answers, which honours CUDA_VISIBLE_DEVICES and containers. No framework is imported.
-    """
-    for name in ("libcuda.so.1", "nvcuda.dll"):
-        with suppress(OSError):
-            driver = ctypes.CDLL(name)
-            if driver.cuInit(0) == 0:
-                gpus = [_ask(driver.cuDeviceGet, n) for n in range(_ask(driver.cuDeviceGetCount))]
-                ask = partial(_ask, driver.cuDeviceGetAttribute)
-                return tuple((ask(_MAJOR, gpu), ask(_MINOR, gpu)) for gpu in gpus)
-    return ()
-
-
-def _ask(function: Callable[..., int], *arguments: int) -> int:
-    """Return the number that a function of CUDA's driver writes; 0: it failed."""
-    value = ctypes.c_int(0)
-    function(ctypes.byref(value), *arguments)
-    return value.value
 
 
 def _torch() -> InstalledFramework | None:

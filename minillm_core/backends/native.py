@@ -79,11 +79,9 @@ class NativeBackend(Backend):
         """Create the plan's model with its initial values, and its optimizer; this process's part if sharded."""
         selects = self.name == "torch" and self.binding.compile
         if self.binding.checkpointing == "selective" and not selects:
-            raise BackendError(
-                "only torch's compiled step selects what is recomputed",
-                where="train.checkpointing=selective",
-                fix="train.compile=on with --backend torch, or train.checkpointing=true",
-            )
+            what = "only torch's compiled step selects what is recomputed"
+            fix = "train.compile=on with --backend torch, or train.checkpointing=true"
+            raise BackendError(what, where="train.checkpointing=selective", fix=fix)
         self._seed(seed)
         param_device = "meta" if ranks.shard == "weights" else None
         with memory_or_error():

@@ -55,7 +55,7 @@ def info(
     """
     found = find_plugin(named, where=f"plugin {plain(named)}")
     manifest, origin = found.cls.manifest, found.origin
-    stated = ("api", "backends", "devices", "identity_at_init", "export", "requires")
+    stated = ("api", "backends", "devices", "capability", "identity_at_init", "export", "requires")
     shown: dict[str, Any] = {
         "name": origin.name,
         "summary": found.cls.summary(),
@@ -121,6 +121,8 @@ def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
         ("devices", ", ".join(shown["devices"]) or "any"),
         ("hooks", ", ".join(shown["hooks"]) or "none"),
     ]
+    if shown["capability"]:
+        facts.append(("GPU", f"compute capability {shown['capability']}"))
     if shown["identity_at_init"]:
         facts.append(("at init", "the model's output is unchanged"))
     if shown["export"]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from minillm_core.config.selection import FileSpec, Spec, check_name, spec_of
 from minillm_core.errors import PluginError
-from minillm_core.install import pip_line, unmet
+from minillm_core.install import gpu_refusal, pip_line, unmet
 from minillm_core.plugins import discover, first_party
 from minillm_core.plugins.attribution import Origin, digest_of, root_of
 from minillm_core.plugins.manifest import HOOK_API, ManifestError, plugin_classes, read_class
@@ -253,7 +253,7 @@ def check_support(plugins: Iterable[LoadedPlugin], backend: str, device: str) ->
         device: ``cpu``, ``cuda:0``, ``mps``, ``gpu``.
 
     Raises:
-        PluginError: one of them does not run on this backend, or on this kind of device; or a
+        PluginError: one of them does not run on this backend, this kind of device or this GPU; or a
             package that it requires is missing.
     """
     kind = device.partition(":")[0]
@@ -265,6 +265,9 @@ def check_support(plugins: Iterable[LoadedPlugin], backend: str, device: str) ->
                 what = f"does not run on {flag} {chosen}: only on {', '.join(served)}"
                 fix = f"--{flag} {served[0]}, or leave it out"
                 raise PluginError(f"plugin '{one.name}' {what}", where=where, fix=fix)
+        asked = kind == "cuda" and manifest.capability
+        if asked and (reason := gpu_refusal(asked)):
+            raise PluginError(f"plugin '{one.name}' {reason}", where=where, fix="leave it out")
         if lacking := unmet(manifest.requires):
             why = "; ".join(f"{need}: {reason}" for need, reason in lacking.items())
             fix = f"{pip_line(*lacking)}; or leave it out"

@@ -41,6 +41,7 @@ class Manifest:
     api: int
     backends: tuple[str, ...] = BACKENDS  # the backends that it runs on
     devices: tuple[str, ...] = ()  # kinds of device: "cpu", "cuda", "mps", "gpu"; empty: any
+    capability: str = ""  # compute capability of NVIDIA GPUs: "==9.0", ">=8.9"; empty: any
     identity_at_init: bool = False  # the model's output is unchanged before the first step
     discrete: bool = False  # its output jumps at a choice (routing): rounding may decide it
     surrogate: bool = False  # it rounds and uses a surrogate gradient (straight-through)
@@ -93,6 +94,7 @@ _EXPECTED: dict[str, tuple[str, Any]] = {
     "api": (f"{HOOK_API}", lambda value: value == HOOK_API),
     "backends": (f"a tuple of some of {', '.join(BACKENDS)}", _some(BACKENDS.__contains__)),
     "devices": (f"a tuple of some of {', '.join(_DEVICES)}", _some(_DEVICES.__contains__)),
+    "capability": ('like "==9.0" or ">=8.9"', lambda v: re.fullmatch(r"(==|>=)\d+\.\d+", str(v))),
     **dict.fromkeys(
         ("identity_at_init", "discrete", "surrogate", "task", "unweighted"),
         ("True or False", lambda value: isinstance(value, bool)),

@@ -37,6 +37,8 @@ class Plugin(BaseModel):
         api: the version of the hook API that the class is written for.
         backends: the supported backends, where not all: ``("torch",)``.
         devices: the supported kinds of device, where not all: ``("cuda",)``; others are cpu, mps and gpu (MLX's).
+        capability: the compute capability of the NVIDIA GPUs that it needs: ``"==9.0"`` (Hopper alone) or
+            ``">=8.9"`` (Ada, Hopper and later). On other GPUs a run is refused before it starts.
         identity_at_init: the model's output is unchanged before the first step.
         discrete: the output is discontinuous (routing, top-k): bfloat16 may choose differently from
             float32, which is no fault.

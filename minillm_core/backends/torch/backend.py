@@ -59,11 +59,9 @@ class TorchBackend(NativeBackend):
     ) -> None:
         self.device = torch.device(binding.device)
         if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise BackendError(
-                f"torch {torch.__version__} sees no CUDA device",
-                where=f"--device {binding.device}",
-                fix="--device cpu; minillm doctor shows what is missing",
-            )
+            what = f"torch {torch.__version__} sees no CUDA device"
+            fix = "--device cpu; minillm doctor shows what is missing"
+            raise BackendError(what, where=f"--device {binding.device}", fix=fix)
         name, peak, notes = platform.processor() or platform.machine(), None, binding.notes
         if self.device.type == "cuda":
             name = torch.cuda.get_device_name(self.device)

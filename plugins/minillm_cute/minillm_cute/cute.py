@@ -10,13 +10,22 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from minillm_core import Candidate, LossForm, Plugin, Request, SigmoidCap, TanhCap, option
-from minillm_cute.gpus import without_hopper
+from minillm_core import (
+    Candidate,
+    LossForm,
+    Plugin,
+    Request,
+    SigmoidCap,
+    TanhCap,
+    gpu_refusal,
+    option,
+)
 
 __all__ = ["Cute"]
 
 FLASH = "flash-attn-4==4.0.0b36"
 QUACK = "quack-kernels==0.6.5"
+HOPPER = "==9.0"  # compute capability
 # Its gradients are wrong, on Hopper, for heads that it pads to no multiple of 32 (of 16 features: tried;
 # flash-attention's pull request 2896). These were compared with the reference.
 HEADS = (32, 64, 128)
@@ -76,7 +85,7 @@ def accepts_attention(request: Request) -> str | None:
         return "reads its window on the host, and this one is computed on the GPU"
     if not request.facts.get("adjacent", True):
         return "takes documents whose tokens are adjacent"
-    return without_hopper()
+    return gpu_refusal(HOPPER)
 
 
 def attention_rank(request: Request) -> int:
@@ -104,7 +113,7 @@ def accepts_loss(request: Request) -> str | None:
         return f"takes vocabularies that are multiples of 128, not {vocab}"
     if width % 8:
         return f"takes widths that are multiples of 8, not {width}"
-    return without_hopper()
+    return gpu_refusal(HOPPER)
 
 
 def _bound(form: LossForm) -> float:
@@ -118,7 +127,7 @@ def accepts_gram(request: Request) -> str | None:
     """Accept any matrices, where an update rule multiplies some, on Hopper GPUs."""
     if not request.facts.get("matrices", True):
         return "no rule of the optimizer takes whole matrices, as muon does"
-    return without_hopper()
+    return gpu_refusal(HOPPER)
 
 
 def gram_rank(request: Request) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from minillm_core import Layers, Linear, Module, Normal, Plugin, option
-from minillm_cute.products import MULTIPLE, check_sizes, check_unclaimed, refuse_gpus
+from minillm_cute.products import MULTIPLE, check_sizes, check_unclaimed
 
 __all__ = ["MLP", "FusedReLU2"]
 
@@ -20,7 +20,12 @@ INSTEAD = "relu2 in place of fused_relu2"
 
 
 class FusedReLU2(
-    Plugin, api=1, backends=("torch",), devices=("cuda",), requires=("quack-kernels==0.6.5",)
+    Plugin,
+    api=1,
+    backends=("torch",),
+    devices=("cuda",),
+    capability="==9.0",
+    requires=("quack-kernels==0.6.5",),
 ):
     """The MLP of relu2 with its activation in the matrix products, by QuACK, on Hopper GPUs."""
 
@@ -35,9 +40,6 @@ class FusedReLU2(
         check_sizes({"model.dim": model.dim, "fused_relu2.hidden": hidden}, INSTEAD)
         for layer in self.layers.resolve(model.layers):
             model.mlp(layer, MLP, hidden=hidden, down_lr_mul=self.down_lr_mul)
-
-    def kernel_provider(self, kernels: Any) -> None:
-        refuse_gpus(kernels, "fused_relu2", "relu2_mlp", INSTEAD)
 
 
 class PlainMLP(Module):

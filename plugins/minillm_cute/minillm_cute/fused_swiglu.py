@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from minillm_core import Layers, Linear, Module, Normal, Plugin, option
-from minillm_cute.products import check_sizes, check_unclaimed, refuse_gpus
+from minillm_cute.products import check_sizes, check_unclaimed
 
 __all__ = ["MLP", "FusedSwiGLU"]
 
@@ -24,6 +24,7 @@ class FusedSwiGLU(
     api=1,
     backends=("torch",),
     devices=("cuda",),
+    capability="==9.0",
     requires=("quack-kernels==0.6.5",),
     export="llama",
 ):
@@ -35,9 +36,6 @@ class FusedSwiGLU(
         check_sizes({"model.dim": model.dim, "model.hidden": model.hidden}, INSTEAD)
         for layer in self.layers.resolve(model.layers):
             model.mlp(layer, MLP, hidden=model.hidden)
-
-    def kernel_provider(self, kernels: Any) -> None:
-        refuse_gpus(kernels, "fused_swiglu", "swiglu_mlp", INSTEAD)
 
 
 class PlainMLP(Module):

@@ -24,7 +24,6 @@ from minillm_core.ops.contract import CONTRACTS
 from minillm_core.ops.select import Candidate, Request
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support
-from minillm_cute import gpus
 from minillm_cute.cute import Cute
 from minillm_data.source_weights import SourceWeights
 from minillm_mix.forgetting_attn import ForgettingAttn
@@ -40,7 +39,7 @@ INSTALLED = {"flash-attn-4": "4.0.0b36", "quack-kernels": "0.6.5", "triton": "3.
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake an installation of the pinned versions, on a machine whose GPU is not known."""
-    monkeypatch.setattr(gpus, "gpu_capabilities", tuple)
+    monkeypatch.setattr(install, "gpu_capabilities", tuple)
     real = install.installed_version
     monkeypatch.setattr(
         install, "installed_version", lambda name: INSTALLED.get(name) or real(name)

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minillm_core import BackendError, Module, PlanError, Plugin, PluginError
+from minillm_core import BackendError, Module, PlanError, Plugin, PluginError, install
 from minillm_core.backends.bind import create_trainer
 from minillm_core.config.load import load
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin, check_support
-from minillm_cute import gpus
 from minillm_cute.cute import QUACK
 from minillm_cute.fused_relu2 import FusedReLU2
 from minillm_cute.fused_swiglu import FusedSwiGLU
@@ -36,7 +35,7 @@ both = pytest.mark.parametrize("name", FUSED)
 @pytest.fixture(autouse=True)
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the driver show no GPU: on one that the MLP does not support its plugin is refused on a CPU too."""
-    monkeypatch.setattr(gpus, "gpu_capabilities", tuple)
+    monkeypatch.setattr(install, "gpu_capabilities", tuple)
 
 
 def planned(

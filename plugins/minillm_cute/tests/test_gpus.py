@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from minillm_core import BackendError, Plugin, Request, install
+from minillm_core import BackendError, Plugin, PluginError, Request, install
 from minillm_core.backends.bind import bind, kernel_answers, kernel_preflight
 from minillm_core.backends.detect import Detected
 from minillm_core.config.load import load
 from minillm_core.plan import Plan, build_plan
-from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.train.restore import inference_plan
-from minillm_cute import gpus
 from minillm_cute.cute import FLASH, QUACK, Cute
 from minillm_cute.fused_relu2 import FusedReLU2
 from minillm_cute.fused_swiglu import FusedSwiGLU
@@ -34,7 +33,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def of(monkeypatch: pytest.MonkeyPatch, *found: tuple[int, int]) -> None:
     """Have the driver show GPUs of these capabilities."""
-    monkeypatch.setattr(gpus, "gpu_capabilities", lambda: found)
+    monkeypatch.setattr(install, "gpu_capabilities", lambda: found)
 
 
 def planned(name: str, plugin: Plugin, *, kernels: str = "auto") -> Plan:
@@ -59,10 +58,10 @@ def cute(*, kernels: str = "auto", **options: Any) -> Plan:
         (((0, 0),), None),  # a driver that does not say
         (((9, 0),), None),
         (((8, 6), (9, 0)), None),  # the run may be on either
-        (((8, 0),), "of capability 9.0, not on this machine's, of 8.0"),
-        (((8, 9), (8, 6), (8, 9)), "not on this machine's, of 8.6, 8.9"),
-        (((10, 0),), "not on this machine's, of 10.0"),
-        (((12, 0),), "not on this machine's, of 12.0"),
+        (((8, 0),), "capability 9.0, and this machine has 8.0"),
+        (((8, 9), (8, 6), (8, 9)), "this machine has 8.6, 8.9"),
+        (((10, 0),), "this machine has 10.0"),
+        (((12, 0),), "this machine has 12.0"),
     ],
 )
 def test_a_kernel_serves_on_a_hopper_alone(
@@ -80,7 +79,9 @@ def test_a_required_kernel_is_refused_before_the_run_with_what_to_do(
     of(monkeypatch, (8, 0))
     plan = cute(attention="auto", loss=True)
     for refuse in (lambda: bind(CUDA, plan), lambda: kernel_preflight(plan, CUDA)):
-        with pytest.raises(BackendError, match=r"on Hopper GPUs, .*, of 8\.0") as refused:
+        with pytest.raises(
+            BackendError, match=r"capability 9\.0, and this machine has 8\.0"
+        ) as refused:
             refuse()
         assert "plugin 'cute' is there for linear_cross_entropy" in refused.value.what
         assert refused.value.where == "linear_cross_entropy=quack"
@@ -91,7 +92,7 @@ def test_a_required_kernel_is_refused_before_the_run_with_what_to_do(
 
 def test_a_kernel_that_is_named_is_refused_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     of(monkeypatch, (8, 9))
-    with pytest.raises(BackendError, match=r"'quack' cannot serve .* of 8\.9") as refused:
+    with pytest.raises(BackendError, match=r"'quack' cannot serve .* has 8\.9") as refused:
         bind(CUDA, cute(attention="auto", kernels="linear_cross_entropy=quack"))
     assert refused.value.where == "--kernels linear_cross_entropy=quack"
     assert "chunked" in (refused.value.fix or "")
@@ -102,15 +103,15 @@ def test_with_auto_each_kernel_has_the_reason(monkeypatch: pytest.MonkeyPatch) -
     plan = cute(attention="auto")
     with pytest.raises(BackendError, match="that plugin 'cute' brings can serve") as refused:
         bind(CUDA, plan)
-    assert "attention=fa4: runs on Hopper GPUs" in (refused.value.where or "")
+    assert "attention=fa4: needs a GPU of compute capability 9.0" in (refused.value.where or "")
     assert "without it, attention by" in (refused.value.fix or "")
     offers = [Offer(candidate, "cute") for _, candidate in plan.candidates]
     listed = {one.offer.candidate.op: one for one in listing(plan, CUDA, offers).kernels}
     reports = {one.slot: one for one in kernel_answers(plan, CUDA)}
     for op in ("attention", "linear_cross_entropy"):
         assert listed[op].state == "cannot"
-        assert listed[op].words.startswith("runs on Hopper GPUs")
-        assert any("Hopper" in one.what for one in reports[f"kernel[{op}]"].refused)
+        assert listed[op].words.startswith("needs a GPU of compute capability 9.0")
+        assert any("capability 9.0" in one.what for one in reports[f"kernel[{op}]"].refused)
 
 
 def test_a_run_is_read_there_by_other_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,7 +122,7 @@ def test_a_run_is_read_there_by_other_kernels(monkeypatch: pytest.MonkeyPatch) -
     assert kernels["linear_cross_entropy"] == "chunked"
     (line,) = said
     assert "attention=fa4 does not serve here" in line
-    assert "Hopper" in line
+    assert "capability 9.0" in line
 
 
 @pytest.mark.parametrize(
@@ -130,26 +131,17 @@ def test_a_run_is_read_there_by_other_kernels(monkeypatch: pytest.MonkeyPatch) -
 def test_the_mlps_are_refused_before_the_run_and_read_there(
     monkeypatch: pytest.MonkeyPatch, name: str, plugin: type[Plugin]
 ) -> None:
+    monkeypatch.setitem(PINNED, "quack-kernels", "0.6.5")
+    loaded = LoadedPlugin.of(name, plugin())
     for found in ((), ((9, 0),), ((8, 0), (9, 0))):
         of(monkeypatch, *found)
-        known = planned(name, plugin())
-        assert known.candidates == ()
-        bind(CUDA, known)
+        check_support([loaded], "torch", "cuda:0")
     of(monkeypatch, (8, 0))
-    plan = planned(name, plugin())
-    for refuse in (
-        lambda: bind(CUDA, plan),
-        lambda: kernel_preflight(plan, CUDA),
-        lambda: kernel_preflight(plan),  # the device is not known
-    ):
-        with pytest.raises(BackendError, match=r"on Hopper GPUs, .*, of 8\.0: ") as refused:
-            refuse()
-        assert f"plugin '{name}' is there for linear" in refused.value.what
-        assert "without fused_swiglu" in refused.value.what or "relu2 in" in refused.value.what
-        assert "leave the plugin out" in (refused.value.fix or "")
-    assert plan.hash == known.hash
+    words = r"needs a GPU of compute capability 9\.0, and this machine has 8\.0"
+    with pytest.raises(PluginError, match=words) as refused:
+        check_support([loaded], "torch", "cuda:0")
+    assert refused.value.fix == "leave it out"
     said: list[str] = []
-    bind(CUDA, inference_plan(plan, CUDA, said.append))
+    bind(CUDA, inference_plan(planned(name, plugin()), CUDA, said.append))
     (line,) = said
-    assert f"plugin '{name}': its kernel linear=" in line
-    assert "does not serve here" in line
+    assert "this machine has 8.0; the run is read without its kernels" in line

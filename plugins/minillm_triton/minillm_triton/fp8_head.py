@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from minillm_core import Candidate, Plugin, Request
-from minillm_triton.gpus import without_fp8
+from minillm_core import Candidate, Plugin, Request, gpu_refusal
 from minillm_triton.triton import accepts_loss
 
 __all__ = ["Fp8Head"]
@@ -47,7 +46,7 @@ def accepts_fp8(request: Request) -> str | None:
     for fact, key in SIZES.items():
         if (size := request.facts.get(fact, 0)) % MULTIPLE:
             return f"takes multiples of {MULTIPLE} alone, not {key}={size}"
-    return accepts_loss(request) or without_fp8()
+    return accepts_loss(request) or gpu_refusal(">=8.9")
 
 
 def before_all(request: Request) -> int:

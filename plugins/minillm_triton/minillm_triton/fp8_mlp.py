@@ -19,20 +19,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from minillm_core import (
-    Candidate,
-    Constant,
-    Layers,
-    Linear,
-    Module,
-    Normal,
-    PlanError,
-    Plugin,
-    Request,
-    State,
-    option,
-)
-from minillm_triton.gpus import without_fp8
+from minillm_core import Constant, Layers, Linear, Module, Normal, PlanError, Plugin, State, option
 
 __all__ = ["MLP", "Fp8MLP", "MLPOfFp8Gradients"]
 
@@ -41,7 +28,7 @@ LARGEST_INPUT = 16.0  # of a normalised x, initially
 LARGEST_SQUARE = 64.0  # of relu(.)^2, initially: the product is of order one
 
 
-class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
+class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",), capability=">=8.9"):
     """The ReLU squared MLP with fp8 products: relu2 except for rounding."""
 
     hidden: int | None = option(
@@ -65,37 +52,6 @@ class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",)):
         mlp = {"bfloat16": MLP, "fp8": MLPOfFp8Gradients}[self.backward]
         for layer in self.layers.resolve(model.layers):
             model.mlp(layer, mlp, hidden=hidden, down_lr_mul=self.down_lr_mul)
-
-    def kernel_provider(self, kernels: Any) -> None:
-        """Refuse a run before it starts where none of this machine's GPUs has fp8 products.
-
-        The MLP is no op's kernel. There it is offered as one nevertheless, required and never accepted: a run is
-        refused then, and where a run is read, on any GPU, such a kernel is left out.
-        """
-        if without_fp8():
-            kernels.candidate(
-                Candidate(
-                    "linear",
-                    "fp8_mlp",
-                    ("torch",),
-                    "minillm_triton.kernels.mlp:relu2_mlp",
-                    devices=("cuda",),
-                    accepts=accepts_none,
-                    rank=last,
-                    disable_option="-fp8_mlp",
-                    provider="minillm-triton",
-                )
-            )
-
-
-def accepts_none(request: Request) -> str:
-    """Return why no GPU of this machine computes the MLP."""
-    return f"{without_fp8()}: relu2 in place of fp8_mlp"
-
-
-def last(request: Request) -> int:
-    """Rank behind every other kernel."""
-    return 9
 
 
 class PlainMLP(Module):

@@ -9,12 +9,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from minillm_core import BackendError, Module, PlanError, Plugin
+from minillm_core import BackendError, Module, PlanError, Plugin, install
 from minillm_core.backends.bind import create_trainer
 from minillm_core.config.load import load
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_triton import gpus
 from minillm_triton.fp8_mlp import Fp8MLP
 
 torch = pytest.importorskip("torch")
@@ -28,7 +27,7 @@ TINY += ("model.vocab=64", "train.rows=2", "train.seq_len=16", "train.accumulate
 @pytest.fixture(autouse=True)
 def anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the driver show no GPU: on one that the MLP does not support its plugin is refused on a CPU too."""
-    monkeypatch.setattr(gpus, "gpu_capabilities", tuple)
+    monkeypatch.setattr(install, "gpu_capabilities", tuple)
 
 
 def planned(*more: tuple[str, Plugin], settings: tuple[str, ...] = (), **options: Any) -> Plan:

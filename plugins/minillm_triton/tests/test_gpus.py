@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from minillm_core import BackendError, Plugin, install
+from minillm_core import BackendError, Plugin, PluginError, install
 from minillm_core.backends.bind import bind, kernel_preflight
 from minillm_core.backends.detect import Detected
 from minillm_core.config.load import load
 from minillm_core.plan import Plan, build_plan
-from minillm_core.plugins.manager import LoadedPlugin
+from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.train.restore import inference_plan
-from minillm_triton import gpus
 from minillm_triton.fp8_head import Fp8Head
 from minillm_triton.fp8_mlp import Fp8MLP
 from minillm_triton.triton import Triton
@@ -30,7 +29,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def of(monkeypatch: pytest.MonkeyPatch, *found: tuple[int, int]) -> None:
     """Have the driver show GPUs of these capabilities."""
-    monkeypatch.setattr(gpus, "gpu_capabilities", lambda: found)
+    monkeypatch.setattr(install, "gpu_capabilities", lambda: found)
 
 
 def planned(name: str, plugin: Plugin) -> Plan:
@@ -63,7 +62,7 @@ def test_the_head_in_fp8_is_refused_on_older_gpus_before_the_run(
     of(monkeypatch, (8, 6), (8, 0))
     plan = planned("fp8_head", Fp8Head())
     for refuse in (lambda: bind(CUDA, plan), lambda: kernel_preflight(plan, CUDA)):
-        with pytest.raises(BackendError, match=r"8\.9 or later .* of 8\.0, 8\.6") as refused:
+        with pytest.raises(BackendError, match=r"8\.9 or later, and .* has 8\.0, 8\.6") as refused:
             refuse()
         assert refused.value.where == "linear_cross_entropy=fp8"
         assert "leave the plugin out: 'chunked' serves then" in (refused.value.fix or "")
@@ -80,22 +79,14 @@ def test_kernels_without_fp8_serve_on_older_gpus(monkeypatch: pytest.MonkeyPatch
 def test_the_mlp_in_fp8_is_refused_on_older_gpus_before_the_run_and_read_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    loaded = LoadedPlugin.of("fp8_mlp", Fp8MLP())
     for found in ((), ((8, 9),), ((8, 0), (9, 0))):
         of(monkeypatch, *found)
-        known = planned("fp8_mlp", Fp8MLP())
-        assert known.candidates == ()
-        bind(CUDA, known)
+        check_support([loaded], "torch", "cuda:0")
     of(monkeypatch, (8, 6), (8, 0))
-    plan = planned("fp8_mlp", Fp8MLP())
-    for refuse in (
-        lambda: bind(CUDA, plan),
-        lambda: kernel_preflight(plan, CUDA),
-        lambda: kernel_preflight(plan),  # the device is not known
-    ):
-        with pytest.raises(BackendError, match=r"8\.9 or later .* of 8\.0, 8\.6: relu2 in place"):
-            refuse()
-    assert plan.hash == known.hash
+    with pytest.raises(PluginError, match=r"8\.9 or later, and this machine has 8\.0, 8\.6"):
+        check_support([loaded], "torch", "cuda:0")
     said: list[str] = []
-    bind(CUDA, inference_plan(plan, CUDA, said.append))
+    bind(CUDA, inference_plan(planned("fp8_mlp", Fp8MLP()), CUDA, said.append))
     (line,) = said
-    assert "its kernel linear=fp8_mlp does not serve here" in line
+    assert "the run is read without its kernels" in line

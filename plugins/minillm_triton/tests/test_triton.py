@@ -15,7 +15,6 @@ from minillm_core.plan import Plan, build_plan
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_kit.kernels.check import facts_of
 from minillm_kit.kernels.examples import CASES
-from minillm_triton import gpus
 from minillm_triton.fp8_head import Fp8Head, accepts_fp8
 from minillm_triton.triton import Triton
 
@@ -25,7 +24,7 @@ CUDA = Detected("torch", "cuda", "a test")
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fake an installation of Triton, on a machine whose GPU is not known."""
-    monkeypatch.setattr(gpus, "gpu_capabilities", tuple)
+    monkeypatch.setattr(install, "gpu_capabilities", tuple)
     real = install.installed_version
     monkeypatch.setattr(
         install, "installed_version", lambda name: "3.6.0" if name == "triton" else real(name)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minillm_core import install
 from minillm_core.backends import detect
 from minillm_core.backends.detect import (
     DEVICES,
@@ -252,7 +253,7 @@ def test_the_driver_gives_the_capability_of_each_gpu(
         return driver
 
     monkeypatch.setattr(ctypes, "CDLL", loaded)
-    assert detect.gpu_capabilities() == found
+    assert install.gpu_capabilities() == found
     assert detect.probe().nvidia == len(found)
 
 
@@ -261,4 +262,4 @@ def test_the_driver_and_torch_agree() -> None:
     torch = pytest.importorskip("torch")
     count = torch.cuda.device_count()
     theirs = tuple(torch.cuda.get_device_capability(number) for number in range(count))
-    assert detect.gpu_capabilities() == theirs
+    assert install.gpu_capabilities() == theirs

@@ -63,6 +63,7 @@ def test_a_good_plugin_is_read_whole(site, good) -> None:
         ("class Trick(Plugin, api=1, backends='torch'): ...\n", "keyword backends='torch'"),
         ("class Trick(Plugin, api=1, backends=('jax',)): ...\n", "should be a tuple of some"),
         ("class Trick(Plugin, api=1, devices=()): ...\n", "keyword devices=()"),
+        ("class Trick(Plugin, api=1, capability=9.0): ...\n", 'should be like "==9.0"'),
         ("class Trick(Plugin, api=1, identity_at_init=1): ...\n", "should be True or False"),
         ("class Trick(Plugin, api=1, requires='numpy'): ...\n", "should be a tuple of what pip"),
         ("class Trick(Plugin, api=1, requires=('; rm',)): ...\n", "should be a tuple of what pip"),

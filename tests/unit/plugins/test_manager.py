@@ -10,12 +10,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minillm_core import install
 from minillm_core.config.selection import FileSpec, Spec, spec_of
 from minillm_core.errors import ConfigError, PlanError, PluginCodeError, PluginError
 from minillm_core.plugins.first_party import FIRST_PARTY
@@ -332,6 +334,39 @@ def test_what_cannot_run_there_is_refused(
     make_plugin("api=1", f"api=1, {keywords}")
     with pytest.raises(PluginError, match=reason):
         check_support(load(["trick"]), backend, device)
+
+
+@pytest.mark.parametrize(
+    ("capability", "gpus", "device", "reason"),
+    [
+        (
+            "==9.0",
+            [(8, 0), (8, 6)],
+            "cuda",
+            "compute capability 9.0, and this machine has 8.0, 8.6",
+        ),
+        ("==9.0", [(10, 0)], "cuda:0", "compute capability 9.0, and this machine has 10.0"),
+        (">=8.9", [(8, 6)], "cuda", "compute capability 8.9 or later, and this machine has 8.6"),
+        ("==9.0", [(8, 0), (9, 0)], "cuda", None),  # the run may be on either
+        (">=8.9", [(8, 9)], "cuda", None),
+        (">=8.9", [(10, 0)], "cuda", None),
+        ("==9.0", [], "cuda", None),  # a plan for another machine
+        ("==9.0", [(0, 0)], "cuda", None),  # a driver that does not say
+        ("==9.0", [(8, 0)], "cpu", None),
+    ],
+)
+def test_a_gpu_of_another_capability_is_refused(
+    make_plugin: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: str,
+    gpus: list[tuple[int, int]],
+    device: str,
+    reason: str | None,
+) -> None:
+    make_plugin("api=1", f'api=1, capability="{capability}"')
+    monkeypatch.setattr(install, "gpu_capabilities", lambda: tuple(gpus))
+    with pytest.raises(PluginError, match=reason) if reason else nullcontext():
+        check_support(load(["trick"]), "torch", device)
 
 
 def test_what_can_run_there_passes(make_plugin: Make) -> None:

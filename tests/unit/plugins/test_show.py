@@ -92,6 +92,7 @@ def test_the_list_is_json(site) -> None:
         "api": 1,
         "backends": ["torch", "mlx", "numpy"],
         "devices": [],
+        "capability": "",
         "identity_at_init": False,
         "discrete": False,
         "surrogate": False,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from minillm_core import BackendError
-from minillm_cute.gpus import HOPPER
 
 __all__ = ["check_hopper"]
 
@@ -23,7 +22,7 @@ def check_hopper(device: torch.device, what: str, *, where: str, fix: str) -> No
         BackendError: it is another GPU.
     """
     found = torch.cuda.get_device_capability(device)
-    if found != HOPPER:
+    if found != (9, 0):
         raise BackendError(
             f"{what} on Hopper GPUs, of capability 9.0, not {found[0]}.{found[1]}",
             where=where,

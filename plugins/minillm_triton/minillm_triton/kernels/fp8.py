@@ -7,7 +7,6 @@ from torch import Tensor
 from torch.nn.functional import ScalingType, scaled_mm
 
 from minillm_core import BackendError
-from minillm_triton.gpus import FP8_FIRST
 
 __all__ = [
     "E4M3",
@@ -32,7 +31,7 @@ def check_device(x: Tensor, where: str, fix: str) -> None:
     Raises:
         BackendError: it does not.
     """
-    if x.is_cuda and torch.cuda.get_device_capability(x.device) < FP8_FIRST:
+    if x.is_cuda and torch.cuda.get_device_capability(x.device) < (8, 9):
         raise BackendError(
             f"{torch.cuda.get_device_name(x.device)} multiplies no 8-bit numbers",
             where=where,
