@@ -203,12 +203,12 @@ def launched() -> tuple[int, int]:
     rank, size = here("RANK") or here("MLX_RANK"), here("WORLD_SIZE") or here("MLX_WORLD_SIZE")
     if rank and not size and (hosts := here("MLX_HOSTFILE") or here("MLX_IBV_DEVICES")):
         size = str(len(json.loads(Path(hosts).read_text())))
-    if rank and size:
+    if rank and size and (rank + size).isdecimal():
         return int(rank), int(size)
     names = ("RANK", "MLX_RANK", "WORLD_SIZE", "MLX_WORLD_SIZE", *TASKS)
     given = [(name, value) for name in names if (value := here(name))]
     if lone := [f"{key}={n}" for key, n in given if n != "1" or key.endswith("RANK")]:
-        what = "one of several processes would train alone: RANK, WORLD_SIZE or both are not set"
+        what = "one of several processes would train alone: RANK or WORLD_SIZE is not set, or no number"
         torchrun = "torchrun --nproc-per-node N -m minillm_core train"
         fix = f"{torchrun}, or srun {torchrun} (docs/scale.md); for separate runs unset these"
         raise BackendError(what, where=", ".join(lone), fix=fix)

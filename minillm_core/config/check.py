@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from minillm_core.config.kernels import parse_policy
 from minillm_core.config.origins import FLAGS, Setting
 from minillm_core.config.schema import FIELDS, SECTIONS, TOP, Config, MeshConfig, Stage, TrainConfig
-from minillm_core.config.values import Words, describe, is_finite, show
+from minillm_core.config.values import NONE, Words, describe, is_finite, show
 from minillm_core.errors import ConfigError
 from minillm_core.text import nearest
 
@@ -178,7 +178,7 @@ def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str
     tree: dict[str, Any] = {name: {} for name in SECTIONS}
     for key, setting in settings.items():
         section, _, name = key.rpartition(".")
-        (tree[section] if section else tree)[name] = _tuples(key, setting.value)
+        (tree[section] if section else tree)[name] = _typed(key, setting.value)
     tree["plugins"] = {name: dict(options) for name, options in plugins.items()}
     try:
         return Config.model_validate(tree, strict=True)
@@ -192,19 +192,20 @@ def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str
         if len(path) == 4 and path[3] in Stage.model_fields:  # train, stages, 0, rows
             place, value = f"{path[3]} of stage {int(path[2]) + 1}", first["input"]
             wanted = describe(Stage.model_fields[path[3]], _WORDS)
-        raise ConfigError(
-            f"{place} must be {wanted}, not {show(value)}",
-            where=settings[key].where,
-            fix=f"{key}: {purpose(key)}" if purpose(key) else None,
-        ) from None
+        what = f"{place} must be {wanted}, not {show(value)}"
+        fix = f"{key}: {purpose(key)}" if purpose(key) else None
+        raise ConfigError(what, where=settings[key].where, fix=fix) from None
 
 
-def _tuples(key: str, value: Any) -> Any:
-    """Convert a TOML list to the schema's tuple, and a single text to a tuple where several are allowed."""
+def _typed(key: str, value: Any) -> Any:
+    """Convert what TOML cannot say: the word for None; a tuple from a list, or from the text of its only item."""
     annotation = FIELDS[key].annotation
+    kinds = typing.get_args(annotation)
+    if value == NONE and type(None) in kinds:
+        return None
     if typing.get_origin(annotation) is not tuple:
         return value
-    if isinstance(value, str | Mapping) and Ellipsis in typing.get_args(annotation):
+    if isinstance(value, str | Mapping) and Ellipsis in kinds:
         return (value,)
     return tuple(value) if isinstance(value, list) else value
 
@@ -221,9 +222,8 @@ def check_option(key: str, setting: Setting) -> None:
         what = f"{key} has too many parts: a plugin's options are NAME.option"
         raise ConfigError(what, where=setting.where, fix=f"{plugin}.{name}={{{inner} = ...}}")
     if not is_finite(setting.value):
-        raise ConfigError(
-            f"{key} must be a finite number, not {show(setting.value)}", where=setting.where
-        )
+        what = f"{key} must be a finite number, not {show(setting.value)}"
+        raise ConfigError(what, where=setting.where)
 
 
 MOST = 1 << 40

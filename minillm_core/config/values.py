@@ -17,6 +17,8 @@ from pydantic.fields import FieldInfo
 
 from minillm_core.text import plain
 
+NONE = "none"
+"""The spelling of None."""
 LIMITS = ("ge", "gt", "le", "lt", "multiple_of", "min_length", "max_length", "pattern")
 """The supported bounds of a value, by pydantic's names."""
 

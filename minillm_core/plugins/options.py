@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import Field, ValidationError
 from pydantic.fields import FieldInfo
 
-from minillm_core.config.values import Words, describe, limits, show
+from minillm_core.config.values import NONE, Words, describe, limits, show
 from minillm_core.errors import PluginError
 from minillm_core.plugins.layers import Layers
 from minillm_core.text import did_you_mean, plain
@@ -128,9 +128,6 @@ _BOUNDS = {
     "max_length": "at most {} long",
     "pattern": "matching {}",
 }
-
-NONE = "none"
-"""The spelling of None."""
 
 
 def _items(parts: Sequence[str], any_number: bool) -> str:

@@ -84,6 +84,7 @@ NAMES = ("RANK", "WORLD_SIZE", "MLX_RANK", "MLX_WORLD_SIZE", "MLX_HOSTFILE", "ML
         ("MLX_RANK=0", "MLX_RANK=0"),
         ("RANK=1", "RANK=1"),
         ("WORLD_SIZE=2", "WORLD_SIZE=2"),
+        ("RANK=first WORLD_SIZE=2", "RANK=first, WORLD_SIZE=2"),
     ],
 )
 def test_one_of_several_processes_does_not_train_alone(

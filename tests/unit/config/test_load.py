@@ -209,6 +209,20 @@ def test_steps_on_a_preset_by_the_clock(loaded: Load) -> None:
     )
 
 
+@pytest.mark.parametrize("key", ["eval.every", "eval.samples", "model.head_dim", "data.tokenizer"])
+def test_none_resets_a_setting_to_its_default(loaded: Load, settings_file: Write, key: str) -> None:
+    table, _, name = key.partition(".")
+    value = '"a.json"' if table == "data" else "8"
+    file = settings_file(f"[{table}]\n{name} = {value}")
+    assert read(loaded(file=file, preset="tiny"), key) is not None
+    assert read(loaded(f"{key}=none", file=file, preset="tiny"), key) is None
+
+
+def test_none_is_no_value_of_a_setting_without_that_default(loaded: Load) -> None:
+    with pytest.raises(ConfigError, match=r'eval\.tokens must be a whole number .* not "none"'):
+        loaded("eval.tokens=none", preset="tiny")
+
+
 @pytest.mark.parametrize(
     ("idle", "other"), [("context_exchange=heads", "context"), ("schedule=gpipe", "pipeline")]
 )
