@@ -19,7 +19,8 @@ RECIPE  ?= $(if $(shell command -v nvidia-smi),small,$(if $(MAC),mac,cpu))
 BIN     := $(VENV)/bin
 PLUGINS := $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml))
 # Files in their order, and not by their number of tests: the long ones of tests/integration begin first.
-PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# The end lists the slowest tests.
+PYTEST  := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 10
 PIP     := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 # Editable, and with the pinned build backend: pip gives an isolated build the newest.
 EDIT    := $(PIP) --no-build-isolation
