@@ -254,7 +254,7 @@ def from_file(path: Path) -> Layer:
             fix="the path of a TOML file",
         ) from None
     try:
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8-sig")  # editors on Windows write the mark
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ConfigError(

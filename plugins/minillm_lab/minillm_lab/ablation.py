@@ -203,6 +203,12 @@ class Ablation:
             )
         return self.plans[key]
 
+    def make(self, variant: Variant) -> None:
+        """Train a variant's runs at equal tokens, one per seed, in a process of its own; raises as :meth:`run`."""
+        self._say_steps(variant)
+        for seed in self.seeds:
+            self._make(variant, RunSpec(variant.name, seed, self.steps))
+
     def _say_steps(self, variant: Variant) -> None:
         """Print the number of steps of a variant whose steps have other numbers of tokens."""
         steps = self.planned(variant, self.steps).config.train.steps or self.steps

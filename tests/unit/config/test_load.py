@@ -218,6 +218,11 @@ def test_none_resets_a_setting_to_its_default(loaded: Load, settings_file: Write
     assert read(loaded(f"{key}=none", file=file, preset="tiny"), key) is None
 
 
+def test_a_file_with_a_byte_order_mark_is_read(loaded: Load, settings_file: Write) -> None:
+    file = settings_file("seed = 3\n".encode("utf-8-sig"))
+    assert loaded(file=file, preset="tiny").config.seed == 3
+
+
 def test_none_is_no_value_of_a_setting_without_that_default(loaded: Load) -> None:
     with pytest.raises(ConfigError, match=r'eval\.tokens must be a whole number .* not "none"'):
         loaded("eval.tokens=none", preset="tiny")
