@@ -192,8 +192,8 @@ def _evaluation(settings: EvalConfig) -> str:
         return most
     every = settings.every
     often = "sixth of the run" if every is None else "step" if every == 1 else f"{every:,} steps"
-    fewer = f", {100 * settings.share:.3g} % of them before" if settings.share < 1 else ""
-    return f"at the start, at every {often}, and {most}{fewer}"
+    fewer = f", {100 * settings.share:.3g} % of them before the end" if settings.share < 1 else ""
+    return f"at the start, after every {often}, and {most}{fewer}"
 
 
 def _block(plan: Plan, index: int) -> str:

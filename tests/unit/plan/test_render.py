@@ -263,15 +263,15 @@ def test_two_tables_stand_side_by_side_only_where_both_fit(planned: Planned) -> 
     ("given", "when"),
     [
         ("every=0", "at the end"),
-        ("every=25", "at the start, at every 25 steps, and at the end"),
-        ("every=1", "at the start, at every step, and at the end"),
-        ("share=0.125", "at the start, at every sixth of the run, and at the end"),
+        ("every=25", "at the start, after every 25 steps, and at the end"),
+        ("every=1", "at the start, after every step, and at the end"),
+        ("share=0.125", "at the start, after every sixth of the run, and at the end"),
     ],
 )
 def test_it_says_how_much_is_evaluated(planned: Planned, given: str, when: str) -> None:
     text = " ".join(shown(planned(f"eval.{given}", "eval.tokens=2048"), 140).split())
     assert f"evaluation {when}, 2,048 predictions at most (eval.tokens)" in text
-    assert ("12.5 % of them before" in text) == (given != "every=0")
+    assert ("12.5 % of them before the end" in text) == (given != "every=0")
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
