@@ -8,8 +8,8 @@ Plugins, installed or in a file
     :func:`find_plugin` imports a plugin, ``with_options`` sets its options for a plan; ``installed_plugins``
     and ``read_class`` read metadata and source without imports. ``check_support`` and ``unmet`` report why a
     plugin cannot run here, ``own_frames`` returns the frames of an error in its own code, and
-    ``attribute_errors`` turns an exception raised by that code into a ``PluginCodeError``. ``bad_name`` and ``local_package`` are for
-    tools that create new plugins.
+    ``attribute_errors`` turns an exception raised by that code into a ``PluginCodeError``. ``bad_name`` and
+    ``local_package`` are for tools that create new plugins.
 
 Settings as typed
     ``from_assignments`` parses ``key=value``, ``check_option`` refuses values invalid for any option, and

@@ -40,7 +40,7 @@ class Job:
     branch: Branch | None = None  # the checkpoint that the run begins with
     begins: Position = field(
         default_factory=Position
-    )  # of that checkpoint, or of the one to resume
+    )  # that of the checkpoint, also of a resumed run
     branched: tuple[str, ...] = ()  # lines: state taken from it, and state that starts anew
     seen: Counter[str] = field(default_factory=Counter)  # batches and events seen by plugins
     started: datetime = field(default_factory=lambda: datetime.now(UTC))

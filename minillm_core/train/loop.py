@@ -222,9 +222,10 @@ class Loop:
 
     def _is_over(self) -> bool:
         """Return whether the budget is spent after the last step is read too, which may be a spike."""
-        if over := self.spent(self.position.step):
-            self._read_pending()
-        return over and self.spent(self.position.step)
+        if not self.spent(self.position.step):
+            return False
+        self._read_pending()
+        return self.spent(self.position.step)
 
     def _end_early(self) -> None:
         if self.checkpoints.writer and self.stop.signal:

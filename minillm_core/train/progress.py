@@ -165,9 +165,7 @@ class Course:
 
     progress: Callable[[], float]  # share of the budget that is spent
     steps: int | None  # total number, where it is known
-    epochs: Callable[[int], float] | None = (
-        None  # tokens so far -> epochs; None: they are not shown
-    )
+    epochs: Callable[[int], float] | None = None  # of the tokens so far; None: not shown
     bytes_per_token: float | None = None  # None: losses are not shown in bits per byte
     vocab: int | None = None  # vocabulary size of the model
     first: str = "the first step"  # label of the wait for the first step

@@ -198,7 +198,7 @@ def _refusals(names: Sequence[str]) -> Iterator[None]:
         if not isinstance(error, ValueError) or not what:
             what = f"{type(error).__name__} {what}"
         raise Refusal(
-            f"a task cannot be asked: {plain(what, 300)}",
+            f"a task cannot be evaluated: {plain(what, 300)}",
             where=where,
             fix="mend its YAML, or name another task",
         ) from error

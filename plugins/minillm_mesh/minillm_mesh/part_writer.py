@@ -177,7 +177,10 @@ class PartWriter:
         """Write this rank's part once rank 0 has published the folder, and answer."""
         while (under_way := self._under_way())[0] < number:
             if self._over.wait(EVERY):  # rank 0 may begin it yet, and would wait for this part
-                self._answer(number, PartReport(error="it ended before its part was asked for"))
+                self._answer(
+                    number,
+                    PartReport(error="the process ended before rank 0 began this checkpoint"),
+                )
                 return
         if under_way[0] > number:
             return

@@ -248,7 +248,7 @@ def test_a_rank_that_ends_leaves_a_save_that_rank_0_has_not_begun(tmp_path: Path
     taken = first.add(Snapshot(lambda: dict(PARTS[0])))
     second.add(Snapshot(refuse(AssertionError("a part of a save that rank 0 has not begun"))))
     second.close()
-    with pytest.raises(minillm.MinillmError, match="rank 1: it ended before its part was asked"):
+    with pytest.raises(minillm.MinillmError, match="rank 1: the process ended before rank 0 began"):
         commit(tmp_path, 1, taken(), {"step": 1}, beside=taken.beside)
     assert entries(tmp_path) == set()
     first.close()
