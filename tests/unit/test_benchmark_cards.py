@@ -53,7 +53,8 @@ def test_every_card_without_equal_seconds_has_its_reason_on_the_page() -> None:
 @pytest.mark.parametrize("judged", TABLE, ids=lambda one: one.plugin)
 def test_every_judged_technique_ships_its_card(judged: Judged) -> None:
     origin = find(judged.plugin).origin
-    (card,) = read_cards(judged.plugin, [Path(origin.file).parent / FOLDER])
+    card, *sizes = read_cards(judged.plugin, [Path(origin.file).parent / FOLDER])
+    assert all(one.setting == sizes[0].setting != card.setting for one in sizes)
     assert card.company == judged.beside
     assert len(card.seeds) >= PAIRS
     assert card.commit

@@ -9,8 +9,9 @@ are beside it, ``cards/NAME@PARAMETERSxTOKENS.json``. ``minillm plugins info`` s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -88,6 +89,11 @@ class Card(Interval):
     date: date
     commit: str | None = None  # of minillm's repository, where it ran from a checkout
     cost: Cost = Cost()
+
+    @property
+    def setting(self) -> tuple[object, ...]:
+        """Everything that cards of several sizes have in common."""
+        return self.company, self.options, self.unit
 
 
 def read_cards(plugin: str, folders: Iterable[Path]) -> list[Card]:
@@ -182,7 +188,11 @@ def worth(shown: Mapping[str, Any]) -> list[str]:
             how += "; add --with and the plugins that it requires"
         return [plain(shown.get("cards_refused", how), limit=4096)]
     defaults = {one["name"]: one.get("default") for one in shown["options"]}
-    texts = ["\n".join(map(plain, card_lines(card, defaults))) for card in known]
+    texts = [
+        "\n".join(map(plain, card_lines(card, defaults, before)))
+        for before, card in pairwise([None, *known])
+        if card
+    ]
     if shown.get("transfer"):
         from minillm_lab.transfer import Transfer
 
@@ -190,13 +200,17 @@ def worth(shown: Mapping[str, Any]) -> list[str]:
     return texts
 
 
-def card_lines(card: Card, defaults: Mapping[str, Any]) -> Iterator[str]:
+def card_lines(
+    card: Card, defaults: Mapping[str, Any], before: Card | None = None
+) -> Iterator[str]:
     """Yield a card as a few lines of text.
 
     Args:
         card: the card.
         defaults: of the plugin's options, as JSON values; only values that differ are shown.
+        before: the card shown before it, whose plugins and options are not repeated.
     """
+    again = before is not None and before.setting == card.setting
     yield f"{_judged(card, signed, 0)} {card.unit}; {len(card.seeds)} pairs"
     if card.equal_seconds:
         yield f"{_judged(card.equal_seconds, signed, 0)} at equal seconds"
@@ -205,13 +219,18 @@ def card_lines(card: Card, defaults: Mapping[str, Any]) -> Iterator[str]:
     if card.cost.peak_bytes:
         yield f"{card.cost.peak_bytes:.3f} x peak memory"
     preset = f" ({card.scale.preset})" if card.scale.preset else ""
-    company = f"beside {', '.join(card.company)}" if card.company else "alone"
+    company = "the same otherwise" if again else beside(card.company)
     yield f"{card.scale.parameters:,} parameters{preset}, {card.scale.tokens:,} tokens a run, {company}"
-    if options := other_options(card, defaults):
+    if not again and (options := other_options(card, defaults)):
         yield f"with {' '.join(options)}"
     commit = f"commit {card.commit[:12]}" if card.commit else ""
     code = " ".join(filter(None, (card.version, commit)))
     yield ", ".join(filter(None, (card.hardware, card.date.isoformat(), code)))
+
+
+def beside(company: Sequence[str]) -> str:
+    """Name the plugins that were active in both runs of each pair."""
+    return f"beside {', '.join(company)}" if company else "alone"
 
 
 def other_options(card: Card, defaults: Mapping[str, Any]) -> list[str]:

@@ -37,6 +37,7 @@ class Transfer(Interval):
     slope: Interval  # change of the effect per tenfold parameters; above 0: the benefit fades
     cards: int  # fitted
     sizes: int
+    company: tuple[str, ...] = ()  # of the fitted cards
     misfit: NonNegativeFloat  # scatter about the line over what the pairs explain; 1 or less: none
 
     @property
@@ -48,8 +49,8 @@ class Transfer(Interval):
         shown = interval(signed, self.effect, self.low, self.high)
         return (
             f"{shown if self.excludes(0) else f'within noise: {shown}'} predicted for "
-            f"{amount(self.parameters)} parameters and {amount(self.tokens)} tokens, from {self.cards} cards of "
-            f"{self.sizes} sizes; {verdict}: {tenfold} per tenfold size"
+            f"{amount(self.parameters)} parameters and {amount(self.tokens)} tokens beside the same plugins, "
+            f"from {self.cards} cards of {self.sizes} sizes; {verdict}: {tenfold} per tenfold size"
         )
 
 
@@ -57,15 +58,16 @@ def transfer_of(cards: Sequence[Card]) -> Transfer | None:
     """Fit the effect of a plugin to its cards.
 
     Args:
-        cards: of one plugin, the newest first; those whose company, options or unit are not the first one's
-            are left out.
+        cards: of one plugin, the newest first. Only cards of equal company, options and unit are fitted
+            together: those of the most sizes, the first ones where several have as many.
 
     Returns:
         The prediction for :data:`BEYOND` times the largest size; None where fewer than :data:`SIZES` sizes
         were measured.
     """
-    alike = [one for one in cards if _setting(one) == _setting(cards[0])]
-    size = np.log10([float(one.scale.parameters) for one in alike])  # (n,)
+    groups = [[one for one in cards if one.setting == first.setting] for first in cards]
+    alike = max(groups, key=lambda group: _distinct(_sizes(group)))
+    size = _sizes(alike)  # (n,)
     length = np.log10([one.scale.tokens / one.scale.parameters for one in alike])  # (n,)
     sizes = _distinct(size)
     if sizes < SIZES:
@@ -96,12 +98,14 @@ def transfer_of(cards: Sequence[Card]) -> Transfer | None:
         slope=_estimate(np.eye(len(columns))[1], fitted, covariance, freedom),
         cards=len(alike),
         sizes=sizes,
+        company=alike[0].company,
         misfit=misfit,
     )
 
 
-def _setting(card: Card) -> tuple[object, ...]:
-    return card.company, card.options, card.unit
+def _sizes(cards: Sequence[Card]) -> np.ndarray:
+    """Return the logarithms of the models' parameters, (n,)."""
+    return np.log10([float(one.scale.parameters) for one in cards])
 
 
 def _error(card: Card) -> float:

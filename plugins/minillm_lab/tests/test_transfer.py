@@ -103,6 +103,15 @@ def test_fewer_than_three_sizes_and_other_company_predict_nothing() -> None:
     assert transfer_of([*two, card(SIZES[2], 1, -0.1)]) is not None
 
 
+def test_the_setting_with_the_most_sizes_is_fitted() -> None:
+    alone = [card(size, 1, -0.3) for size in SIZES[:2]]
+    beside = [card(size, 1, effect(size, 1), company=("muon",)) for size in SIZES]
+    found = transfer_of([*alone, *beside])
+    assert found == transfer_of(beside)
+    assert found is not None
+    assert found.company == ("muon",)
+
+
 def test_cards_of_other_sizes_are_kept_and_info_prints_what_they_predict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,9 +124,13 @@ def test_cards_of_other_sizes_are_kept_and_info_prints_what_they_predict(
     assert read_cards("trick", [tmp_path / "cards"])[0] == cards[-1]
     assert len([*(tmp_path / "cards").iterdir()]) == 3
     assert main(["plugins", "info", f"{tmp_path / 'trick.py'}:Trick"]) == 0
-    assert "predicted for 3.03 G parameters and 3.03 G tokens, from 3 cards of 3 sizes" in (
-        " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        "3.03 G parameters and 3.03 G tokens beside the same plugins, from 3 cards of 3 sizes"
+        in shown
     )
+    assert shown.count("a run, alone") == 1
+    assert shown.count("a run, the same otherwise") == 2
     assert main(["plugins", "info", f"{tmp_path / 'trick.py'}:Trick", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)["transfer"]
-    assert shown["effect"] == pytest.approx(effect(BEYOND * SIZES[-1], 1), abs=1e-6)
+    transfer = json.loads(capsys.readouterr().out)["transfer"]
+    assert transfer["effect"] == pytest.approx(effect(BEYOND * SIZES[-1], 1), abs=1e-6)
