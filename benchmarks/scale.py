@@ -83,21 +83,23 @@ def _ddp(rows: int, gpus: int) -> Case:
 
 
 def _weights(
-    gpus: int, checkpointing: str = "false", *, rows: int = 8, fused: bool = False
+    gpus: int, checkpointing: str = "false", *, rows: int = 8, unit: int = 1, fused: bool = False
 ) -> Case:
     """``rows`` other than the preset's are in the name: the more of them, the less of a step is communication.
 
     Fewer keep fewer activations, of as many tokens a step in more micro-batches.
+    ``unit``: layers that are gathered together, on several GPUs.
     ``fused``: with the kernels of minillm-cute and fused SwiGLU, which keep fewer activations.
     """
     plugins = "muon,cute,fused_swiglu" if fused else "muon"
     micro = max(2, 16 // rows)  # for each GPU
     large = ("--preset", "1b", "--plugins", plugins, f"train.accumulate={micro * gpus}")
     wide = () if rows == 8 else (f"train.rows={rows}",)
-    shard = ("mesh.shard=weights",) if gpus > 1 else ()
+    shard = ("mesh.shard=weights", f"mesh.unit={unit}") if gpus > 1 else ()
     again = () if checkpointing == "false" else (f"train.checkpointing={checkpointing}",)
     kind = {"false": "weights", "true": "checkpointed", "selective": "selective"}[checkpointing]
-    name = "-".join(("fused-" * fused + kind, "1b", *([f"rows{rows}"] if wide else ())))
+    sizes = [f"rows{rows}"] * bool(wide) + [f"unit{unit}"] * (unit > 1)
+    name = "-".join(("fused-" * fused + kind, "1b", *sizes))
     return Case(name, gpus, rows * 2048 * micro * gpus, (*large, *wide, *shard, *again))
 
 
@@ -137,6 +139,9 @@ ROUNDS: tuple[tuple[Case, ...], ...] = (
     (_weights(1, "selective", fused=True, rows=2), _weights(1, "selective", fused=True, rows=4)),
     (_weights(2, "selective", fused=True, rows=2),),
     (_weights(2, "selective", fused=True, rows=4),),
+    tuple(_weights(1, "selective", fused=True, rows=4, unit=unit) for unit in (2, 4)),
+    (_weights(2, "selective", fused=True, rows=4, unit=2),),
+    (_weights(2, "selective", fused=True, rows=4, unit=4),),
     (_context(65_536, 1), _context(131_072, 1)),
     (_context(65_536, 2),),
     (_context(131_072, 2),),

@@ -234,6 +234,7 @@ class MeshConfig(Section):
         "a layer's while it computes it; off: each updates all; auto: updates, where several "
         "processes train on torch, or weights, where updates alone does not fit a GPU's memory",
     )
+    unit: int = Field(default=1, ge=1, description="layers that mesh.shard=weights gathers at once")
     data: int = Field(
         default=0,
         ge=0,

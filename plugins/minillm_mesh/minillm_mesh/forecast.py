@@ -472,11 +472,12 @@ class Forecast:
 
     @cached_property
     def _units(self) -> dict[str, int]:
-        """Count elements per FSDP unit: each layer, and everything outside layers under ""."""
+        """Count elements per FSDP unit, by its first layer, and everything outside layers under ""."""
         found = {"": 0}
         for info in self.plan.parameters.values():
-            parts = info.name.split(".")
-            unit = parts[1] if parts[0] == "layers" else ""
+            parts, unit = info.name.split("."), ""
+            if parts[0] == "layers":
+                unit = str(int(parts[1]) // self.mesh.unit * self.mesh.unit)
             found[unit] = found.get(unit, 0) + info.size
         return found
 
@@ -613,7 +614,7 @@ class Forecast:
         return round(calls * rows * train.seq_len * each)
 
     def _in_rows(self, activations: int) -> dict[str, int]:
-        """Count the bytes of sharded weights and gradients: shards of all, and the gathered layers in use.
+        """Count the bytes of sharded weights and gradients: shards of all, and the gathered units in use.
 
         Whole gradients and masters of owned matrices exist in the update, when activations do not.
         """
@@ -627,11 +628,11 @@ class Forecast:
         trained = sum(size for name, size in rows.items() if name not in self.plan.frozen)
         views = bool(self.plan.views)
         ends = self._units[""]
-        layer = max(size for unit, size in self._units.items() if unit)
+        unit = max(size for first, size in self._units.items() if first)
         return {
-            "weights": itemsize * (ends + 2 * layer),  # a layer, and the next one
+            "weights": itemsize * (ends + 2 * unit),  # a unit, and the next one
             "master weights": MASTER * (sum(rows.values()) + mine * views),
-            "gradients": itemsize * (ends + layer) + MASTER * max(ends, layer),
+            "gradients": itemsize * (ends + unit) + MASTER * max(ends, unit),
             "gradients, summed": MASTER * trained,
             "owned matrices": max(0, MASTER * mine * (2 - views) - activations),
         }

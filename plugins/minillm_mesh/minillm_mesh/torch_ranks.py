@@ -154,14 +154,18 @@ class TorchRanks(Ranks):
 
     def _shards(self, plan: Plan) -> tuple[str, ...]:
         """Check that weights can be sharded; resolve mesh.shard=auto by the GPU's memory."""
-        shard = plan.config.mesh.shard
-        if self.size > 1 and shard == "weights":
+        mesh, notes = plan.config.mesh, []
+        if self.size > 1 and mesh.shard == "weights":
             weight_checks.check(plan)
-        if shard != "auto" or not self.memory:
-            return ()
-        self.default_shard = Forecast(plan, self.size, self._card, _dtype(plan)).shard
-        found = "mesh.shard=weights: by the estimate a card cannot hold all weights and its updates"
-        return (found,) if self.default_shard == "weights" else ()
+        if mesh.shard == "auto" and self.memory:
+            self.default_shard = Forecast(plan, self.size, self._card, _dtype(plan)).shard
+            if self.default_shard == "weights":
+                notes.append(
+                    "mesh.shard=weights: by the estimate a card cannot hold all weights and its updates"
+                )
+        if mesh.unit > 1 and mesh.shard.replace("auto", self.default_shard) != "weights":
+            notes.append(f"mesh.unit={mesh.unit} has no effect without mesh.shard=weights")
+        return tuple(notes)
 
     def model_part(self, trainer: Any) -> Any:
         """Build the model of this rank's heads and hidden units, and validate it."""
@@ -220,7 +224,8 @@ class TorchRanks(Ranks):
         if what == "weights":
             from minillm_mesh.torch_weights import TorchWeights
 
-            return TorchWeights(groups, weights, trainer.model, self, self._saves)
+            unit = trainer.plan.config.mesh.unit
+            return TorchWeights(groups, weights, trainer.model, self, self._saves, unit)
         return TorchShare(
             groups, weights.trained, self.rank, self.size, self._saves, trainer.compiled
         )

@@ -1,10 +1,10 @@
 """Sharded weights on torch, by FSDP2, for models that do not fit on one card.
 
 Each rank holds some rows of every parameter, in float32: the master weights. FSDP2 all-gathers those of a
-layer, in the compute dtype, before the layer is computed, and again in the backward pass, and reduce-scatters
-its gradients as soon as they exist. Parameters outside layers (embedding, head) are gathered once per
-step. P parameters on n ranks take 16 P / n bytes with AdamW's state and the accumulated gradients, plus
-those of one layer. In M micro-batches a rank sends, with weights in bfloat16,
+unit of ``mesh.unit`` layers, in the compute dtype, before its first layer is computed, and again in the
+backward pass, and reduce-scatters its gradients as soon as they exist. Parameters outside layers (embedding,
+head) are gathered once per step. P parameters on n ranks take 16 P / n bytes with AdamW's state and the
+accumulated gradients, plus those of one unit. In M micro-batches a rank sends, with weights in bfloat16,
 
     all-gathers of weights          4 M (n - 1) / n P bytes; 2 (n - 1) / n of parameters outside layers
     reduce-scatters of gradients    4 M (n - 1) / n P bytes: float32, after each micro-batch, since sums of
@@ -47,6 +47,7 @@ class TorchWeights(ShardedArrays):
             values; its layers and the model itself become FSDP modules.
         ranks: the processes.
         saves: writes checkpoints, together with other ranks.
+        unit: number of layers that are gathered together.
     """
 
     def __init__(
@@ -56,13 +57,15 @@ class TorchWeights(ShardedArrays):
         model: Any,
         ranks: Ranks,
         saves: PartWriter,
+        unit: int = 1,
     ) -> None:
         rank, size = ranks.rank, ranks.size
         shapes = {name: tuple(p.shape) for name, p in weights.parameters.items()}
         device = torch.device(ranks.device or "cpu")
         self.dtype = next(iter(weights.parameters.values())).dtype
         self.ranks, self.model, self.blocks = ranks, model, [*model.layers]
-        self.sharded = _sharded(model, self.blocks, weights, device, self.dtype, size)
+        self.units = [self.blocks[at : at + unit] for at in range(0, len(self.blocks), unit)]
+        self.sharded = _sharded(model, self.units, weights, device, self.dtype, size)
         # this rank's rows, float32, in FSDP's memory
         self.rows = {name: one.detach().to_local() for name, one in self.sharded.items()}
         weights.parameters.update((name, Rows(rows)) for name, rows in self.rows.items())
@@ -88,9 +91,9 @@ class TorchWeights(ShardedArrays):
         # compiled blocks, by id: those in use, and those of the last forward pass
         self.running: Mapping[int, Callable[..., Any]] = {}
         self.last = self.running
-        for number, block in enumerate(self.blocks):
+        for number, blocks in enumerate(self.units):
             # before FSDP's own hook, which gathers
-            block.register_forward_pre_hook(self._announced(number + 1), prepend=True)
+            blocks[0].register_forward_pre_hook(self._announced(number + 1), prepend=True)
 
     def masters(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return this rank's rows as master weights, and zeros for parameters that it owns whole."""
@@ -250,8 +253,8 @@ class TorchWeights(ShardedArrays):
     def inference_context(self) -> Iterator[None]:
         """Return a context in which ranks compute without gradients, each at its own pace.
 
-        Every all-gather needs all ranks. So a rank announces each layer before computing it, and a rank
-        that is done keeps gathering layers for the others until all are done.
+        Every all-gather needs all ranks. So a rank announces each unit before computing it, and a rank
+        that is done keeps gathering units for the others until all are done.
         """
         outer, self.open = not self.open, True  # nested: a rank that computes alone opens it once
         if outer:
@@ -266,21 +269,22 @@ class TorchWeights(ShardedArrays):
                 self._leave()
 
     def _leave(self) -> None:
-        """Gather layers for the others until all are done."""
+        """Gather units for the others until all are done."""
         # torch 2.13: after a layer that failed; nothing is gathered again, since the others may go on
         if self.failed and (reset := getattr(self.model, "reset_iter_state", None)):
             reset()
         while wanted := self._announce(0):
-            self._help(self.blocks[wanted - 1])
+            self._help(self.units[wanted - 1])
         self.model.reshard()
         self.open = self.failed = False
 
     @torch.no_grad()
-    def _help(self, block: Any) -> None:
-        """Gather a layer for other ranks by FSDP's own hooks, so that all ranks see the same layer order."""
+    def _help(self, blocks: Sequence[Any]) -> None:
+        """Gather a unit for other ranks by FSDP's own hooks, so that all ranks see the same order of units."""
         self.helping = True
-        with self._running({id(block): lambda x: x}):
-            block(torch.zeros(()))
+        with self._running({id(block): lambda x: x for block in blocks}):
+            for block in blocks:
+                block(torch.zeros(()))
         self.helping = False
 
     def _announced(self, number: int) -> Callable[..., None]:
@@ -291,7 +295,7 @@ class TorchWeights(ShardedArrays):
         return hook
 
     def _announce(self, number: int) -> int:
-        """Announce the layer that this rank computes next, from 1 (0: none); return the highest announced."""
+        """Announce the unit that this rank computes next, from 1 (0: none); return the highest announced."""
         return int(max(wanted for (wanted,) in self.ranks.all_gather([number])))
 
 
@@ -413,13 +417,13 @@ class RowExchange:
 
 def _sharded(
     model: Any,
-    blocks: Sequence[Any],
+    units: Sequence[Sequence[Any]],
     weights: Any,
     device: torch.device,
     dtype: torch.dtype,
     size: int,
 ) -> dict[str, Any]:
-    """Shard a model by rows with FSDP; return its parameters, float32, by name."""
+    """Shard a model by rows with FSDP, in units of layers; return its parameters, float32, by name."""
     mesh = init_device_mesh(device.type, (size,))
     narrow = None if dtype == torch.float32 else dtype
     policy = MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False)
@@ -429,8 +433,9 @@ def _sharded(
             parameter.data = master if master.is_meta else master.to(device)
     for dictionary in (weights.parameters, weights.trained):
         dictionary.clear()  # FSDP creates its own; these would keep the whole ones alive
-    for one in (*blocks, model):
-        fully_shard(one, mesh=mesh, mp_policy=policy)
+    for modules in (*units, [model]):
+        one = modules[0]
+        fully_shard([*modules] if len(modules) > 1 else one, mesh=mesh, mp_policy=policy)
         one.set_gradient_divide_factor(1.0)  # losses are global sums divided by the global count
         one.set_force_sum_reduction_for_comms(True)
     # allocate rows of meta parameters; Module.to and to_empty also reach FSDP's parameters by _apply

@@ -17,7 +17,8 @@ def check(plan: Plan) -> None:
     """Check that a plan's weights can be sharded.
 
     Raises:
-        ConfigError: a conflicting setting also divides the layers.
+        ConfigError: a conflicting setting also divides the layers, or a layer of a unit of several runs
+            more than once in a micro-batch.
         PlanError: a parameter is a scalar, which has no rows.
     """
     mesh, where = plan.config.mesh, "mesh.shard=weights"
@@ -28,6 +29,14 @@ def check(plan: Plan) -> None:
                 where=f"{where}, mesh.{setting}={others}",
                 fix=f"mesh.shard=updates, or mesh.{setting}=1",
             )
+    loop = plan.spec.loop
+    if mesh.unit > 1 and loop is not None:
+        raise ConfigError(
+            f"mesh.unit={mesh.unit} beside plugin '{loop.owner}', which runs layers {loop.first} to {loop.last} "
+            "several times: FSDP counts one call of each layer of a unit",
+            where=f"{where}, mesh.unit={mesh.unit}",
+            fix=f"mesh.unit=1, or leave out '{loop.owner}'",
+        )
     scalar = next((info for info in plan.parameters.values() if not info.shape), None)
     if scalar is not None:
         raise PlanError(

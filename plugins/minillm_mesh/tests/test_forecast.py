@@ -143,6 +143,23 @@ def test_divided_weights_by_hand() -> None:
         assert sent[what]["sent_bytes"] == 4 * (matrices + vectors) / 8 * 7 / 8
 
 
+def test_larger_units_are_gathered_less_often() -> None:
+    one, four = (
+        forecast(planned(mesh_shard="weights", mesh_unit=unit), 8, None, "bfloat16").data()
+        for unit in (1, 4)
+    )
+    turns, sent = (
+        [{one["what"]: one[key] for one in data["exchanges"]} for data in (one, four)]
+        for key in ("turns", "sent_bytes")
+    )
+    micro = one["micro_batches"]
+    assert sent[0] == sent[1]
+    assert [of["weights"] for of in turns] == [12 * micro + 1, 3 * micro + 1]
+    assert [of["gradients"] for of in turns] == [13 * micro, 4 * micro]
+    layer = 4 * 768**2 + 3 * 768 * 2048 + 2 * 768
+    assert four["memory"]["weights"] - one["memory"]["weights"] == 2 * 2 * 3 * layer
+
+
 def test_bytes_of_divided_weights_are_those_that_torch_holds() -> None:
     """docs/scale.md: between steps master rows and the moments in two processes; plus the layers in use."""
     matrices = 12 * (4 * 768**2 + 3 * 768 * 2048)  # one moment with muon, two with AdamW

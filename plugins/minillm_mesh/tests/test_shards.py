@@ -90,6 +90,17 @@ def test_weights_are_refused_beside_shared_layers(ranks: TorchRanks, setting: st
     assert caught.value.fix == f"mesh.shard=updates, or mesh.{setting}=1"
 
 
+def test_units_of_several_layers_need_weights_and_one_call_of_each(ranks: TorchRanks) -> None:
+    note = "mesh.unit=2 has no effect without mesh.shard=weights"
+    assert ranks.check(planned(mesh_unit=2)) == (note,)
+    assert ranks.check(planned(mesh_unit=2, mesh_shard="weights")) == ()
+    with pytest.raises(
+        minillm.ConfigError, match=r"mesh\.unit=2 beside plugin 'layer_loop'"
+    ) as caught:
+        ranks.check(planned("layer_loop", mesh_unit=2, mesh_shard="weights"))
+    assert caught.value.fix == "mesh.unit=1, or leave out 'layer_loop'"
+
+
 SCALAR = '''
 from minillm_core import Module, Param, Plugin, zeros
 

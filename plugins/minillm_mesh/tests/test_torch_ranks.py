@@ -106,11 +106,11 @@ def test_any_number_of_ranks_trains_alike(
 
 
 def test_weights_are_divided_with_every_kind_of_parameter(stepped: Stepped, tmp_path: Path) -> None:
-    """Views, followers, narrow state, frozen parameters, dtypes, compiled layers, shared rows."""
+    """Views, followers, narrow state, frozen parameters, dtypes, compiled layers, shared rows, larger units."""
     names = "ema,schedule_free,layer_clip,untie_head,freeze,bfloat16,compiled"
     found = stepped(2, "micro", tmp_path / "found.json", names, "alone,weights", SHORTER)
     eighths = stepped(2, "micro", tmp_path / "8.json", "adam8bit", "alone,nudged,weights", SHORTER)
-    given = "windows,traced", "alone,weights", "mesh.context=2", SHORTER
+    given = "windows,traced", "alone,weights", "mesh.context=2", "mesh.unit=2", SHORTER
     rows = stepped(2, "rows", tmp_path / "rows.json", *given)
     for name, met in [*found.items(), *eighths.items(), *rows.items()]:
         case = met["weights"]
@@ -443,13 +443,14 @@ class Gate(Module):
 '''
 
 
+@pytest.mark.parametrize("unit", [1, 2])
 def test_a_sample_that_fails_in_a_layer_of_divided_weights_is_no_end(
-    train: Run, text: Path, tmp_path: Path
+    unit: int, train: Run, text: Path, tmp_path: Path
 ) -> None:
     """Rank 0 alone writes it: what the layer has gathered is dropped before the next step."""
     (tmp_path / "mute.py").write_text(MUTE)
-    more = ("--plugins", f"{tmp_path / 'mute.py'}:Mute", "mesh.shard=weights", "eval.samples=1")
-    said = train(2, tmp_path / "run", text, *more, "--steps", "2")
+    more = ("--plugins", f"{tmp_path / 'mute.py'}:Mute", "mesh.shard=weights", f"mesh.unit={unit}")
+    said = train(2, tmp_path / "run", text, *more, "eval.samples=1", "--steps", "2")
     assert said.count("warning: no sample: plugin 'mute' raised in Gate.forward") == 2
     assert losses(tmp_path / "run").keys() >= {1, 2}
 
