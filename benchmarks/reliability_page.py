@@ -104,9 +104,9 @@ def made_by(document: Document) -> str:
 
 
 CELLS = (
-    "A cell: trials that ended bit-equal, of those tried, each killed once a checkpoint was "
-    "there; the earliest step of 24 that one of them went on from. A plugin runs beside what it "
-    "builds on."
+    "A cell: how many of the trials ended bit-equal, and the earliest step, of 24, from which one "
+    "of them resumed. Each was killed once it had a checkpoint. A plugin runs beside the plugins "
+    "that it builds on."
 )
 
 
@@ -142,10 +142,10 @@ def faults(document: Document) -> Iterator[str]:
     yield (
         "A cell: the exit code; what the message names, *p* plugin, *v* version, *h* hook or "
         "function, *s* step; the step of the newest checkpoint, where all of them verify. "
-        f"`harmless`: nothing to say. Each run has a checkpoint of step 8 and goes on to 28; a hang "
-        f"lasts {figures['hang']:.0f} s and is reported while it does. After each, the mended "
-        "plugin resumed from that checkpoint, came to step 28 and, but for exit 5, to the bit where "
-        "a run without the fault does."
+        "`harmless`: nothing to say. Each run has a checkpoint of step 8 and continues to step 28; a "
+        f"hang lasts {figures['hang']:.0f} s and is reported meanwhile. After each fault, a run with "
+        "the corrected plugin resumed from that checkpoint and reached step 28. Except after exit 5, "
+        "it ended bit-equal to a run without the fault."
     )
 
 
