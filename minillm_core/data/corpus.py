@@ -186,9 +186,8 @@ def _in_blocks(
     files: TokenCache, train: Documents, path: str | None, tokenizer: Tokenizer | None
 ) -> Blocks:
     """Open the documents from the first block on; estimate the number of tokens from it."""
-    spelt = bytes_per_token(tokenizer, files.vocab) if tokenizer else None
     ids = np.concatenate([train[i] for i in range(min(len(train), 100))]).astype(np.int64)
-    size = float(spelt[ids].mean()) if spelt is not None else _BYTES
+    size = float(bytes_per_token(tokenizer, files.vocab)[ids].mean()) if tokenizer else _BYTES
     about = round(sum(one.unpacked for one in files.sources) / max(size, 1.0))
     file = Path(path).expanduser() if path else files.first.tokenizer
     given = (file, tokenizer.end_of_text_token) if file and tokenizer else None

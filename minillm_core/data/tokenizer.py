@@ -314,19 +314,19 @@ class Tokenizer:
         words = [self._data["pre_tokenizer"], self._data["decoder"]]
         return _byte_level() if '"ByteLevel"' in json.dumps(words) else _sentence_piece
 
-    def _spells(self) -> bool:
-        """Return whether the bytes of a text's ids are the normalized text, but for a space in front."""
-        model, change, split = (
-            self._data["model"],
-            self._native.normalizer,
-            self._native.pre_tokenizer,
-        )
-        if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
-            return False
+    @cached_property
+    def _probed(self) -> tuple[bytes, bytes]:
+        """The bytes of a text, normalized, and of the words that it is split into."""
+        change, split = self._native.normalizer, self._native.pre_tokenizer
         text = change.normalize_str(_PROBE) if change else _PROBE
         words = split.pre_tokenize_str(text) if split else [(text, ())]
-        spelt = b"".join(self._spell(word) for word, _ in words)
-        return spelt.strip() == self._spell(text).strip()
+        return self._spell(text), b"".join(self._spell(word) for word, _ in words)
+
+    def _spells(self) -> bool:
+        """Return whether the bytes of a text's ids are the normalized text, but for a space in front."""
+        model, (text, words) = self._data["model"], self._probed
+        marked = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
+        return not marked and words.strip() == text.strip()
 
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
@@ -405,11 +405,16 @@ def _factor(step: Any) -> int:
 def bytes_per_token(tokenizer: Tokenizer, vocab: int | None = None) -> np.ndarray:
     """Count the UTF-8 bytes of each id: int32 (vocab,), 0 for special and unused ids.
 
+    An id that begins documents has -1 where the tokenizer puts a space in front of a text, so that the sum
+    over a document has the bytes of its text.
+
     Args:
         tokenizer: byte-level, or of the SentencePiece kind.
         vocab: rows of the embedding; default: the tokenizer's size.
     """
-    return np.array([*map(len, bytes_by_id(tokenizer, vocab or tokenizer.size))], np.int32)
+    found = np.array([*map(len, bytes_by_id(tokenizer, vocab or tokenizer.size))], np.int32)
+    found[[tokenizer.end_of_text, tokenizer.start]] -= tokenizer._probed[1].startswith(b" ")
+    return found
 
 
 def bytes_by_id(tokenizer: Tokenizer, vocab: int) -> tuple[bytes, ...]:

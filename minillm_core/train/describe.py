@@ -119,7 +119,8 @@ def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
     total = duration(sum(parts.values()))
     spent = ", ".join(f"{name} {duration(seconds)}" for name, seconds in parts.items())
     speed = "" if made.speed is None else f", {made.speed.real:,.0f} tokens/s"
-    epochs = (made.packed["taken"] if made.packed else made.read) / job.corpus.train.tokens
+    read = made.packed["used"] + made.packed["cut"] if made.packed else made.read
+    epochs = read / job.corpus.train.tokens
     yield f"done in {total} ({spent})"
     yield f"{counted(made.steps, 'step')}, {epochs_read(epochs)}{speed}"
     if made.evaluated is not None and made.evaluated.stop:

@@ -30,7 +30,7 @@ class Validation:
     model: Model
     # by source; always the same; label -1 where nothing is predicted
     batches: Mapping[str, Iterable[Batch]]
-    token_bytes: np.ndarray | None  # int (vocab,): UTF-8 bytes of each id; None: no tokenizer
+    token_bytes: np.ndarray | None  # int (vocab,): bytes_per_token; None: no tokenizer
     cancelled: Callable[[], bool] = lambda: False  # polled before every batch
     progress: Callable[[int], None] = lambda predictions: None  # takes the number so far
     text: str = "the held-out text"  # the origin of the batches, for an error
@@ -89,15 +89,16 @@ class Validation:
                 raise _Cancelled
             self.progress(total["predictions"])
             labels = batch["labels"]
-            predicted = labels[labels >= 0]
+            before, predicted = batch["ids"][labels >= 0], labels[labels >= 0]
             total["predictions"] += predicted.size
             if self.token_bytes is not None:
-                total["bytes"] += int(self.token_bytes[predicted].sum(dtype=np.int64))
+                total["bytes"] += int(self.token_bytes[predicted].clip(0).sum(dtype=np.int64))
+                total["bytes"] += int(self.token_bytes[before].clip(max=0).sum(dtype=np.int64))
             yield batch
 
 
 def _bits_per_byte(nats: float, spelt: float) -> float | None:
-    return nats / math.log(2) / spelt if spelt else None
+    return nats / math.log(2) / spelt if spelt > 0 else None
 
 
 class _Cancelled(Exception):

@@ -41,12 +41,13 @@ NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assi
 NO_ANSWER = "left out: lines without an answer"
 _REASONS = 8  # kinds of refusals that are counted separately
 _ALPACA = (
-    "import json; [print(json.dumps("
     '{"prompt": "\\n\\n".join(filter(None, (one["instruction"], one.get("input")))), '
-    '"completion": one["output"]})) for one in '
-    'map(json.loads, filter(str.strip, open(0, encoding="utf-8-sig")))]'
+    '"completion": one["output"]}'
 )
-"""A program that converts Alpaca's lines to prompts with completions."""
+"""An expression that converts a line of Alpaca to a prompt with a completion."""
+
+_PAIR = {"chosen", "rejected"}
+"""The keys of preference data: two answers, of which people or a model preferred the first."""
 
 _LIKE = 'like {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
 
@@ -161,9 +162,9 @@ def conversation(record: Mapping[str, Any], place: Place) -> tuple[list[dict[str
         MalformedError: the record holds no conversation, or an invalid message.
     """
     given, tools = _first(record, "messages", "conversations"), record.get("tools")
-    if given is None and record.get("prompt") is not None:
-        answer = _first(record, "completion", "response")
-        given = [*_turns(record["prompt"], "user"), *_turns(answer, "assistant")]
+    prompt, answer = record.get("prompt"), _first(record, "completion", "response")
+    if given is None and prompt is not None and (answer is not None or not record.keys() >= _PAIR):
+        given = [*_turns(prompt, "user"), *_turns(answer, "assistant")]
     if not isinstance(given, list) or not given:
         what, fix = "a chat whose messages are no list, or an empty one", _LIKE
         if given is None:
@@ -252,15 +253,47 @@ def _unlike_a_chat(record: Mapping[str, Any], place: Place) -> tuple[str, str]:
     has = few([repr(key[:40]) for key in record], 8) or "no key"
     what = 'an object without "messages", "conversations", or "prompt" with "completion"'
     fix = _LIKE
-    if {"instruction", "output"} <= record.keys():
+    if record.keys() >= _PAIR:
+        what = 'preference data ("chosen" and "rejected"), where a chat has one answer'
+        if _holds_question(record["chosen"]):
+            fix = 'write "chosen" as "messages"' + _conversion('{"messages": one["chosen"]}', place)
+        elif record.get("prompt") is not None:
+            made = '{"prompt": one["prompt"], "completion": one["chosen"]}'
+            fix = 'write "chosen" as "completion", beside "prompt"' + _conversion(made, place)
+        else:
+            fix = f'write "chosen" as a chat, {_LIKE}'
+    elif {"instruction", "output"} <= record.keys():
         fix = 'write instruction and input (Alpaca) as "prompt", output as "completion"'
-        if place.path.suffix.lower() in (".jsonl", ".ndjson", ".json"):
-            read, made = (
-                shlex.quote(str(one))
-                for one in (place.path, place.path.with_suffix(".chats.jsonl"))
-            )
-            fix += f", then train on {made}: python3 -c {shlex.quote(_ALPACA)} < {read} > {made}"
+        fix += _conversion(_ALPACA, place)
     return f"{what}: it has {has}", fix
+
+
+def _holds_question(given: Any) -> bool:
+    """Return whether an answer is a list of messages that begins before the answer."""
+    first = given[0] if isinstance(given, list) and given else None
+    if not isinstance(first, Mapping):
+        return False
+    role = _first(first, "role", "from")
+    return NAMES.get(role, role) != "assistant"
+
+
+def _conversion(expression: str, place: Place) -> str:
+    """Return the end of a fix, with the command that converts lines; empty where the file has no plain lines.
+
+    Args:
+        expression: Python, from an object ``one`` to the object to write.
+        place: of a line.
+    """
+    if place.path.suffix.lower() not in (".jsonl", ".ndjson", ".json"):
+        return ""
+    program = (
+        f"import json; [print(json.dumps({expression})) for one in "
+        'map(json.loads, filter(str.strip, open(0, encoding="utf-8-sig")))]'
+    )
+    read, made = (
+        shlex.quote(str(one)) for one in (place.path, place.path.with_suffix(".chats.jsonl"))
+    )
+    return f", then train on {made}: python3 -c {shlex.quote(program)} < {read} > {made}"
 
 
 def _call(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -125,6 +125,7 @@ def test_a_system_text_begins_a_conversation_that_has_none(system: str | None) -
         ({"question": "Hi", "answer\x1b": "Hello"}, r"it has 'question', 'answer\\x1b'"),
         ({}, "it has no key"),
         ({"instruction": "Hi", "output": "Hello"}, "it has 'instruction', 'output'"),
+        ({"chosen": "Human: Hi", "rejected": "Human: Hi"}, "preference data"),
         ({"messages": ["Hi"]}, "message 0: no object"),
         ({"messages": [{"content": "Hi"}]}, "message 0: no role None"),
         ({"messages": [QUESTION, {"role": "user<|im_end|>", "content": ""}]}, "message 1: no role"),
@@ -170,6 +171,29 @@ def test_lines_of_alpaca_are_refused_with_a_command_that_converts_them(
     with pytest.raises(MalformedError) as refused:
         read(write(lines, "packed.jsonl.gz"))
     assert str(refused.value.fix) == said.partition(", then")[0]
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        {"prompt": "Hi", "chosen": "Hello", "rejected": "No"},
+        {"prompt": "Hi", "chosen": [ANSWER], "rejected": [{**ANSWER, "content": "No"}]},
+        {"prompt": [QUESTION], "chosen": [ANSWER], "rejected": []},
+        {"prompt": "Hi", "chosen": [QUESTION, ANSWER], "rejected": [QUESTION]},
+        {"chosen": [QUESTION, ANSWER], "rejected": [QUESTION], "score": 0.5},
+    ],
+    ids=str,
+)
+def test_preference_data_are_refused_with_a_command_that_keeps_the_chosen_answers(
+    write: Callable[..., Path], pair: dict[str, Any]
+) -> None:
+    with pytest.raises(MalformedError, match="preference data") as refused:
+        read(write([pair], "pairs.jsonl"))
+    assert '"chosen"' in str(refused.value.fix)
+    _, _, command = str(refused.value.fix).partition(": python3")
+    subprocess.run(f"{shlex.quote(sys.executable)}{command}", shell=True, check=True)
+    documents, _ = read(write([], "pairs.jsonl").with_name("pairs.chats.jsonl"))
+    assert documents == [read(write([CHAT]))[0][0]]
 
 
 def test_a_line_without_an_answer_never_trains(write: Callable[..., Path]) -> None:

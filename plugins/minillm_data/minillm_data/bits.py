@@ -64,7 +64,7 @@ class Bits:
         Returns:
             Bits per byte over the first TOKENS tokens of each document.
         """
-        encoded, start = self._tokenizer.encode(texts), [self._tokenizer.end_of_text]
+        encoded, start = self._tokenizer.encode(texts), [self._tokenizer.start]
         documents = [np.concatenate([start, ids[:TOKENS]]) for ids in encoded]
         rows = [
             (index, ids[first : first + self._length + 1])
@@ -78,5 +78,5 @@ class Bits:
             here, rows = rows[:several], rows[several:]
             for (index, _), found in zip(here, self._run.losses([r for _, r in here]), strict=True):
                 nats[index] += found.sum(dtype=np.float64)
-        spelt = [int(self._bytes[ids[1:]].sum(dtype=np.int64)) for ids in documents]
+        spelt = [int(self._bytes[ids].sum(dtype=np.int64)) for ids in documents]
         return [float(n) / math.log(2) / max(b, 1) for n, b in zip(nats, spelt, strict=True)]

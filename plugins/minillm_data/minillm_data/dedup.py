@@ -60,8 +60,8 @@ def dedup(
 ) -> dict[str, Any]:
     """Write the documents that are not duplicates of earlier ones, in their order, line by line.
 
-    Whole documents are equal where the bytes of their text are (xxh3-128), the messages of their
-    chats, or their ids. Near duplicates are documents whose sets of shingles have a Jaccard similarity
+    Whole documents are equal where the bytes of their text are (xxh3-128), the messages and tools of
+    their chats, or their ids. Near duplicates are documents whose sets of shingles have a Jaccard similarity
     of the threshold or more: candidates by MinHash (Broder 1997, On the resemblance and containment of
     documents), then compared exactly. A shingle is a run of four words; a word is a run of letters,
     digits and underscores in lower case, or one character of a script that is written without spaces,
@@ -319,7 +319,8 @@ def _content(row: Row, rules: Rules) -> Content:
         )
     if row.text is None:
         return Content(row.record["ids"])
-    return Content(row.text, json.dumps(row.messages, sort_keys=True, default=str))
+    whole = [row.messages, row.record.get("tools")]
+    return Content(row.text, json.dumps(whole, sort_keys=True, default=str))
 
 
 def _batches(contents: Iterable[Content]) -> Iterator[list[Content]]:

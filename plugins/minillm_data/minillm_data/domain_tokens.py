@@ -14,12 +14,13 @@ Cost: one token per document; as many tokens are cut at the row's end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 import numpy as np
 
 from minillm_core import DataError, Plugin, option
-from minillm_core.documents import Document, Reading, Segment, Source, documents_of
+from minillm_core.documents import Continued, Document, Reading, Segment, Source, documents_of
 from minillm_data.relaid import Layout, as_it_is, relaid, stretches
 
 __all__ = ["DomainTokens", "domains_of"]
@@ -67,7 +68,7 @@ def _laid(ids, domain, first, end, specials):
 
 def domains_of(
     files: Sequence[Source], reading: Reading, *, by: str, domains: Sequence[str]
-) -> Iterator[list[Segment]]:
+) -> Iterator[Iterator[Segment]]:
     """Read documents as segments with the field ``domain``: the domain's number, from 1.
 
     Args:
@@ -97,8 +98,20 @@ def domains_of(
                 raise _unlisted(name, domains, str(file.path))
             number = domains.index(name) + 1
             found = ((number, one) for one in read(file.path, file.packing, reading))
-        for number, document in found:
-            yield [Segment(document, {"domain": number})]
+        for pieces in _whole(found):
+            yield (Segment(piece, {"domain": number}) for number, piece in pieces)
+
+
+def _whole(found: Iterable[tuple[int, Document]]) -> Iterator[Iterator[tuple[int, Document]]]:
+    """Group the pieces in which a long document is read, each read as it is needed."""
+    documents = 0
+
+    def document(one: tuple[int, Document]) -> int:
+        nonlocal documents
+        documents += not isinstance(one[1], Continued)
+        return documents
+
+    return (pieces for _, pieces in groupby(found, document))
 
 
 def _by_key(

@@ -178,7 +178,15 @@ class Measure:
             return [len(text_of(row, *_NO_BYTES).encode("utf-8")) for row in rows]
         texts = [row.text for row in rows if row.text is not None]
         counts = iter([len(ids) for ids in self._native.encode(texts)])
-        return [1 + (len(row.record["ids"]) if row.text is None else next(counts)) for row in rows]
+        own = self._native.end_of_text  # ids may begin with it
+
+        def size(row: Row) -> int:
+            if row.text is not None:
+                return 1 + next(counts)
+            ids = row.record["ids"]
+            return len(ids) + (ids[0] != own)
+
+        return [*map(size, rows)]
 
 
 @dataclass
@@ -189,7 +197,8 @@ class Stream:
         rows: the source.
         measure: measures its documents.
         state: the saved state: ``used`` (bytes or tokens written), ``documents`` written, ``taken``
-            (rows of this pass), ``epochs`` (whole passes), ``whole`` (size of a pass; 0: unknown).
+            (rows of this pass), ``epochs`` (whole passes), ``whole`` (size of a pass; 0: unknown) and,
+            after a pass, ``left_out``, its notes.
         repeat: restart at the end.
         tell: called as bytes are read.
         done: bytes read of the source's files in this pass.
@@ -198,7 +207,7 @@ class Stream:
 
     rows: Rows
     measure: Measure
-    state: dict[str, int]
+    state: dict[str, Any]
     repeat: bool
     tell: Callable[[], None]
     done: int = 0
@@ -234,12 +243,18 @@ class Stream:
             self._turn()
 
     def _turn(self) -> None:
-        """Record the size of a pass at its end; begin another one where sources repeat."""
+        """Record the size and the notes of a pass at its end; begin another one where sources repeat."""
         self.state["whole"] = self.state["whole"] or self.state["used"]
+        self.state.setdefault("left_out", dict(self.rows.notes))
         if self.repeat:
             self.state["epochs"] += 1
             self.state["taken"] = 0
             self.begin()
+
+    @property
+    def left_out(self) -> Counter[str]:
+        """The notes of a whole pass, or else of the part that was read."""
+        return Counter(self.state.get("left_out", self.rows.notes))
 
     def count_rest(self) -> None:
         """Read to the end, to measure the size of a pass."""
@@ -324,7 +339,7 @@ class Mixing:
                 "total": sum(stream.state["used"] for stream in streams),
                 "ended": ended,
                 "sources": self._sources(streams, shares),
-                "left_out": dict(sorted(sum((s.rows.notes for s in streams), Counter()).items())),
+                "left_out": dict(sorted(sum((one.left_out for one in streams), Counter()).items())),
                 **({"learnt": more["learnt"]} if self.learnt else {}),
             }
             output.finish(report, mixture_page(report))

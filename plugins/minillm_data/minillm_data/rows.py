@@ -42,7 +42,7 @@ class Row:
         line: the JSON object to write where the row is kept, one line with its LF.
         record: the parsed object.
         where: its file and line, for messages.
-        messages: those of a chat, unvalidated; None: a text or ids.
+        messages: those of a chat, unvalidated, with its "system" as the first; None: a text or ids.
     """
 
     line: bytes
@@ -221,11 +221,20 @@ def _messages(record: dict[str, Any], place: Place) -> list[Any] | None:
         listed = [turn if isinstance(turn, list) else [turn] for turn in turns]
         given = None if None in turns else [*listed[0], *listed[1]]
     if isinstance(given, list):
-        return given
+        return [*_system(record.get("system"), given), *given]
     if "text" not in record and not record.keys().isdisjoint(CHATS):
         what = 'a chat whose messages are no list, or a "prompt" without a "completion"'
         raise place.error(what, 'like {"messages": [{"role": "user", "content": "..."}]}')
     return None
+
+
+def _system(content: Any, messages: list[Any]) -> list[dict[str, Any]]:
+    """Return the system message that a chat has beside its messages, where these have none."""
+    if not (messages and isinstance(content, str) and content.strip()):
+        return []
+    roles = [_first(one, "role", "from") for one in messages if isinstance(one, dict)]
+    instructed = "system" in roles or "developer" in roles
+    return [] if instructed else [{"role": "system", "content": content}]
 
 
 def _first(record: Mapping[str, Any], *keys: str) -> Any:

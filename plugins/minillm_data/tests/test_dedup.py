@@ -172,11 +172,15 @@ def test_what_is_equal_is_a_text_a_chat_or_ids(tmp_path: Path) -> None:
         {"ids": [97, 10, 98, 0], "id": 8},
         {"ids": [97, 10, 98], "id": 9},  # equal to 7
         {"ids": [97], "text": "a\nb", "id": 10},  # training reads its ids, so text is not compared
+        {**chat("a", "b"), "system": "Be brief.", "id": 11},
+        {**chat("a", "b"), "tools": [{"name": "f"}], "id": 12},
+        {**chat("a", "b"), "system": "Be brief.", "id": 13},  # equal to 11
+        {**chat("a", "b", role="system"), "system": "not read", "id": 14},  # equal to 5
     ]
     kept, report = run(tmp_path, records, near=False)
-    assert [one["id"] for one in kept] == [0, 1, 3, 4, 5, 7, 8, 10]
-    assert report["counts"] == {"kept": 8, "exact duplicate": 3}
-    assert report["with_a_duplicate"] == 6
+    assert [one["id"] for one in kept] == [0, 1, 3, 4, 5, 7, 8, 10, 11, 12]
+    assert report["counts"] == {"kept": 10, "exact duplicate": 5}
+    assert report["with_a_duplicate"] == 10
     assert report["notes"] == {'left out: "text" of lines with "ids"': 1}
 
 

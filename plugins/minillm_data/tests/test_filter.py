@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from minillm_core import ConfigError, DataError, MinillmError, Refusal
+from minillm_core import ConfigError, DataError, MinillmError, Refusal, Run
 from minillm_data.bits import Bits
 from minillm_data.filter import edited, filter_rows
 from minillm_data.judging import Filter, language_rule
@@ -336,11 +339,24 @@ def test_processes_change_nothing(tmp_path: Path, rules: str) -> None:
         filter_rows([source], tmp_path / "strict", processes=2)
 
 
+def spaced(path: Path) -> Path:
+    """Save a tokenizer like SentencePiece's, which puts a space in front of every text."""
+    native = tokenizers.Tokenizer(models.BPE())
+    native.pre_tokenizer = pre_tokenizers.Metaspace()
+    native.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=["<|endoftext|>"])
+    native.train_from_iterator([GOOD, GERMAN, "§±!x"], trainer)
+    native.save(str(path))
+    return path
+
+
 @pytest.mark.slow
-def test_bits_are_those_of_an_evaluation(program: Program, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["byte-level", "SentencePiece"])
+def test_bits_are_those_of_an_evaluation(program: Program, tmp_path: Path, kind: str) -> None:
     text, run = tmp_path / "train.txt", tmp_path / "run"
     text.write_text(GOOD * 30)
-    options = ("--preset", "tiny", "--data", str(text), "--steps", "6", "--out", str(run))
+    given = [f"data.tokenizer={spaced(tmp_path / 't.json')}"] if kind == "SentencePiece" else []
+    options = ("--preset", "tiny", "--data", str(text), "--steps", "6", "--out", str(run), *given)
     small = (
         "model.layers=1",
         "model.dim=32",
@@ -355,6 +371,12 @@ def test_bits_are_those_of_an_evaluation(program: Program, tmp_path: Path) -> No
     with Bits(run) as bits:
         measured = bits(found)
         assert bits(found[::-1]) == pytest.approx(measured[::-1], rel=1e-5)
+    with Run.open(run) as model:
+        assert model.tokenizer is not None
+        ids = [model.tokenizer.end_of_text, *model.tokenizer.encode(["x"])[0]]
+        assert measured[found.index("x")] == pytest.approx(  # of one byte
+            model.losses([ids])[0].sum() / math.log(2), rel=1e-5
+        )
     for one, expected in zip(found, measured, strict=True):
         document = tmp_path / "one.txt"
         document.write_text(one)

@@ -166,13 +166,13 @@ def test_bytes_are_those_of_utf_8_and_tokens_those_of_a_tokenizer(
     assert [one["written"] for one in report["sources"]] == [6, 6]
     tokenizer = Tokenizer.train(["ab " * 50], 300)
     tokenizer.save(tmp_path / "tokenizer.json")
-    (tmp_path / "ids.jsonl").write_text('{"ids": [1, 2, 3], "text": "a"}\n')
+    (tmp_path / "ids.jsonl").write_text('{"ids": [1, 2, 3], "text": "a"}\n{"ids": [0, 1]}\n')
     inputs = [tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "ids.jsonl"]
     with pytest.raises(DataError, match="count tokens"):
         mix(inputs, tmp_path / "bytes")
     report = mix(inputs, tmp_path / "tokens", tokenizer=tmp_path / "tokenizer.json")
     counts = [1 + len(ids) for ids in tokenizer.encode(["\u00e9" * 3, "x" * 6])]
-    assert [one["written"] for one in report["sources"]] == [*counts, 4]
+    assert [one["written"] for one in report["sources"]] == [*counts, 4 + 2]
     assert report["unit"] == "tokens"
 
 
@@ -268,6 +268,19 @@ def test_a_document_that_cannot_be_read_stops_or_is_counted(tmp_path: Path) -> N
     report = mix([path], tmp_path / "skip", malformed="skip")
     assert report["left_out"] == {"left out: not a line of JSON": 1}
     assert report["documents"] == 2
+
+
+def test_what_is_left_out_of_a_source_is_counted_once_however_often_it_is_read(
+    tmp_path: Path,
+) -> None:
+    long, short = write(tmp_path / "a.jsonl", [5] * 40), write(tmp_path / "b.jsonl", [5] * 7)
+    short.write_text(f"{short.read_text()}nonsense\n{json.dumps({'text': ''})}\n")
+    report = mix([f"{long}:1", f"{short}:1"], tmp_path / "out", repeat=True, malformed="skip")
+    assert report["sources"][1]["epochs"] > 5
+    assert report["left_out"] == {
+        "left out: empty documents": 1,
+        "left out: not a line of JSON": 1,
+    }
 
 
 def test_a_folder_inside_what_is_read_is_refused(tmp_path: Path) -> None:

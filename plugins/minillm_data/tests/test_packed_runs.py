@@ -58,7 +58,7 @@ def test_a_run_counts_its_rows_and_branches_with_the_same_packer_alone(
     )
     assert line in said
     tokens = int(re.findall(r"documents \(([\d,]+) tokens\) from", said)[0].replace(",", ""))
-    assert f"6 steps, {counts['taken'] / tokens:.2g} epochs" in said
+    assert f"6 steps, {(counts['used'] + counts['cut']) / tokens:.2g} epochs" in said
 
     anew = "the data or their order are others: they are read from their start"
     branch = ["train", "--branch", str(out), "--steps", "9", "--out"]

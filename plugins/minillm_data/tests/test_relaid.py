@@ -263,6 +263,21 @@ def test_domains_are_named_by_folder_file_or_key(tmp_path: Path) -> None:
         read("key:kind", tmp_path / "wiki.2024.txt")
 
 
+def test_a_file_that_is_read_in_pieces_is_one_document(tmp_path: Path) -> None:
+    (tmp_path / "wiki").mkdir()
+    text = "räin in Spain\n" * 200_000
+    for name in ("a", "b"):
+        (tmp_path / "wiki" / f"{name}.txt").write_text(text, "utf-8")
+    files = find([str(tmp_path)], lambda line: None)
+    documents = domains_of(files, Reading(VOCAB), by="folder", domains=["wiki"])
+    for pieces in (list(one) for one in documents):
+        assert len(pieces) > 2
+        assert "".join(map(str, (one.content for one in pieces))) == text
+        assert [one.values["domain"] for one in pieces] == [1] * len(pieces)
+    again = domains_of(files, Reading(VOCAB), by="folder", domains=["wiki"])
+    assert sum(1 for _ in again) == 2
+
+
 def test_a_run_by_the_clock_has_no_cooldown() -> None:
     with pytest.raises(minillm.PlanError, match="progress"):
         hook(DomainTokens(domains=["a"]), **{"train.steps": None, "train.minutes": 1.0})

@@ -49,6 +49,7 @@ def test_texts_chats_and_ids(jsonl: Write, tmp_path: Path) -> None:
         {"ids": [1, 2]},
         {"text": ""},
         {"messages": [{"role": "user"}]},
+        {"messages": [], "system": "Be brief."},
     ]
     path = jsonl(records, "a.jsonl")
     (tmp_path / "b.txt").write_text("a whole\nfile")
@@ -61,7 +62,7 @@ def test_texts_chats_and_ids(jsonl: Write, tmp_path: Path) -> None:
     assert json.loads(found[8].line) == {"text": "a whole\nfile", "source": str(tmp_path / "b.txt")}
     assert rows.notes == {
         "left out: empty documents": 2,
-        "left out: chats whose messages hold no text": 1,
+        "left out: chats whose messages hold no text": 2,
     }
     shown = inspect([path])
     assert (shown.documents, shown.chats, shown.largest_id) == (8, 7, 2)

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 from lm_eval.api.model import TemplateLM
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs
+from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from minillm_core import Refusal, Run
+from minillm_core.commands import plain
 
 __all__ = ["HarnessModel"]
 
@@ -124,8 +125,7 @@ class HarnessModel(TemplateLM):
         return texts
 
     def _continued(self, context: str, given: dict[str, Any], *, seed: int) -> str:
-        rule = normalize_gen_kwargs(given, ANSWER)
-        stops = [one for one in handle_stop_sequences(rule.get("until"), eos=None) if one]
+        rule, stops = _rule(given)
         tokens = min(rule["max_gen_toks"], max(self.longest // 2, 1))
         if tokens < rule["max_gen_toks"]:
             self._note(
@@ -137,22 +137,28 @@ class HarnessModel(TemplateLM):
                 f"note: {', '.join(ignored)} of a task's generation_kwargs has no effect here"
             )
         prompt = self.tok_encode(context)[-max(self.longest - tokens, 1) :]
+        most = 1.0 if rule.get("top_p") is None else rule["top_p"]  # 0: the likeliest token alone
         drawn = self.run.stream(
             prompt,
             max_tokens=tokens,
-            temperature=rule.get("temperature") or 0.0,
+            temperature=(rule.get("temperature") or 0.0) if most else 0.0,
             top_k=rule.get("top_k") or None,
-            top_p=rule.get("top_p") or 1.0,
+            top_p=most or 1.0,
             seed=seed,
         )
         text = ""
         for piece in drawn:
-            text += piece
+            text += piece if text else self._beginning(piece, drawn.generation.ids)
             if any(stop in text for stop in stops):
                 break
         for stop in stops:
             text = text.partition(stop)[0]
         return text
+
+    def _beginning(self, piece: str, ids: Sequence[int]) -> str:
+        """Return the first piece of an answer without the space in front that decoding drops (SentencePiece)."""
+        dropped = piece.startswith(" ") and not self.vocabulary.decode(ids).startswith(" ")
+        return piece[1:] if dropped else piece
 
     def _note(self, line: str) -> None:
         """Print a line once."""
@@ -198,3 +204,25 @@ class HarnessModel(TemplateLM):
             fits = max(most // len(rows[order[0]]), 1)
             batch, order = order[:fits], order[fits:]
             yield batch
+
+
+def _rule(given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return a task's generation settings by their names in the harness, and its stop sequences.
+
+    Raises:
+        Refusal: a setting has a value that it cannot have.
+    """
+    try:
+        rule: dict[str, Any] = {**normalize_gen_kwargs(given, ANSWER)}
+        stops = [one for one in rule["until"] if one]
+        if wrong := [one for one in stops if not isinstance(one, str)]:
+            raise TypeError(f"until holds {wrong[0]!r}, which is no text")
+        if rule["max_gen_toks"] < 1:
+            raise ValueError(f"max_gen_toks is {rule['max_gen_toks']}, and 1 is the least")
+    except (TypeError, ValueError, OverflowError) as error:  # int() and float() raise them
+        raise Refusal(
+            f"generation_kwargs of a task cannot be read: {plain(str(error), 200)}",
+            where=f"--tasks: generation_kwargs {plain(repr(given), 200)}",
+            fix="mend the task's YAML, or name another task",
+        ) from error
+    return rule, stops

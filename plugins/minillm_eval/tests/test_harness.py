@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 import minillm_core as minillm
 from minillm_core.cli.main import main
@@ -146,6 +148,58 @@ def test_answers_end_at_a_stop_and_have_room(trained: Path) -> None:
     room, ignored = heard
     assert "at most 24 tokens" in room
     assert "num_beams of a task's generation_kwargs has no effect here" in ignored
+
+
+def test_an_answer_has_no_space_that_decoding_drops(tmp_path: Path) -> None:
+    native = tokenizers.Tokenizer(models.BPE())
+    native.pre_tokenizer, native.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    trainer = trainers.BpeTrainer(special_tokens=["<|endoftext|>"], vocab_size=60)
+    native.train_from_iterator([text := "the quick brown fox sings of love"] * 2, trainer)
+    native.save(str(tmp_path / "t.json"))
+    (tmp_path / "text.txt").write_text(text * 40)
+    settings = {
+        **{"model.layers": 1, "model.dim": 32, "model.heads": 2, "model.vocab": 64},
+        **{"train.seq_len": 16, "train.rows": 2, "train.steps": 1, "eval.samples": 0},
+        "data.tokenizer": str(tmp_path / "t.json"),
+    }
+    loaded = minillm.load("tiny", plugins=[], data=tmp_path / "text.txt", settings=settings)
+    with minillm.Run(minillm.build_plan(loaded), cache=tmp_path / "cache") as run:
+        run.train()
+        model, seeds, rule = HarnessModel(run), range(12), {"temperature": 5.0, "max_gen_toks": 4}
+        given = model.generate_until(asked(*(("the quick", rule) for _ in seeds)))
+        prompt, dropped = model.tok_encode("the quick"), 0
+        for seed, answer in zip(seeds, given, strict=True):
+            drawn = run.stream(prompt, max_tokens=4, temperature=5.0, seed=seed)
+            dropped += "".join(drawn) != answer
+            assert run.tokenizer is not None
+            assert answer == run.tokenizer.decode(drawn.generation.ids)
+        assert dropped
+
+
+def test_top_p_of_0_draws_the_likeliest(trained: Path) -> None:
+    model = HarnessModel(minillm.Run.open(trained))
+    rules = [{"max_gen_toks": 9, **one} for one in ({}, {"temperature": 5.0, "top_p": 0})]
+    greedy, drawn = model.generate_until(asked(*(("the quick", one) for one in rules)))
+    assert drawn == greedy
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_gen_toks", "many"),
+        ("max_gen_toks", float("inf")),
+        ("max_gen_toks", 0),
+        ("temperature", None),
+        ("until", [5]),
+    ],
+)
+def test_settings_of_a_task_that_cannot_be_read_are_refused(
+    trained: Path, name: str, value: Any
+) -> None:
+    model = HarnessModel(minillm.Run.open(trained))
+    with pytest.raises(minillm.Refusal, match="generation_kwargs of a task cannot be read") as told:
+        model.generate_until(asked(("the quick", {name: value})))
+    assert name in str(told.value)
 
 
 def test_a_run_of_ids_is_refused() -> None:

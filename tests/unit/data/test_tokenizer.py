@@ -354,6 +354,7 @@ LLAMA = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace
 GEMMA = (normalizers.Replace(" ", "\u2581"), pre_tokenizers.Split(" ", "merged_with_previous"))
 PATTERN = tokenizers.Regex(r"\s?\w+|\s?[^\s\w]+|\s+")
 CL100K = [pre_tokenizers.Split(PATTERN, "removed", True), pre_tokenizers.ByteLevel(False, False)]
+IN_FRONT = "Prepend", "Metaspace", "add_prefix_space=True"
 T5 = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
 
 
@@ -365,6 +366,7 @@ T5 = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
         (None, pre_tokenizers.Metaspace(), "Unigram"),
         (normalizers.Lowercase(), pre_tokenizers.Sequence(T5), "Unigram"),
         (None, pre_tokenizers.Sequence(CL100K), {}),
+        (None, pre_tokenizers.ByteLevel(True), {}),
         (normalizers.ByteLevel(), None, {}),
         (None, None, {}),
         (None, pre_tokenizers.Split("", "isolated"), "WordLevel"),
@@ -377,8 +379,12 @@ def test_a_tokenizer_that_spells_texts_serves(
     native = of_kind(normalizer, words, model)
     native.save(str(tmp_path / "t.json"))
     loaded, text = Tokenizer.load(tmp_path / "t.json", 1000), "the cat, that sat"
-    found = bytes_per_token(loaded)[loaded.encode([text])[0]].sum() - len(text)
-    assert found == (normalizer is LLAMA or "Metaspace" in str(words))  # the space in front
+    lengths = bytes_per_token(loaded)
+    found = lengths[loaded.encode([text])[0]].sum() - len(text)
+    assert found == any(one in f"{normalizer} {words}" for one in IN_FRONT)  # the space in front
+    assert lengths[loaded.end_of_text] == -found
+    begins = loaded.with_start_token("t", "here").start
+    assert bytes_per_token(loaded)[[begins, loaded.end_of_text]].tolist() == [1 - found, -found]
 
 
 @pytest.mark.parametrize(

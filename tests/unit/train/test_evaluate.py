@@ -49,6 +49,19 @@ def test_bits_per_byte(bigram, rows: list) -> None:
         assert found.bits_per_byte is None
 
 
+def test_the_space_that_a_tokenizer_puts_in_front_of_a_document_is_not_of_its_text(bigram) -> None:
+    token_bytes = np.asarray([-1, 1, 1, 2, 3, 4, 5, 9], np.int32)  # 0 is the end-of-text id
+    row = {"ids": [[0, 4, 3, 0, 6, 0, 5]], "labels": [[4, 3, 0, 6, 0, -1, 1]]}
+    given = {name: np.asarray(array, np.int32) for name, array in row.items()}
+    found = Validation(bigram(), {"": [given]}, token_bytes)(1)
+    assert found is not None
+    text = (3 - 1) + 2 + (5 - 1) + 1
+    assert found.bits_per_byte == pytest.approx(6 * 3.0 / text)
+    ends = Validation(bigram(), {"": [batch([[0, 0, -1]])]}, token_bytes)(1)
+    assert ends is not None
+    assert ends.bits_per_byte is None
+
+
 def test_without_a_tokenizer_there_are_no_bytes(bigram) -> None:
     found = Validation(bigram(), {"": [batch([[1, 2, 3]])]}, None)(1)
     assert found is not None
