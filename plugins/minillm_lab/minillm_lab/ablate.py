@@ -55,6 +55,7 @@ class Request:
     seeds: int = 3
     minutes: float | None = None  # of each run, instead of steps; None: those of the settings
     leave_one_out: bool = False
+    equal_seconds: bool = True  # compare at equal seconds too: more runs of the baseline
     evaluations: int | None = None  # of each run; None: as many as take a quarter of its time
     devices: tuple[str, ...] = ()  # that train runs at the same time; (): the one that is prepared
     processes: int | None = None
@@ -162,6 +163,7 @@ def prepare_ablation(
             evaluations=request.evaluations,
             turns=not binding.compile,
             pool=pool,
+            equal_seconds=request.equal_seconds,
         )
 
     return Ready(opened, out, (*notes, *_opening(design, request, out, corpus.description)))
@@ -246,9 +248,14 @@ def _refuse_watchers(plugins: Sequence[LoadedPlugin]) -> None:
 
 def _opening(design: Design, request: Request, out: Path, data: str) -> list[str]:
     count = len(design.variants) * request.seeds
+    more = (
+        ", then the baseline's at equal seconds (--no-equal-seconds leaves these out)"
+        if request.equal_seconds
+        else ""
+    )
     lines = [
         f"{design.kind}: {len(design.variants)} sets of plugins x {counted(request.seeds, 'seed')}, "
-        f"{count} runs and those at equal seconds, into {out}",
+        f"{count} runs{more}, into {out}",
         f"data    {data}",
         *_taken_out(design, request),
     ]

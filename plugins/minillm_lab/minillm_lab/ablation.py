@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,8 @@ class RunProgress:
     runs: int = 1  # total, as far as known
     left: float | None = None
     """Runs to train less the progress of all under way; None: one is trained at a time."""
+    compiling: int = 0  # sets that are compiled now, while none trains
+    sets: int = 1  # of plugins
 
     @classmethod
     def of(
@@ -114,6 +116,7 @@ class Ablation:
         evaluations: of each run, including the final one; None: see :func:`points`.
         turns: interleave the variants' runs; False: those of a variant are consecutive, and compile it once.
         pool: trains runs on several devices at once; None: one after another, here.
+        equal_seconds: compare at equal seconds too, for which the first variant is trained for further lengths.
     """
 
     def __init__(
@@ -131,8 +134,9 @@ class Ablation:
         evaluations: int | None = None,
         turns: bool = False,
         pool: Pool | None = None,
+        equal_seconds: bool = True,
     ) -> None:
-        self.pool, self.turns = pool, turns
+        self.pool, self.turns, self.equal_seconds = pool, turns, equal_seconds
         self.out, self.design, self.seeds, self.study = out, design, tuple(seeds), study
         # Runs of earlier versions do not say how they were evaluated.
         earlier = read(out / RESULT) or {}
@@ -219,17 +223,31 @@ class Ablation:
             )
 
     def train_reference(self) -> dict[str, Any]:
-        """Train the first variant for the wall-clock time of the others; raises as :meth:`run`."""
+        """Train the first variant for the wall-clock time of the others, unless that is left out.
+
+        Raises as :meth:`run`.
+        """
         self.find()
-        name = self.reference.name
-        wanted = (self._steps_in_time(one.name) for one in self.design.variants)
-        lengths = extra_lengths(self.steps, [steps for steps in wanted if steps])
-        further = [RunSpec(name, seed, steps) for steps in lengths for seed in self.seeds]
+        further = self._at_equal_seconds() if self.equal_seconds else []
+        if missing := [spec for spec in further if spec not in self.done]:
+            lengths = dict.fromkeys(f"{spec.steps:,}" for spec in missing)
+            self.say(
+                f"at equal seconds: {counted(len(missing), 'more run')} of {self.reference.name}, of "
+                f"{few([*lengths])} steps"
+            )
         self.course += further
         self._ahead(further)
         for spec in further:
             self._make(self.reference, spec)
         return self._write(finished=True)
+
+    def _at_equal_seconds(self) -> list[RunSpec]:
+        """List the runs of the first variant for the wall-clock time of the others."""
+        wanted = (self._steps_in_time(one.name) for one in self.design.variants)
+        lengths = extra_lengths(self.steps, [steps for steps in wanted if steps])
+        return [
+            RunSpec(self.reference.name, seed, steps) for steps in lengths for seed in self.seeds
+        ]
 
     def find(self) -> None:
         """Load the finished runs of OUT.
@@ -256,8 +274,14 @@ class Ablation:
                 f"{path} has the result of {FLAGS.get(kind, kind)}, which is replaced now. Its runs are kept; "
                 "repeating the earlier command writes that result again"
             )
+        plugins = earlier.get("plugins", {})
+        if not self.equal_seconds and any(one.get("equal_seconds") for one in plugins.values()):
+            yield (
+                f"{path} will be without effects at equal seconds: the runs stay, and the command without "
+                "--no-equal-seconds has them"
+            )
         judged = {one.plugin for one in self.design.comparisons}
-        if gone := sorted(earlier.get("plugins", {}).keys() - judged):
+        if gone := sorted(plugins.keys() - judged):
             yield (
                 f"{path} will be without {few(gone)}: the runs stay, and --plugins with these too has "
                 "the result of all"
@@ -289,6 +313,7 @@ class Ablation:
                         pairs=len(self.seeds),
                         sets=sets,
                     ),
+                    **({} if self.equal_seconds else {"equal_seconds": None}),
                 }
                 for one in self.design.comparisons
             },
@@ -307,6 +332,7 @@ class Ablation:
             },
             "steps": self.steps,
             "minutes": self.minutes,
+            "equal_seconds": self.equal_seconds,
             "seeds": list(self.seeds),
             "runs": [
                 {"variant": spec.variant, **outcome.data()}
@@ -346,6 +372,8 @@ class Ablation:
             return
         current = RunProgress.of(spec, self.course, self.done)
         plan = self.planned(variant, spec.steps)
+        if not (self.turns or self.study.keeps(plan)):
+            self._watch_compiling(current, 1)
         try:
             outcome = self.members.make(
                 spec.file,
@@ -375,7 +403,7 @@ class Ablation:
 
     def _ahead(self, specs: Sequence[RunSpec]) -> None:
         """Train the missing runs of these on all devices at once."""
-        if self.pool is None:
+        if (pool := self.pool) is None:
             return
         variants = {one.name: one for one in self.design.variants}
         missing = {one.file: one for one in specs if one not in self.done}
@@ -388,12 +416,20 @@ class Ablation:
 
         def watch(under_way: Sequence[Wanted], progress: float) -> None:
             first, together = missing[under_way[0].file], progress * len(under_way)
-            self.watch(RunProgress.of(first, self.course, self.done, together), progress)
+            current = RunProgress.of(first, self.course, self.done, together)
+            if not self.turns and (number := pool.compiling):
+                self._watch_compiling(current, number)
+            else:
+                self.watch(current, progress)
 
-        for made, _ in self.members.ahead(self.pool, wanted, watch):
+        for made, _ in self.members.ahead(pool, wanted, watch):
             outcome = made.outcome
             failed = isinstance(outcome, MinillmError)
             self._end(missing[made.wanted.file], outcome.what if failed else outcome)
+
+    def _watch_compiling(self, current: RunProgress, number: int) -> None:
+        """Report that sets of plugins are compiled while none trains."""
+        self.watch(replace(current, compiling=number, sets=len(self.design.variants)), 0.0)
 
     def _end(self, spec: RunSpec, outcome: Trained | str) -> None:
         if isinstance(outcome, str):  # a failure is a result about this variant

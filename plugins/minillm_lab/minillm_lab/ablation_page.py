@@ -220,11 +220,12 @@ def _effects_section(result: Json) -> Markup:
             ),
         ),
     ]
-    how = (
-        "Dots are means over pairs, with the plugin minus without it; lines are 95 % intervals. "
-        "Equal seconds: the baseline is also trained for as long as the plugin's run took "
-        "(interpolated in log steps where needed). Timing noise is included in the interval."
-    )
+    how = "Dots are means over pairs, with the plugin minus without it; lines are 95 % intervals."
+    if result.get("equal_seconds", True):
+        how += (
+            " Equal seconds: the baseline is also trained for as long as the plugin's run took "
+            "(interpolated in log steps where needed). Timing noise is included in the interval."
+        )
     if any(one.get("pooled") for one in plugins.values()):
         how += (
             " Intervals of the loss at equal tokens pool the noise of all sets with similar losses."
@@ -295,6 +296,8 @@ def _missing(result: Json, one: Json) -> str:
         reference = next(iter(result["variants"]))
         if reference not in (one["with"], one["without"]):
             return f"not measured: runs of other lengths are {reference}'s alone"
+        if not result.get("equal_seconds", True):
+            return "not measured: --no-equal-seconds"
         if result.get("finished"):
             return "the runs for that time failed"
         return "not run yet, or failed" if failures else "not run yet"

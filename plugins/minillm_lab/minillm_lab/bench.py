@@ -13,7 +13,7 @@ from typing import Any
 
 from minillm_core import Plan, Refusal
 from minillm_core.studies import Detected, Trainer, attribute_errors, hardware, versions
-from minillm_lab.profiling import Profiler, profiler_of
+from minillm_lab.profiling import Profiler, profiler_class, profiler_of
 from minillm_lab.study import Study, bind, open_corpus, without_gc
 
 WARM = 3
@@ -56,6 +56,12 @@ class Request:
                 where=f"--trace {self.trace}",
                 fix="name a file in a folder that is there",
             )
+        if self.trace is not None and self.trace.is_dir():
+            raise Refusal(
+                f"{self.trace} is a folder",
+                where=f"--trace {self.trace}",
+                fix=f"name a file: --trace {self.trace / 'trace.json'}",
+            )
 
 
 def bench(
@@ -88,7 +94,8 @@ def bench(
     """
     request.check()
     looks_inside = request.layers or request.trace is not None
-    # reject plugins and kernels that do not run here before reading the corpus
+    # reject what does not run here before reading the corpus
+    profiler_class(detected.backend).check(layers=request.layers, trace=request.trace is not None)
     bindings = [bind(plan, detected) for plan in plans.values()]
     for plan in plans.values() if looks_inside else ():
         bind(_eager(plan), detected)
@@ -101,7 +108,6 @@ def bench(
         for name, plan in plans.items():
             one = BenchSet(name, plan, study, profile)
             stack.enter_context(one.stepper)
-            one.profiler.check(layers=request.layers, trace=request.trace is not None)
             sets.append(one)
             one.warm()
             gc.collect()  # compilation leaves garbage that must not count for either set

@@ -128,6 +128,7 @@ class Current:
     runs: int
     table: Sequence[Candidate]  # candidates of the stage, so far
     spent: float  # seconds of the budget used
+    compiling: int = 0  # recipes that are compiled now, while none trains
 
 
 Watch = Callable[[Current, float], None]
@@ -253,6 +254,8 @@ class PairedRuns:
         self._watch(current, 0.0)
         found = self.members.take(file, identity, difference)
         if found is None:
+            if not (self._turns or self.members.study.keeps(sized)):
+                self._watch(replace(current, compiling=1), 0.0)
             found = self.members.make(
                 file,
                 identity,
@@ -275,7 +278,7 @@ class PairedRuns:
 
     def _ahead(self, runs: Iterable[tuple[str, Plan, int]], length: Length, timed: bool) -> None:
         """Train the runs (label, plan, seed) without a file on all devices at once."""
-        if self._pool is None:
+        if (pool := self._pool) is None:
             return
         wanted = []
         for label, plan, seed in runs:
@@ -287,10 +290,11 @@ class PairedRuns:
 
         def watch(under_way: Sequence[Wanted], progress: float) -> None:
             current = self._current(few([*dict.fromkeys(one.label for one in under_way)]))
-            number, spent = current.number + done + 1, current.spent + walls
-            self._watch(replace(current, number=number, spent=spent), progress)
+            now = {"number": current.number + done + 1, "spent": current.spent + walls}
+            compiling = 0 if self._turns else pool.compiling
+            self._watch(replace(current, **now, compiling=compiling), progress)
 
-        for made, wall in self.members.ahead(self._pool, wanted, watch):
+        for made, wall in self.members.ahead(pool, wanted, watch):
             if isinstance(made.outcome, MinillmError):
                 self.say(f"{made.wanted.label}, seed {made.wanted.seed}: {made.outcome.what}")
             done, walls = done + 1, walls + wall

@@ -23,6 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, Self
@@ -190,6 +191,12 @@ class Pool:
         each = "each of " if len(self.devices) > 1 else ""
         return f"starting {many} on {each}{', '.join(self.devices)}"
 
+    @property
+    def compiling(self) -> int:
+        """The number of processes that compile while none trains."""
+        states = [*self._state.values()]
+        return 0 if State.TRAINING in states else states.count(State.COMPILING)
+
     def __enter__(self) -> Self:
         spawn = multiprocessing.get_context("spawn")  # a fork would share the parent's CUDA context
         threads = max(1, (os.cpu_count() or 1) // (self.each * len(self.devices)))
@@ -201,7 +208,8 @@ class Pool:
                 process = spawn.Process(
                     target=serve, args=(theirs, self._backend, device, self._cache, threads)
                 )
-                process.start()
+                with _interrupt_blocked():
+                    process.start()
                 theirs.close()
                 processes.append(process)
                 self._device[ours] = device
@@ -405,6 +413,20 @@ def check_devices(devices: Collection[str], detected: Detected) -> None:
             where=f"--gpus {cards}",
             fix="a smaller number, or leave it out" if kind == "cuda" and here else "leave it out",
         )
+
+
+@contextmanager
+def _interrupt_blocked() -> Iterator[None]:
+    """Block SIGINT in a process that is started here, and in this thread until then.
+
+    A terminal sends Ctrl-C to all processes: one that imports its modules would print a traceback.
+    """
+    resource_tracker.ensure_running()  # it would unblock SIGINT when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _text_of(plan: Plan) -> dict[str, Any]:

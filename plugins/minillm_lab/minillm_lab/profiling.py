@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from minillm_core.studies import Batch, Trainer
 
@@ -16,8 +16,9 @@ class Profiler(Protocol):
     notes: tuple[str, ...]
     """Notes on measurements that the framework does not support."""
 
-    def check(self, *, layers: bool, trace: bool) -> None:
-        """Check that the framework supports the requested measurements, before timing.
+    @staticmethod
+    def check(*, layers: bool, trace: bool) -> None:
+        """Check that the framework supports the requested measurements, before a trainer is built.
 
         Raises:
             BackendError: it does not.
@@ -78,7 +79,13 @@ _MADE = {
 }
 
 
+def profiler_class(backend: str) -> type[Profiler]:
+    """Return the class of a framework's profilers; imports the framework."""
+    module, _, name = _MADE[backend].partition(":")
+    return getattr(import_module(module), name)
+
+
 def profiler_of(trainer: Trainer) -> Profiler:
     """Return the profiler for a trainer's framework."""
-    module, _, name = _MADE[trainer.binding.backend].partition(":")
-    return getattr(import_module(module), name)(trainer)
+    made: Any = profiler_class(trainer.binding.backend)  # a protocol has no constructor
+    return made(trainer)

@@ -25,7 +25,8 @@ class MLXProfiler:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
 
-    def check(self, *, layers: bool, trace: bool) -> None:
+    @staticmethod
+    def check(*, layers: bool, trace: bool) -> None:
         """Raise for layers and for traces: MLX supports neither."""
         if layers:
             raise _no_layers()

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from minillm_core import BackendError
+from minillm_core import BackendError, MinillmError
 from minillm_core.inspection import memory
 from minillm_core.studies import Batch, Trainer
 
@@ -33,7 +34,8 @@ class TorchProfiler:
             else ("the peak is the whole process's: torch counts arrays on CUDA alone",)
         )
 
-    def check(self, *, layers: bool, trace: bool) -> None:
+    @staticmethod
+    def check(*, layers: bool, trace: bool) -> None:
         """Accept both: torch supports layer timings and traces."""
 
     def parts(
@@ -69,7 +71,11 @@ class TorchProfiler:
         }
 
     def trace(self, path: Path, step: Callable[[], object]) -> None:
-        """Write a trace with ranges for forward, backward and optimizer, and for modules of an eager trainer."""
+        """Write a trace with ranges for forward, backward and optimizer, and for modules of an eager trainer.
+
+        Raises:
+            MinillmError: the file cannot be written, which torch's profiler only logs.
+        """
         kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
         ranges = _Ranges(cuda=self.cuda)
         with profile(activities=kinds, acc_events=True) as recorded, ExitStack() as hooks:
@@ -81,7 +87,17 @@ class TorchProfiler:
                             hooks.callback(handle.remove)
             step()
             self.trainer.synchronize()
-        recorded.export_chrome_trace(str(path))
+        try:
+            with TemporaryDirectory(dir=path.parent) as folder:
+                written = Path(folder) / path.name
+                recorded.export_chrome_trace(str(written))
+                written.replace(path)
+        except OSError as error:
+            raise MinillmError(
+                f"the trace could not be written: {error.strerror or error}",
+                where=str(path),
+                fix="make room there, or --trace with a file in another folder",
+            ) from None
 
     def memory_bytes(self) -> int:
         """Return the GPU's bytes; on a CPU the container's or the machine's."""

@@ -613,7 +613,9 @@ def _check(request: Request) -> None:
         )
     ((flag, value),) = given.items()
     if not 0 < value < math.inf:
-        raise Refusal(f"{flag} must be above 0", where=f"{flag} {value:g}", fix=f"{flag} 1")
+        raise Refusal(
+            f"{flag} must be finite and above 0", where=f"{flag} {value:g}", fix=f"{flag} 1"
+        )
     if request.resume and request.out is None:
         raise Refusal(
             "--resume does not say which search",

@@ -320,6 +320,10 @@ class Study:
                 kept = stepper.trainer
         return kept
 
+    def keeps(self, plan: Plan) -> bool:
+        """Return whether the step of a plan is compiled already, by the last run."""
+        return self._trainer_of(plan) is not None
+
     def _trainer_of(self, plan: Plan) -> Trainer | None:
         """Return the kept trainer if it is compiled for the plan's graph."""
         return self._kept[1] if self._kept and self._kept[0] == graph_of(plan) else None

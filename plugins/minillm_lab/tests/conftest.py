@@ -112,6 +112,9 @@ class FakeStudy:
         curve = (Point(steps, tokens, seconds, loss, None),)
         return Trained(seed, steps, tokens, seconds, tokens / seconds, 1000, curve)
 
+    def keeps(self, plan: Any) -> bool:
+        return bool(self.made) and self.made[-1][0] == tuple(one.name for one in plan.active)
+
     def step_seconds(self, plan: Any, seed: int) -> float:
         return 0.1
 

@@ -114,6 +114,7 @@ def test_one_pair_and_none_have_no_interval() -> None:
     for said in ("+0.5000", "one pair: no interval", "no pair finished", "0.900 x", "unknown"):
         assert said in text
     assert "5 pairs failed" in text
+    assert "not measured" in shown(result({"alone": alone}, equal_seconds=False), 80)
     assert text.count("gone") == 1  # it has no row in the table of costs
 
 

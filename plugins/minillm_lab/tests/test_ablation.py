@@ -84,6 +84,27 @@ def test_the_first_is_run_again_for_the_time_of_a_slower_one(ablation: Any, rigg
     assert found["variants"]["+rule"]["steps_at_equal_seconds"] == 150
 
 
+def test_without_equal_seconds_nothing_is_run_again_and_the_page_says_so(
+    ablation: Any, rigged: Any, tmp_path: Path
+) -> None:
+    rig = rigged({"rule": 0.2, "scale": 0.1}, {"rule": 1.5})  # scale is as fast as the baseline
+    found = ablation(rig, ("rule", "scale"), equal_seconds=False).run()
+    assert [steps for _, _, steps in rig.made] == [100] * 9
+    assert [one["equal_seconds"] for one in found["plugins"].values()] == [None, None]
+    page = (tmp_path / "ablation.html").read_text(encoding="utf-8")
+    assert "not measured: --no-equal-seconds" in page
+    assert "the baseline is also trained" not in page
+    said: list[str] = []
+    whole = ablation(rig, ("rule", "scale"), say=said.append).run()
+    assert "at equal seconds: 3 more runs of baseline, of 150 steps" in said
+    assert all(one["equal_seconds"] for one in whole["plugins"].values())
+    again = ablation(rig, ("rule", "scale"), equal_seconds=False)
+    (said_first,) = again.replaced()
+    assert "will be without effects at equal seconds: the runs stay" in said_first
+    assert again.run()["plugins"] == found["plugins"]
+    assert len(rig.made) == 12
+
+
 def test_smaller_steps_are_more_steps_with_as_many_tokens(ablation: Any, rigged: Any) -> None:
     said: list[str] = []
     rig = rigged({"small": 0.2}, {"small": 0.75})
@@ -213,7 +234,7 @@ def test_who_watches_is_told_what_is_ahead(ablation: Any, rigged: Any) -> None:
     told: list[Any] = []
 
     def watch(going: Any, progress: float) -> None:
-        told.append((going.number, going.runs, len(going.ahead)))
+        told.append((going.number, going.runs, len(going.ahead), going.compiling))
 
     rig = rigged({"rule": 0.2}, {"rule": 1.25})
     rig.stop_after = 2
@@ -222,9 +243,11 @@ def test_who_watches_is_told_what_is_ahead(ablation: Any, rigged: Any) -> None:
     again = rigged({"rule": 0.2}, {"rule": 1.25})
     ablation(again, ("rule",), watch=watch).run()
     assert told == [
-        *[(1, 6, 5), (2, 6, 4)],
-        *[(3, 6, 3), (4, 6, 2), (5, 6, 1), (6, 6, 0)],  # resumed
-        *[(7, 9, 2), (8, 9, 1), (9, 9, 0)],  # at equal seconds, once the speeds are known
+        *[(1, 6, 5, 1), (1, 6, 5, 0), (2, 6, 4, 0)],
+        *[(3, 6, 3, 1), (3, 6, 3, 0)],  # resumed
+        *[(4, 6, 2, 1), (4, 6, 2, 0), (5, 6, 1, 0), (6, 6, 0, 0)],
+        # at equal seconds, once the speeds are known
+        *[(7, 9, 2, 1), (7, 9, 2, 0), (8, 9, 1, 0), (9, 9, 0, 0)],
     ]
 
 

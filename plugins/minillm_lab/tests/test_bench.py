@@ -33,10 +33,9 @@ class Machine:
         *,
         compiled: bool = False,
         counts: bool = True,
-        blind: bool = False,
         process: int | None = None,
     ) -> None:
-        self.compiled, self.counts, self.blind = compiled, counts, blind
+        self.compiled, self.counts = compiled, counts
         self.process = process  # the process's peak, where the device does not count
         self.log: list[str] = []
         self.held: dict[str, int] = {}
@@ -84,10 +83,6 @@ class FakeProfiler:
 
     def __init__(self, machine: Machine, trainer: FakeTrainer) -> None:
         self.machine, self.trainer = machine, trainer
-
-    def check(self, *, layers: bool, trace: bool) -> None:
-        if self.machine.blind and (layers or trace):
-            raise BackendError("it cannot tell")
 
     def parts(self, *given: Any) -> dict[str, float]:
         return {"forward": 1.0, "backward": 2.0, "optimizer": 1.0}
@@ -235,8 +230,19 @@ def test_one_set_s_trace_is_where_it_was_asked_for(timed, tmp_path: Path) -> Non
     assert result["sets"]["plain"]["notes"] == ["a stand-in"]
 
 
-def test_what_the_framework_cannot_tell_is_refused_before_a_step(timed) -> None:
-    machine = Machine(blind=True)
+class BlindProfiler:
+    @staticmethod
+    def check(*, layers: bool, trace: bool) -> None:
+        if layers or trace:
+            raise BackendError("it cannot tell")
+
+
+def test_what_the_framework_cannot_tell_is_refused_before_the_text_is_read(
+    timed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minillm_lab.bench.profiler_class", lambda backend: BlindProfiler)
+    monkeypatch.setattr("minillm_lab.bench.open_corpus", None)
+    machine = Machine()
     with pytest.raises(BackendError, match="cannot tell"):
         timed(machine, Request(1, 1, layers=True), ())
     assert machine.log == []
@@ -255,6 +261,7 @@ def test_a_plugin_that_raises_is_named(timed) -> None:
         (Request(steps=0), "--steps 0"),
         (Request(repeats=-1), "--repeats -1"),
         (Request(trace=Path("/nowhere/there/t.json")), "--trace"),
+        (Request(trace=Path("/")), "--trace /"),
     ],
 )
 def test_what_cannot_be_timed_is_refused(request_: Request, where: str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from multiprocessing import Pipe
+from multiprocessing import Pipe, get_context
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from minillm_lab.pool import (
     Pool,
     State,
     Wanted,
+    _interrupt_blocked,
     check_devices,
     processes_for,
     shared,
@@ -103,7 +106,12 @@ def train(asked: Any, tmp_path: Path) -> Callable[..., tuple[list[Made], list[An
             Wanted(f"{layers} layers", plans[layers], seed, 1, f"{layers}-{seed}", {}, timed)
             for layers, seed in runs
         ]
-        made = list(pool.train(wanted, watch=lambda under_way, progress: None))
+        compiling: list[int] = []
+        made = list(
+            pool.train(wanted, watch=lambda under_way, progress: compiling.append(pool.compiling))
+        )
+        assert max(compiling) > 0
+        assert not compiling[-1]
         for connection in pool._device:
             connection.send(None)
         return made, log
@@ -180,6 +188,18 @@ def test_a_run_that_lacks_memory_alone_too_is_a_finding(train: Any) -> None:
     assert isinstance(found[7], OutOfMemory)
     assert isinstance(found[0], Trained)
     assert [one[1] for one in log].count("trains") == 3  # it was tried again once
+
+
+def test_ctrl_c_does_not_end_a_process_that_is_starting() -> None:
+    """The parent ends it: a terminal sends Ctrl-C to both."""
+    process = get_context("spawn").Process(target=time.sleep, args=(0.1,))
+    with _interrupt_blocked():
+        process.start()
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    assert process.exitcode == 0
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from minillm_core.backends.memory import process_peak
-from minillm_core.errors import BackendError
+from minillm_core.errors import BackendError, MinillmError
 from minillm_core.plan import build_plan
 from minillm_kit.subject import rows, settings, supervised, traced_trainer
 from minillm_lab.profiling import profiler_of
@@ -91,6 +91,19 @@ def test_a_trace_has_a_range_for_every_module_of_an_eager_step(
     eager = {"layers.0", "layers.1.mlp", "layers.1.attention", "norm"}
     assert eager & names == (eager if compiled == "off" else set())
     assert counters["stats"]["unique_graphs"] == graphs  # nothing was recompiled
+
+
+def test_a_trace_that_cannot_be_written_is_an_error_and_an_older_one_stays(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's profiler only logs that."""
+    trainer, profiler, step = made("torch")
+    monkeypatch.setattr("torch.profiler.profile.export_chrome_trace", lambda *_: None)
+    path = tmp_path / "t.json"
+    path.write_text("older")
+    with pytest.raises(MinillmError, match="the trace could not be written"):
+        profiler.trace(path, lambda: trainer.read(trainer.step(*step)))
+    assert [one.read_text() for one in tmp_path.iterdir()] == ["older"]
 
 
 def test_a_cpu_counts_no_arrays_on_torch(made: Made) -> None:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Column
+from rich.text import Text
 
 from minillm_core import MinillmError, Refusal
 from minillm_core.commands import (
@@ -27,6 +28,7 @@ from minillm_core.commands import (
     plain,
     say,
 )
+from minillm_lab.cli.compiling import CompilationWait
 from minillm_lab.cli.devices import Gpus, Processes, cards
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ minillm ablate --plugins muon,qk_norm,relu2 --leave-one-out --out runs/which
 
 minillm ablate --plugins muon,qk_norm,relu2 --leave-one-out --out runs/which --json > effects.json
 
-minillm ablate --preset speedrun --leave-one-out --gpus 4 --processes 5
+minillm ablate --preset speedrun --leave-one-out --gpus 4 --processes 5 --no-equal-seconds
 
 minillm ablate --preset speedrun --plugins xsa
 """
@@ -106,6 +108,16 @@ def ablate(
             rich_help_panel=_WHAT,
         ),
     ] = False,
+    equal_seconds: Annotated[
+        bool,
+        typer.Option(
+            "--equal-seconds/--no-equal-seconds",
+            metavar="",
+            help="Compare losses at equal seconds too (default), for which the baseline is trained again, "
+            "for as long as slower and faster sets took; or at equal tokens only.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = True,
     steps: Steps = None,
     gpus: Gpus = None,
     processes: Processes = None,
@@ -132,6 +144,7 @@ def ablate(
         seeds=seeds,
         minutes=minutes,
         leave_one_out=leave_one_out,
+        equal_seconds=equal_seconds,
         devices=cards(gpus),
         processes=processes,
         out=out,
@@ -147,6 +160,7 @@ def show_ablation(
     seeds: int,
     minutes: float | None,
     leave_one_out: bool,
+    equal_seconds: bool = True,
     devices: tuple[str, ...] = (),
     processes: int | None = None,
     out: Path | None,
@@ -174,7 +188,7 @@ def show_ablation(
         )
     prepared = prepare(asked, to_run=True)
     named = named or tuple(prepared.loaded.specs)
-    with _watched(RemainingTime()) as (watch, tell):
+    with _watched(RemainingTime(), more=equal_seconds) as (watch, tell):
         request = Request(
             tuple(name for name in named if name not in beside),
             prepared,
@@ -185,6 +199,7 @@ def show_ablation(
             seeds=seeds,
             minutes=minutes,
             leave_one_out=leave_one_out,
+            equal_seconds=equal_seconds,
             devices=devices,
             processes=processes,
             watch=watch,
@@ -199,13 +214,23 @@ def show_ablation(
 
 
 @contextmanager
-def _watched(left: RemainingTime) -> Iterator[tuple[Watch, Callable[[str], None]]]:
-    """Show a progress bar for the current run if stderr is a terminal, else a line per run."""
+def _watched(left: RemainingTime, *, more: bool) -> Iterator[tuple[Watch, Callable[[str], None]]]:
+    """Show a progress bar for the current run if stderr is a terminal, else a line per run.
+
+    Args:
+        left: estimates the remaining time.
+        more: whether runs at equal seconds follow those at equal tokens.
+    """
     console = Console(stderr=True)
+    wait = CompilationWait()
     if not console.is_terminal:
-        estimate_line = _Estimate(left, say)
+        estimate_line = _Estimate(left, say, more=more)
 
         def line(current: RunProgress, progress: float) -> None:
+            if wait.note(waits=current.compiling > 0):
+                if wait.due():
+                    say(f"{_compiling(current)}, {wait.elapsed}")
+                return
             if left.note(current, progress):
                 say(f"{current.run.label}  {_ahead(current, left)}")
             estimate_line()
@@ -217,7 +242,7 @@ def _watched(left: RemainingTime) -> Iterator[tuple[Watch, Callable[[str], None]
         TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=wide)),
         *((BarColumn(bar_width=24),) if wide else ()),
         TextColumn("{task.percentage:>3.0f} %"),
-        TextColumn("{task.fields[left]}", markup=False),
+        _TimeColumn(table_column=Column(no_wrap=True)),
         console=console,
         refresh_per_second=4,
     )
@@ -226,32 +251,46 @@ def _watched(left: RemainingTime) -> Iterator[tuple[Watch, Callable[[str], None]
         bar.console.print(text, markup=False, highlight=False)
 
     with bar:
-        task = bar.add_task("", total=1.0, left="")
-        estimate = _Estimate(left, tell)
+        task = bar.add_task("", total=1.0, time=lambda: "")
+        estimate = _Estimate(left, tell, more=more)
 
         def watch(current: RunProgress, progress: float) -> None:
+            if wait.note(waits=current.compiling > 0):
+                title = _compiling(current)
+                bar.update(task, description=title, completed=0.0, time=lambda: wait.elapsed)
+                return
             left.note(current, progress)
             estimate()
             label, time_left = current.run.label, _ahead(current, left)
-            bar.update(task, description=label, completed=progress, left=time_left)
+            bar.update(task, description=label, completed=progress, time=lambda: time_left)
 
         yield watch, tell
+
+
+class _TimeColumn(ProgressColumn):
+    """A column of the time that the task's field ``time`` returns when it is drawn."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["time"]())
 
 
 class _Estimate:
     """An estimate of the whole time, printed once, as soon as the first run's speed is known."""
 
-    def __init__(self, left: RemainingTime, say: Callable[[str], None]) -> None:
-        self._left, self._say, self._printed = left, say, False
+    def __init__(self, left: RemainingTime, say: Callable[[str], None], *, more: bool) -> None:
+        self._left, self._say, self._more, self._printed = left, say, more, False
 
     def __call__(self) -> None:
         seconds = self._left.seconds
         if not self._printed and self._left.known and seconds is not None:
             self._printed = True
-            self._say(
-                f"about {duration(seconds)} for the runs at equal tokens; the runs at equal seconds "
-                "follow"
-            )
+            follow = "; the runs at equal seconds follow" if self._more else ""
+            self._say(f"about {duration(seconds)} for the runs at equal tokens{follow}")
+
+
+def _compiling(current: RunProgress) -> str:
+    """Format ``compiling 4 of 9 sets of plugins``."""
+    return f"compiling {current.compiling} of {counted(current.sets, 'set')} of plugins"
 
 
 def _ahead(current: RunProgress, left: RemainingTime) -> str:

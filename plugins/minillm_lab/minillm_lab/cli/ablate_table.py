@@ -41,7 +41,8 @@ def show_findings(result: Mapping[str, Any], console: Console) -> None:
             "95 % intervals"
         )
     )
-    rows = {plain(name): _figures(found) for name, found in result["plugins"].items()}
+    timed = result.get("equal_seconds", True)
+    rows = {plain(name): _figures(one, timed=timed) for name, one in result["plugins"].items()}
     for table in _tables(rows, console):
         # a terminal too narrow for one result wraps lines itself: nothing is truncated
         console.print()
@@ -129,14 +130,15 @@ def _same(effect: Json) -> bool:
     return effect["low"] is not None and effect["low"] == effect["high"]
 
 
-def _figures(found: Json) -> dict[str, Text]:
+def _figures(found: Json, *, timed: bool) -> dict[str, Text]:
+    """Format a plugin's results, by heading; ``timed``: the ablation has runs at equal seconds."""
     tokens, seconds = LOSSES
     if found["effect"] is None:
         return {tokens: Text(f"{counted(found['failed'], 'pair')} failed", style="red")}
     later = found["equal_seconds"]
     return {
         tokens: _loss(found),
-        seconds: _loss(later) if later else Text("no pair finished"),
+        seconds: _loss(later) if later else Text("no pair finished" if timed else "not measured"),
         **dict(zip(COSTS, (_speed(found["speed"]), _peak(found["peak_bytes"])), strict=True)),
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,7 @@ from minillm_core.commands import (
     plain,
     say,
 )
+from minillm_lab.cli.compiling import CompilationWait
 from minillm_lab.cli.devices import Gpus, Processes, cards
 
 if TYPE_CHECKING:
@@ -170,10 +172,15 @@ def show_search(request: Request, *, json: bool) -> None:
 def _shown() -> Iterator[tuple[Watch, Callable[[str], None]]]:
     """Show a live table of the stage if stderr is a terminal, else a line per run."""
     console = Console(stderr=True)
+    wait = CompilationWait()
     if not console.is_terminal:
         seen: list[object] = []
 
         def line(current: Current, progress: float) -> None:
+            if wait.note(waits=current.compiling > 0):
+                if wait.due():
+                    say(_compiling(current, wait))
+                return
             now = current.stage, current.number, current.label
             if progress and seen != [now]:
                 seen[:] = [now]
@@ -187,9 +194,27 @@ def _shown() -> Iterator[tuple[Watch, Callable[[str], None]]]:
             live.console.print(text, markup=False, highlight=False)
 
         def watch(current: Current, progress: float) -> None:
-            live.update(Group(standing(current), Text(f"{_words(current)}, {progress:.0%}")))
+            waits = wait.note(waits=current.compiling > 0)
+            below = _Waiting(current, wait) if waits else Text(f"{_words(current)}, {progress:.0%}")
+            live.update(Group(standing(current), below))
 
         yield watch, tell
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A line about steps that are compiled, with the time when it is drawn."""
+
+    current: Current
+    wait: CompilationWait
+
+    def __rich__(self) -> Text:
+        return Text(_compiling(self.current, self.wait))
+
+
+def _compiling(current: Current, wait: CompilationWait) -> str:
+    """Format ``round 1, 6 s: compiling 4 recipes, 0:45``."""
+    return f"{current.stage}: compiling {counted(current.compiling, 'recipe')}, {wait.elapsed}"
 
 
 def _words(current: Current) -> str:

@@ -78,4 +78,6 @@ def test_wrong_input_is_refused(
         given = tuple(one for one in given if one not in ("--device", "gpu"))
         wrong = wrong[2:]
     assert main(["bench", *given, *wrong]) == 2
-    assert says in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert says in said
+    assert "trained on this text" not in said

@@ -183,7 +183,8 @@ def test_a_target_makes_a_length(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--tokens", "0"), "--tokens must be above 0"),
+        (("--tokens", "0"), "--tokens must be finite and above 0"),
+        (("--tokens", "inf"), "--tokens must be finite and above 0"),
         (("--minutes", "1"), "--minutes and --tokens are given, and a search has one of them"),
         (("--budget", "soon"), "'soon' is no time"),
         (("--budget", "0m"), "'0m' is no time"),
