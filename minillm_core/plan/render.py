@@ -146,7 +146,7 @@ def _facts(
         )
     yield "run", _run(plan, estimate)
     yield from costs
-    yield "evaluation", _evaluation(config.eval)
+    yield "evaluation", _evaluation(config.eval, best=config.checkpoint.best)
     yield "export", exportable(plan)
     for part, own in estimate.gathered.items():
         share = own * estimate.part(part).flops / max(estimate.flops_per_token, 1)
@@ -186,13 +186,13 @@ def _run(plan: Plan, estimate: Estimate) -> str:
     return f"{' or '.join(parts)}; {shape}"
 
 
-def _evaluation(settings: EvalConfig) -> str:
+def _evaluation(settings: EvalConfig, *, best: bool) -> str:
     most = f"at the end, {settings.tokens:,} predictions at most (eval.tokens)"
-    if settings.every == 0:
+    every, share = settings.every, 1.0 if best else settings.share  # best: of all predictions
+    if every == 0:
         return most
-    every = settings.every
     often = "sixth of the run" if every is None else "step" if every == 1 else f"{every:,} steps"
-    fewer = f", {100 * settings.share:.3g} % of them before the end" if settings.share < 1 else ""
+    fewer = f", {100 * share:.3g} % of them before the end" if share < 1 else ""
     return f"at the start, after every {often}, and {most}{fewer}"
 
 

@@ -59,7 +59,7 @@ def fit_memory(prepared: Prepared) -> Prepared:
     if (least := needed(1)) > limit:
         again = needed(1, checkpointing=True)
         fix = "a smaller train.seq_len or model, or more memory"
-        if again < least:
+        if again <= limit:
             fix = f"train.checkpointing=true (about {sized(again)}), {fix}"
         raise Refusal(
             f"one row takes about {sized(least)}, more than {sized(limit)}", where=where, fix=fix

@@ -269,9 +269,12 @@ def test_two_tables_stand_side_by_side_only_where_both_fit(planned: Planned) -> 
     ],
 )
 def test_it_says_how_much_is_evaluated(planned: Planned, given: str, when: str) -> None:
-    text = " ".join(shown(planned(f"eval.{given}", "eval.tokens=2048"), 140).split())
-    assert f"evaluation {when}, 2,048 predictions at most (eval.tokens)" in text
-    assert ("12.5 % of them before the end" in text) == (given != "every=0")
+    for best in (False, True):  # the best checkpoint is chosen by all predictions
+        settings = f"eval.{given}", "eval.tokens=2048", f"checkpoint.best={str(best).lower()}"
+        text = " ".join(shown(planned(*settings), 140).split())
+        assert f"evaluation {when}, 2,048 predictions at most (eval.tokens)" in text
+        early = given != "every=0" and not best
+        assert ("12.5 % of them before the end" in text) == early
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -91,13 +92,15 @@ def test_what_is_no_size_is_refused(size: str) -> None:
         bytes_of(size)
 
 
-def test_what_cannot_be_split_is_refused() -> None:
+def test_checkpointing_is_suggested_where_one_row_fits_with_it() -> None:
     with pytest.raises(Refusal, match="one row takes about") as refused:
         fit_memory(prepared("1MiB", "train.seq_len=512"))
-    assert "train.checkpointing=true (about " in str(refused.value.fix)
-    with pytest.raises(Refusal, match="one row takes about") as refused:
-        fit_memory(prepared("1MiB", "train.checkpointing=true"))
     assert "checkpointing" not in str(refused.value.fix)
+    takes = re.findall(r"about ([\d.]+) MiB", refused.value.what)[0]
+    with pytest.raises(Refusal, match="one row takes about") as refused:
+        fit_memory(prepared(f"{float(takes) - 0.1:.1f}MiB", "train.seq_len=512"))
+    assert "train.checkpointing=true (about " in str(refused.value.fix)
+    fit_memory(prepared(f"{takes}MiB", "train.seq_len=512", "train.checkpointing=true"))
     with pytest.raises(Refusal, match=r"sizes of batches change in this run, by train\.stages"):
         fit_memory(prepared("1GiB", "train.stages=[{until=0.5, rows=2}]", "train.steps=10"))
 
