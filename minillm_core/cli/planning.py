@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from rich.console import Console
@@ -141,11 +142,10 @@ def settings_table(loaded: Loaded) -> Table:
 def _given(loaded: Loaded, key: str) -> str:
     """Return ``train.lr=0.002``, or only the key where there is no value (a plugin, a cleared setting)."""
     owner, _, name = key.partition(".")
-    plugins = loaded.config.plugins
     if owner == "plugins":
         return name
-    value = plugins[owner][name] if owner in plugins else attrgetter(key)(loaded.config)
-    return key if value is None else f"{key}={show(value)}"
+    value = reduce(getitem, key.split("."), loaded.config.model_dump() | loaded.config.plugins)
+    return key if value is None else f"{key}={show(value, 400)}"
 
 
 def _costs(

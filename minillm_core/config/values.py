@@ -42,20 +42,20 @@ def read_value(text: str) -> Any:
     return value
 
 
-def show(value: Any) -> str:
-    """Return a value as typed in TOML, cut to one short line."""
+def show(value: Any, most: int = 60) -> str:
+    """Return a value as typed in TOML, cut to one line of ``most`` characters."""
     if isinstance(value, bool):
         shown = str(value).lower()
     elif isinstance(value, list | tuple):
-        shown = f"[{', '.join(show(item) for item in value)}]"
+        shown = f"[{', '.join(show(item, most) for item in value)}]"
     elif isinstance(value, Mapping):
         given = {key: item for key, item in value.items() if item is not None}
-        shown = f"{{{', '.join(f'{key} = {show(item)}' for key, item in given.items())}}}"
+        shown = f"{{{', '.join(f'{key} = {show(item, most)}' for key, item in given.items())}}}"
     elif isinstance(value, str):
         shown = plain(json.dumps(value, ensure_ascii=False))
     else:
         shown = plain(str(value))
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return shown if len(shown) <= most else f"{shown[: most - 3]}..."
 
 
 def is_number(value: Any) -> bool:

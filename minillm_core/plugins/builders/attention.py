@@ -95,7 +95,7 @@ class AttentionSlots:
         if tokens and layout_class.stretch > 1:
             problem = (
                 f"'{core.owner}' reads '{tokens[0]}' token by token in {self.core.where}, and "
-                f"'{layout.owner}' makes {layout_class.stretch} positions of each token"
+                f"'{layout.owner}' makes several positions of each token"
             )
         else:
             try:

@@ -90,5 +90,5 @@ def test_what_does_not_turn_cannot_be_rescaled(lab: Any) -> None:
 
 
 def test_it_is_refused_where_heads_are_paired(lab: Any) -> None:
-    with pytest.raises(PlanError, match="makes 2 positions of each token"):
+    with pytest.raises(PlanError, match="makes several positions of each token"):
         lab.plan(ForgettingAttn(), PairedHeads())

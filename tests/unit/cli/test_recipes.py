@@ -75,6 +75,8 @@ def test_the_plan_says_which_settings_are_the_presets(program: Program) -> None:
     given = [f"{name}.{key}=" for name, options in plugins_of(RECIPE).items() for key in options]
     assert [one for one in given if one not in preset] == ["muon.lr="]
     assert typed.split() == ["muon.lr=0.5"]
+    stages = "train.stages=[{until = 0.25, rows = 4}, {until = 1.0, rows = 8, seq_len = 64}]"
+    assert stages in " ".join(program(*PLAN, stages)[1].split())
 
 
 @pytest.mark.slow
