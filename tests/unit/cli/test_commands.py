@@ -72,7 +72,8 @@ MORE = {
     ("export",): {"--plugins", "--json", "--dtype", "--layout"},
     ("report",): {"--plugins", "--no-sample"},
     ("ablate",): {"--depth", "--with", "--preset", "--seed", "--config", "--backend", "--device"}
-    | {"--kernels", "--json", "-c", "KEY=VALUE", "--gpus", "--processes"},
+    | {"--kernels", "--json", "-c", "KEY=VALUE", "--gpus", "--processes"}
+    | {"--equal-seconds", "--no-equal-seconds"},
     ("search",): {
         "--depth",
         "--processes",
