@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import getitem
@@ -128,10 +128,11 @@ def settings_table(loaded: Loaded) -> Table:
     Settings at their defaults are left out.
     """
     by_place: dict[str, list[str]] = {}
+    values = loaded.config.model_dump() | loaded.config.plugins  # sections, and plugins' options
     names_first = sorted(loaded.origins.items(), key=lambda one: not one[0].startswith("plugins."))
     for key, place in names_first:
         if place != "default":  # no source sets the value: docs/settings.md lists it
-            by_place.setdefault(place, []).append(_given(loaded, key))
+            by_place.setdefault(place, []).append(_given(values, key))
     lowest = f"preset {loaded.config.preset}"
     table = columns("settings from", "")
     for place in sorted(by_place, key=lambda place: (not place.startswith(lowest), place)):
@@ -139,12 +140,11 @@ def settings_table(loaded: Loaded) -> Table:
     return table
 
 
-def _given(loaded: Loaded, key: str) -> str:
+def _given(values: Mapping[str, Any], key: str) -> str:
     """Return ``train.lr=0.002``, or only the key where there is no value (a plugin, a cleared setting)."""
-    owner, _, name = key.partition(".")
-    if owner == "plugins":
-        return name
-    value = reduce(getitem, key.split("."), loaded.config.model_dump() | loaded.config.plugins)
+    if key.startswith("plugins."):
+        return key.removeprefix("plugins.")
+    value = reduce(getitem, key.split("."), values)
     return key if value is None else f"{key}={show(value, 400)}"
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -190,8 +189,7 @@ def worth(shown: Mapping[str, Any]) -> list[str]:
     defaults = {one["name"]: one.get("default") for one in shown["options"]}
     texts = [
         "\n".join(map(plain, card_lines(card, defaults, before)))
-        for before, card in pairwise([None, *known])
-        if card
+        for before, card in zip([None, *known[:-1]], known, strict=True)
     ]
     if shown.get("transfer"):
         from minillm_lab.transfer import Transfer
