@@ -27,48 +27,46 @@ MOST = 1.3
 """Ratio of step times above which a technique needs a reason below."""
 
 EXPLANATIONS: Mapping[str, str] = {
-    "attn_sink": "attention of two products and a softmax: its scores, rows x heads x T x T of them a layer, go "
-    "through memory",
-    "dc_mha": "float32 scores of all heads are composed twice, and the gradients of its weights are sums over keys, over "
-    "queries and over heads: passes over rows x heads x T x T numbers that share no kernel",
-    "forgetting_attn": "scores go through memory, as with `attn_sink`, and the sums of gates are added to them",
-    "gated_delta": "float32 chunks of 64 x 64 and memories of 64 x 64 a head, in separate kernels",
+    "attn_sink": "attention consists of two products and a softmax in separate kernels: its scores, "
+    "rows x heads x T x T numbers per layer, go through memory",
+    "dc_mha": "the float32 scores of all heads are composed twice, and the gradients of its weights are sums over keys, "
+    "over queries and over heads: separate kernels, each of which passes over rows x heads x T x T numbers",
+    "forgetting_attn": "scores go through memory, as with `attn_sink`, and sums of the gates are added to them",
+    "gated_delta": "float32 chunks of 64 x 64 and memories of 64 x 64 per head, in separate kernels",
     "hyper_connections": "four lanes of the stream are read and written around each sublayer",
-    "iha": "attention is over 2 T positions, 4 times the scores, whose products run below the predicted rate; a window of "
-    "half the length, as in slowrun, would halve them",
+    "iha": "attention over 2 T positions has 4 times the scores, and their products run below the predicted rate; a "
+    "window of half the length, as in slowrun, would halve them",
     "prefix_kv": "scores go through memory, as with `attn_sink`",
-    "shampoo": "20 Newton iterations a root, every tenth step, whose products are in float32: predicted is bfloat16's "
-    "rate",
-    "soap": "every tenth step takes 0.3 s more: its bases are QR decompositions in float32, which are no products "
-    "and not counted",
+    "shampoo": "every tenth step takes 20 Newton iterations per root, with products in float32; the prediction assumes "
+    "bfloat16's rate",
+    "soap": "every tenth step takes 0.3 s more for QR decompositions in float32, which are not matrix products and so "
+    "not counted",
     "soap_muon": "QR decompositions, as with `soap`",
 }
 """Technique -> the reason why its step time exceeds MOST; shown where it does."""
 
 WITHOUT: Mapping[str, tuple[str, ...]] = {
-    "it changes nothing at its defaults, and helps as much as the options that are chosen for it": (
+    "it changes nothing at its defaults; its effect depends on the options that you choose": (
         *("freeze", "role_lr"),
     ),
     "it observes or slows a run, or ends it, and does not change how a step trains": (
         *("early_stop", "tensorboard", "throttle", "trackio", "wandb"),
     ),
-    "a kernel: what is computed is the same, or differs by rounding; docs/experiments.md has speeds": (
+    "a kernel: results are the same up to rounding; docs/experiments.md has speeds": (
         *("cute", "fp8_head", "fp8_mlp", "fused_relu2", "fused_swiglu", "metal", "triton"),
     ),
-    "it computes the same with less work, where few positions or rows are read: a speed, and no effect": (
+    "it changes the speed and not the loss: it computes the same with less work if few positions or rows are read": (
         *("sparse_loss", "sparse_rows"),
     ),
-    "its effect is that of the reference model that it reads: how that was trained, and on what": (
+    "its effect depends on the reference model that it reads, and on how that was trained": (
         *("distill", "jest", "rho1"),
     ),
-    "it needs text of several domains or sources, and the cards' text has one": (
+    "it needs text from several domains or sources, and the text used for cards has only one": (
         *("domain_tokens", "source_weights"),
     ),
-    "it came after the last measurements on a GPU; a card is to come": (
-        *(one.plugin for one in AWAITED),
-    ),
+    "it is newer than the last measurements on a GPU": (*(one.plugin for one in AWAITED),),
     "it is for infilling, and costs some held-out loss of plain text": ("fim",),
-    "it is for models trained before: for tuning them, or for computing as a published one does": (
+    "it is for models that are already trained: for tuning them, or for computing as a published model does": (
         *("llama3_rope", "lora", "qkv_bias", "sft", "yarn_rope"),
     ),
 }
@@ -114,8 +112,8 @@ def costs(figures: Document, explanations: Mapping[str, str]) -> Iterator[str]:
     ]
     if missing:
         raise SystemExit(
-            f"{', '.join(missing)}: more than {MOST} x the step time of the company, and no reason "
-            "in EXPLANATIONS of benchmarks/costs_page.py; or mend it"
+            f"{', '.join(missing)}: more than {MOST} x the step time of the baseline, and no reason in "
+            "EXPLANATIONS of benchmarks/costs_page.py: add the reason there, or make the step faster"
         )
     companies = dict.fromkeys(tuple(row["company"]) for row in techniques)
     for company in companies:
@@ -126,7 +124,7 @@ def costs(figures: Document, explanations: Mapping[str, str]) -> Iterator[str]:
         yield table(HEAD, rows, text=(0, -1))
         yield ""
         for index, without in _companies(techniques, company).items():
-            yield f"The step of their company{_run(index, figures['measured'], ', run')}: {_step(without)}."
+            yield f"- The baseline's step{_run(index, figures['measured'], ' in run')}: {_step(without)}."
         yield ""
     for index, measured in enumerate(figures["measured"]):
         yield f"- Measured{_run(index, figures['measured'], ' in run')} with {_measured(measured)}"
@@ -145,12 +143,12 @@ def planning(document: Document) -> Iterator[str]:
     )
     every = figures["planning"]["planning_seconds"]["all"]
     yield (
-        f"A run with {figures['plugins']} plugins is planned in **{inside[0]:.2f} s** (median of "
-        f"{figures['repeats']} fresh processes, {min(every):.2f} to {max(every):.2f}; {of}), "
-        f"{inside[1]:.2f} s of the CPU. With the start of Python, pydantic, NumPy and minillm "
-        f"itself it is {whole[0]:.2f} s ({whole[1]:.2f} of the CPU); the command `minillm plan`, "
-        f"which draws tables, takes {command[0]:.2f} s ({command[1]:.2f}). Not imported: "
-        f"{', '.join(figures['looked_for'])}. `python -m benchmarks.planning` on "
+        f"Planning a run with {figures['plugins']} plugins takes **{inside[0]:.2f} s** (median of "
+        f"{figures['repeats']} fresh processes, {min(every):.2f} to {max(every):.2f}; {of}), and "
+        f"{inside[1]:.2f} s of CPU time. With the start of Python and the imports of pydantic, NumPy and minillm "
+        f"it takes {whole[0]:.2f} s ({whole[1]:.2f} s of CPU time); the command `minillm plan`, "
+        f"which also prints tables, takes {command[0]:.2f} s ({command[1]:.2f}). Planning does not import "
+        f"{', '.join(figures['looked_for'])}. Measured by `python -m benchmarks.planning` on "
         f"{machine(document)}."
     )
     yield ""
@@ -179,9 +177,9 @@ def equal_seconds(shown: Sequence[Card]) -> str:
     ]
     head = ("technique", "loss, equal tokens", "time, equal tokens", "why not at equal seconds")
     said = (
-        f"{len(shown) - len(lacking)} of {len(shown)} cards have an effect at equal seconds: the loss of their "
-        "company trained for as many steps as it makes in the technique's time, where that is another number of "
-        f"steps. {len(lacking)} have one at equal tokens alone:"
+        f"{len(shown) - len(lacking)} of {len(shown)} cards have an effect at equal seconds: if the technique changes "
+        "the time of a step, the baseline is trained for the number of steps that it makes in the technique's time. "
+        f"The other {len(lacking)} cards have an effect at equal tokens only:"
     )
     return "\n\n".join((said, table(head, rows, text=(0, -1)))) if lacking else said
 
@@ -191,14 +189,14 @@ def _reason(card: Card) -> str:
     speed = card.cost.speed
     if speed and speed.high / speed.low > WIDE:
         return (
-            "other sets compiled on the same cores while it trained: its time is known to "
-            f"{1 / speed.high:.2f} to {1 / speed.low:.2f}, too little to say which runs to compare"
+            "other sets compiled on the same cores while it trained, so its time is only known to lie between "
+            f"{1 / speed.high:.2f} and {1 / speed.low:.2f}: too imprecise to choose a number of steps for the baseline"
         )
     if card.company != REFERENCE:
         company = ", ".join(f"`{name}`" for name in card.company) or "the plain model"
         reference = ", ".join(f"`{name}`" for name in REFERENCE)
-        return f"{reference} alone was trained for other lengths, and its company is {company}"
-    return "its company's runs of that length come last in a measurement, and were not made"
+        return f"its baseline is {company}, and only the baseline {reference} was also trained for other lengths"
+    return "a measurement trains the baseline for that length last, and this one ended before"
 
 
 def without_card() -> str:

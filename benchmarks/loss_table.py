@@ -171,17 +171,17 @@ def provenance(ours: Document, rival: Document, peers: Document, three: Document
     once = unique(one["name"] for one in three["environment"]["hardware"]["gpus"])
     elsewhere = unique(one["name"] for one in peers["environment"]["hardware"]["gpus"])
     return (
-        "Seconds of training, waiting for data included, until the loss over 1,048,576 held-out "
-        "predictions stays below the target; the same tokens and tokenizer, and 12 layers of 768, for "
-        "both. modded-nanogpt is its record of 2025-02-01 on one GPU, with its fp8 head, at its published rates "
-        f"or at half of them, whichever reaches the target sooner. Trained in turns on one {gpu}, at up to "
-        f"{speeds[1]:,} (theirs) and {speeds[0]:,} tokens/s (ours); PyTorch {versions['torch']}, "
-        f"Python {versions['python']}; commit {environment['commit'][:7]}. The last row: on one {once}, with the "
-        f"nineteen plugins that `{RECIPE}` had at commit {three['environment']['commit'][:7]}, their published rates. "
-        "Our rows are shuffled "
-        "(`shuffle_rows`); theirs follow the shuffled documents, as in their own loader. "
-        f"nanoGPT's and nanochat's tokens are of their own recipes on one {elsewhere}. How it was measured, "
-        "and what failed: [docs/experiments.md](docs/experiments.md)."
+        "The seconds are those of training, including waits for data, until the loss over 1,048,576 held-out "
+        "predictions stays below the target. Both trainers use the same tokens and tokenizer, and 12 layers of "
+        "width 768. modded-nanogpt stands for its record of 2025-02-01 on one GPU, with its fp8 head, at its "
+        "published learning rates or at half of them, whichever reaches the target sooner. Both trained in turns "
+        f"on one {gpu}, at up to {speeds[1]:,} (theirs) and {speeds[0]:,} tokens/s (ours); PyTorch "
+        f"{versions['torch']}, Python {versions['python']}; commit {environment['commit'][:7]}. The last row was "
+        f"measured on one {once}, with the nineteen plugins that `{RECIPE}` had at commit "
+        f"{three['environment']['commit'][:7]}, and modded-nanogpt at its published rates. "
+        "We shuffle rows (`shuffle_rows`); modded-nanogpt's rows follow the shuffled documents, as in its own "
+        f"loader. nanoGPT and nanochat reached their losses with their own recipes on one {elsewhere}. How we "
+        "measured, and what failed: [docs/experiments.md](docs/experiments.md)."
     )
 
 

@@ -38,7 +38,7 @@ FAULTS = {
     "interrupt": "KeyboardInterrupt",
     "exit": "SystemExit(0)",
     "wrong type": "wrong type",
-    "mutated": "changes what it is given",
+    "mutated": "changes its arguments",
     "non-finite": "NaN, inf",
     "hang": "hang",
     "signal": "hang, Ctrl-C",
@@ -85,8 +85,8 @@ def unnoticed(document: Document) -> str:
     loaded = sum(row["facts"]["load unnoticed without digests"] for row in rows)
     tried = sum(row["tried"] for row in rows)
     return (
-        f"Of the {tried:,} damaged checkpoints {loaded:,} load without an error where the formats "
-        "alone are checked (safetensors, JSON) and no digest is compared."
+        f"Of the {tried:,} damaged checkpoints, {loaded:,} load without an error if only the formats "
+        "(safetensors, JSON) are checked and no digest is compared."
     )
 
 
@@ -104,9 +104,9 @@ def made_by(document: Document) -> str:
 
 
 CELLS = (
-    "A cell: how many of the trials ended bit-equal, and the earliest step, of 24, from which one "
-    "of them resumed. Each was killed once it had a checkpoint. A plugin runs beside the plugins "
-    "that it builds on."
+    "Each cell shows how many trials ended bit-equal, and the earliest step, of 24, from which one "
+    "of them resumed. Each run was killed after it had saved a checkpoint. A plugin runs together with "
+    "the plugins that it builds on."
 )
 
 
@@ -121,7 +121,7 @@ def plugins(document: Document, what: str) -> str:
         rows.append((f"`{plugin}`", *(_equal(cell.get(name, ())) for name in backends)))
         rows[-1] += (", ".join(sorted(options)),)
     rows += [(f"`{name}`", *[""] * len(backends), why) for name, why in figures["left_out"].items()]
-    return table((what, *backends, "options tried; why not"), sorted(rows), text=(0, -1))
+    return table((what, *backends, "options tried, or why not tried"), sorted(rows), text=(0, -1))
 
 
 def _equal(trials: Sequence[Document]) -> str:
@@ -133,17 +133,17 @@ def faults(document: Document) -> Iterator[str]:
     """Tabulate plugin faults: a line per place, a column per kind."""
     figures = document["figures"]
     held = {(cell["place"], cell["kind"]): cell for cell in figures["cells"]}
-    head = ("a plugin's", *FAULTS.values())
+    head = ("fault in a plugin's", *FAULTS.values())
     rows = [
         (f"`{place}`", *(_cell(held.get((place, kind))) for kind in FAULTS)) for place in PLACES
     ]
     yield table(head, rows, text=range(len(head)))
     yield ""
     yield (
-        "A cell: the exit code; what the message names, *p* plugin, *v* version, *h* hook or "
-        "function, *s* step; the step of the newest checkpoint, where all of them verify. "
-        "`harmless`: nothing to say. Each run has a checkpoint of step 8 and continues to step 28; a "
-        f"hang lasts {figures['hang']:.0f} s and is reported meanwhile. After each fault, a run with "
+        "Each cell shows the exit code; what the message names (*p* plugin, *v* version, *h* hook or "
+        "function, *s* step); and the step of the newest checkpoint, if all checkpoints verify. "
+        "`harmless` means that the fault has no effect. Each run has a checkpoint of step 8 and continues to "
+        f"step 28. A hang lasts {figures['hang']:.0f} s and is reported while it lasts. After each fault, a run with "
         "the corrected plugin resumed from that checkpoint and reached step 28. Except after exit 5, "
         "it ended bit-equal to a run without the fault."
     )
@@ -176,7 +176,7 @@ def costs(document: Document) -> Iterator[str]:
     yield ""
     yield (
         f"Preset `{figures['preset']}`, {figures['parameters']:,} parameters, "
-        f"{figures['step_seconds']:.3f} s a step; medians. {machine(document)}."
+        f"{figures['step_seconds']:.3f} s a step; medians, on {machine(document)}."
     )
 
 

@@ -57,7 +57,7 @@ def chains() -> str:
 def rules() -> str:
     """Document the stages of an update rule and its construction."""
     order = " < ".join(f"`{one}`" for one in ANCHORS)
-    text = f"A rule is made of stages, in this order: {order}. Before them stands the chain `{GRADIENT}`."
+    text = f"A rule consists of stages, in this order: {order}. The chain `{GRADIENT}` comes before them."
     about = "### `ParamInfo`\n\n" + doc_of(ParamInfo).summary
     rule = core.RowRule
     methods = ("constant", "rate", "refuses", "brought", "next_shared", "in_turn")
@@ -75,7 +75,7 @@ def kernels() -> str:
         cls = getattr(core, name)
         doc = doc_of(cls)
         facts = (one for items in doc.sections.values() for one in items)
-        listed = "\n".join(f"- of `{key}`: {text}" for key, text in facts)
+        listed = "\n".join(f"- for the op `{key}`: {text}" for key, text in facts)
         parts += [f"### `{name}`", doc.summary, fields(cls), listed]
     return "\n\n".join(filter(None, parts))
 
@@ -86,7 +86,7 @@ def plugin() -> str:
     (keywords,) = (items for key, items in doc.sections.items() if "class statement" in key)
     rows = [(f"`{name}`", text) for name, text in keywords]
     example = f"```python\n{doc.example}\n```"
-    return "\n\n".join((*doc.body, example, table(("keyword", "what it says"), rows)))
+    return "\n\n".join((*doc.body, example, table(("keyword", "meaning"), rows)))
 
 
 def public(*names: str) -> str:
@@ -108,7 +108,7 @@ def modules() -> str:
     """Document the methods of every Module, and the attributes that its class may declare."""
     not_stated = ("ops", "framework", "leaf", "path", "owner", "bound")
     stated = fields(core.Module, *not_stated)
-    return "\n\n".join((*doc_of(core.Module).body, "What a class may state:", stated))
+    return "\n\n".join((*doc_of(core.Module).body, "A class may declare:", stated))
 
 
 def declarations() -> str:
@@ -119,7 +119,7 @@ def declarations() -> str:
             (f"`{called(name, getattr(core, name))}`", doc_of(getattr(core, name)).summary)
             for name in ("Constant", "Normal", "Uniform")
         ),
-        ("none given, in a `Linear`", doc_of(fan_in).summary),
+        ("the default of a `Linear`", doc_of(fan_in).summary),
     ]
     return "\n\n".join(
         (public("Param", "Linear", "Buffer", "State"), table(("initial values", "what"), rows))
@@ -159,7 +159,7 @@ def array_functions() -> str:
                 told.append((shown, " ".join((doc.summary, *doc.body))))
             else:
                 known.append(shown)
-    return f"{', '.join(known)}.\n\n{table(('and', 'what it gives'), told)}"
+    return f"{', '.join(known)}.\n\n{table(('function', 'what it does'), told)}"
 
 
 def contracts() -> str:
@@ -186,7 +186,7 @@ def packers() -> str:
     piece = ["### `Piece`", doc_of(core.Piece).summary, fields(core.Piece)]
     return "\n\n".join(
         (
-            *("### `Packer`", doc.summary, *doc.body, table(("it has", "what it is"), knows)),
+            *("### `Packer`", doc.summary, *doc.body, table(("attribute", "meaning"), knows)),
             entry(called("packer.row", row), row),
             *(*piece, entry(called("piece.part", part), part)),
         )
@@ -198,7 +198,7 @@ def schedules() -> str:
     names = ("piecewise", "cosine", "scheduled", "plateaus", "stages")
     targets = {name: getattr(core, name) for name in names}
     rows = [(f"`{called(name, one)}`", doc_of(one).summary) for name, one in targets.items()]
-    return table(("schedule", "its number"), rows)
+    return table(("schedule", "value"), rows)
 
 
 def verdicts() -> str:
@@ -218,7 +218,7 @@ def event_table() -> str:
             stated = [one for one in members(cls) if one.name != "event"]
             told = (f"`{one.name}`{f' ({one.about})' * bool(one.about)}" for one in stated)
             rows.append((f"`{name}`", f"`{cls.event}`", doc_of(cls).summary, ", ".join(told)))
-    told = table(("event", "in metrics.jsonl", "when", "what it carries"), rows)
+    told = table(("event", "in metrics.jsonl", "when", "fields"), rows)
     speed = doc_of(events.Throughput).summary
     return "\n\n".join((told, f"### `Throughput`\n\n{speed}", fields(events.Throughput)))
 
@@ -230,7 +230,7 @@ def tests() -> str:
         for name in ("conformance", "run_module", "one_step", "numpy_ops")
     ]
     sizes = ", ".join(f"`{name}={value}`" for name, value in vars(minillm_kit.GEOMETRY).items())
-    about = f"### `GEOMETRY`\n\nWhat `run_module` gives for `geometry`: {sizes}."
+    about = f"### `GEOMETRY`\n\nThe sizes that `run_module` passes as `geometry`: {sizes}."
     step = "### `Step`\n\n" + doc_of(minillm_kit.Step).summary
     more = [
         entry(called(f"{name}.{one}", getattr(module, one)), getattr(module, one))

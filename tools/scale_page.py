@@ -137,9 +137,9 @@ MEASURED = {
     "nanogpt-ddp-65536": "nanoGPT's model under torch's DDP, 65,536 tokens a card",
     "data-32768": "gpt2-124m, muon, 32,768 tokens a card",
     "nanogpt-ddp-32768": "nanoGPT's model under torch's DDP, 32,768 tokens a card",
-    "weights-1b": "1b, muon, weights in parts, 32,768 tokens a card",
-    "checkpointed-1b": "1b, muon, weights in parts, activations recomputed, 32,768 tokens a card",
-    "checkpointed-1b-rows16": "1b, muon, weights in parts, activations recomputed, 65,536 tokens a card",
+    "weights-1b": "1b, muon, sharded weights, 32,768 tokens a card",
+    "checkpointed-1b": "1b, muon, sharded weights, activations recomputed, 32,768 tokens a card",
+    "checkpointed-1b-rows16": "1b, muon, sharded weights, activations recomputed, 65,536 tokens a card",
     "nanogpt-fsdp-1.3b": "nanoGPT's model of 1.31 B under FSDP2 with AdamW, 16,384 tokens a card",
     "context-65536": "gpt2-124m, windows, documents, rows of 65,536 tokens shared by both",
     "context-131072": "gpt2-124m, windows, documents, rows of 131,072 tokens shared by both",
@@ -327,7 +327,7 @@ RUNS = (
     ),
     Run("the recipe, 65,536 tokens a step", "speedrun"),
     Run(
-        "1.1 B, weights in parts",
+        "1.1 B, sharded weights",
         "1b", "muon", ("mesh.shard=weights",),
     ),
     Run(

@@ -23,22 +23,23 @@ from tools.repository import ROOT
 
 __all__ = ["PAGE"]
 
-FOLLOW = """A preset or a settings file may say how a setting follows another one: pairs of both, with straight
-lines between them, level beyond the first and the last. What is set by a higher source stays as it is
-set there. `--depth N` is `model.layers=N` with a preset of which others follow.
+FOLLOW = """A preset or a settings file can derive one setting from another. It gives pairs of values: between two
+pairs, the value is interpolated linearly; before the first pair and after the last, it is constant. A value
+that you set in a later place (a file, the command line, a flag) is not derived. `--depth N` is `model.layers=N`
+for a preset in which other settings follow the number of layers: `depth`, if you name none.
 
 """
 
 RECIPES = """
 ## Presets that name plugins
 
-`speedrun` is for one large GPU, `cpu` and `mac` are for those.
-`minillm train --preset {first}` trains with all of its plugins. The distributions that offer them must be
-installed; where one is missing the run is refused before it starts, with the `pip` line for all.
-`--plugins -NAME` takes one away, with its options; a file or `NAME.option=value` gives it others.
-`minillm ablate --preset {first} --leave-one-out` judges each of them; with `--plugins a,b` only those
-are judged, and the preset's others are their company. On a smaller card, split the step's tokens:
-fewer `train.rows` and as many times more `train.accumulate`.
+`speedrun` is for one large GPU, `cpu` for a CPU and `mac` for a Mac.
+`minillm train --preset {first}` trains with all of the preset's plugins. Their distributions must be
+installed: if one is missing, the run is refused before it starts, with the `pip` command that installs all of
+them. `--plugins -NAME` removes a plugin and its options; a file or `NAME.option=value` changes its options.
+`minillm ablate --preset {first} --leave-one-out` measures what each plugin contributes; with `--plugins a,b`
+it measures only these two, beside the preset's other plugins. On a GPU with less memory, divide the step into
+smaller micro-batches: half of `train.rows` with twice `train.accumulate`, for example.
 """
 
 

@@ -37,7 +37,7 @@ YES: tuple[Usage, ...] = (
     Usage("Another attention in some layers", "`model.attention`, beside any preset"),
     Usage("Key offset", "`attn.qk.shift`, `attn.rope.expects`", "minillm_modded.key_offset"),
     Usage(
-        "MUDD, inputs of q, k, v and the stream apart",
+        "MUDD, with separate inputs of q, k, v and the stream",
         "`model.stream(at=)`, `model.input`, `model.tap`, `model.residual`",
         "minillm_modded.mudd",
     ),
@@ -52,20 +52,22 @@ YES: tuple[Usage, ...] = (
         "minillm_mix.hyper_connections",
     ),
     Usage(
-        "Later attentions read one stream",
+        "Later layers' attention reads one earlier stream",
         "`model.tap`, `model.input`",
         "minillm_modded.cached_stream",
     ),
     Usage("LoRA, and its merged export", "`model.linear`, `folded`", "minillm_hf.lora"),
     Usage("Freezing layers", "`optimizer.freeze`", "minillm_optim.freeze"),
     Usage(
-        "Freezing from a share of the run on, or until one",
+        "Freezing from a fraction of the run on, or until then",
         "`optimizer.set(lr_mul=plateaus(...))`",
         "minillm_optim.freeze",
     ),
     Usage("A schedule of the run's rates", "`optimizer.schedule`", "minillm_optim.power_cooldown"),
     Usage(
-        "Untying the head at a share of the run", "`optimizer.follow`", "minillm_modded.untie_head"
+        "Untying the head at a fraction of the run",
+        "`optimizer.follow`",
+        "minillm_modded.untie_head",
     ),
     Usage(
         "Batches that grow, with their rates",
@@ -84,16 +86,20 @@ YES: tuple[Usage, ...] = (
     Usage("SOAP before Muon's orthogonalisation", "`optimizer.extend`", "minillm_optim.soap_muon"),
     Usage("Muon by heads or pairs of heads", "`optimizer.split`", "minillm_muon.head_muon"),
     Usage(
-        "A floor under updates, in lengths of weights",
+        "A lower bound on updates, relative to the weights' norm",
         "`optimizer.extend`",
         "minillm_muon.uw_floor",
     ),
-    Usage("Tables updated in every other step", "`every=`, `due`", "minillm_muon.two_step_embed"),
+    Usage(
+        "Tables that are updated every second step",
+        "`every=`, `due`",
+        "minillm_muon.two_step_embed",
+    ),
     Usage("GaLore", "`every=`, state of a shape by `rank`", "minillm_optim.galore"),
     Usage("Sign of the momentum, with row norms", "`optimizer.rule`"),
     Usage("Lookahead, an outer Nesterov step (Snoo)", "`lookahead`", "minillm_optim.snoo"),
     Usage(
-        "Gradients at another point than is evaluated (EMA-Nesterov)",
+        "Gradients at a point other than the evaluated one (EMA-Nesterov)",
         "`lookahead`, `optimizer.view`",
         "minillm_optim.ema_nesterov",
     ),
@@ -101,7 +107,9 @@ YES: tuple[Usage, ...] = (
     Usage("EMA of the weights", "`optimizer.view`, `average`", "minillm_optim.ema"),
     Usage("SWA, LAWA", "`optimizer.view`, `average`", "minillm_optim.swa"),
     Usage("A slow mean added to gradients (Grokfast)", "`optimizer.gradient`"),
-    Usage("A schedule for one group alone", "`optimizer.schedule`, `optimizer.set(lr_mul=)`"),
+    Usage(
+        "A schedule for a single parameter group", "`optimizer.schedule`, `optimizer.set(lr_mul=)`"
+    ),
     Usage("Clipping a parameter's gradient", "`optimizer.gradient`", "minillm_optim.agc"),
     Usage(
         "Clipping by the norm of a layer",
@@ -116,21 +124,27 @@ YES: tuple[Usage, ...] = (
     ),
     Usage("Cautious AdamW", "`optimizer.rule`", "minillm_optim.cautious_adam"),
     Usage(
-        "Tokens by their own and a reference's loss (Rho-1)", "`loss.weights`", "minillm_data.rho1"
+        "Tokens selected by their loss and a reference's (Rho-1)",
+        "`loss.weights`",
+        "minillm_data.rho1",
     ),
     Usage("Focal weights", "`loss.weights`"),
-    Usage("Unlikelihood of tokens just seen", "`loss.term`, `on_batch`"),
-    Usage("Rows by them (JEST)", "`loss.rows`", "minillm_data.jest"),
+    Usage("Unlikelihood of recent tokens", "`loss.term`, `on_batch`"),
+    Usage(
+        "Rows selected by their loss and a reference's (JEST)", "`loss.rows`", "minillm_data.jest"
+    ),
     Usage("Distillation", "`loss.reference`, `loss.term`", "minillm_data.distill"),
     Usage("Contrast between a row's tokens (SimCTG)", "`loss.term`", "minillm_data.simctg"),
-    Usage("Further tokens, by the head", "`loss.target`", "minillm_modded.mtp"),
+    Usage("Predicting further tokens with the same head", "`loss.target`", "minillm_modded.mtp"),
     Usage(
-        "The token that begins the next one",
+        "Predicting a token that is a prefix of the next one",
         "`loss.target`, `pieces` of `on_batch`",
         "minillm_modded.prefix_tokens",
     ),
-    Usage("Further tokens, by heads of their own", "`loss.term`, which an export leaves out"),
-    Usage("Weights of tokens from the data", "`data.source(fields=)`", "title=answers.py"),
+    Usage(
+        "Predicting further tokens with separate heads", "`loss.term`, which an export leaves out"
+    ),
+    Usage("Token weights from the data", "`data.source(fields=)`", "title=answers.py"),
     Usage("Best-fit packing", "`data.packer`", "minillm_data.best_fit"),
     Usage("Length curriculum", "`data.shapes`", "minillm_data.length_curriculum"),
     Usage("Batches that grow", "`data.shapes`, or train.stages", "title=growing.py"),
@@ -152,20 +166,23 @@ YES: tuple[Usage, ...] = (
 PARTLY: tuple[tuple[str, str], ...] = (
     (
         "Mamba, RWKV",
-        "linear attention and delta rules are products over chunks; a scan over tokens has no op of its own: "
-        "`ops.scan` is written out in the compiled step",
+        "linear attention and delta rules can be written as products over chunks; a true scan over tokens can only "
+        "use `ops.scan`, which the compiled step unrolls",
     ),
 )
 """Techniques that can be implemented in part."""
 
 NOT: tuple[tuple[str, str], ...] = (
-    ("Sharding", "what a run is laid out on is the core's"),
+    ("Sharding", "the core decides how a run is divided among devices"),
     (
         "Activation offload",
-        "a step's forward pass is one graph: what is saved can leave the device at its end alone, and the peak "
-        "is there already (docs/experiments.md); train.checkpointing recomputes blocks, --memory splits rows",
+        "a step's forward pass is one graph, so saved arrays can leave the device only at its end, after the peak "
+        "(docs/experiments.md); train.checkpointing recomputes blocks, --memory splits rows",
     ),
-    ("Data by the loss that was seen", "batches are made ahead, and a resumed run makes the same"),
+    (
+        "Data selected by the observed loss",
+        "batches are made ahead of their step, and a resumed run must make the same ones",
+    ),
 )
 """Techniques that cannot be implemented."""
 
@@ -187,7 +204,7 @@ TRIED: tuple[Tried, ...] = (
     Tried("Value residual (ResFormer)", ("minillm_mix.value_residual",)),
     Tried("Scores composed across heads (DC-MHA)", ("minillm_modded.dc_mha",)),
     Tried("MUDD or DenseFormer, one input a block", ("minillm_modded.mudd",)),
-    Tried("MUDD, inputs of q, k, v and the stream apart", ("minillm_modded.mudd",)),
+    Tried("MUDD, with separate inputs of q, k, v and the stream", ("minillm_modded.mudd",)),
     Tried("Hyper-connections, static", ("minillm_mix.hyper_connections",)),
     Tried("Hyper-connections, dynamic, n lanes", ("minillm_mix.hyper_connections",)),
     Tried("Differential attention", ("minillm_mix.diff_attn",)),
@@ -198,15 +215,15 @@ TRIED: tuple[Tried, ...] = (
         (),
         IN_PART,
         "Recurrences over tokens",
-        "those that are products over chunks, as linear attention and delta rules are; a scan over tokens has no op "
-        "of its own: `ops.scan` is written out in the compiled step",
+        "only those that can be written as products over chunks, such as linear attention and delta rules; a true scan "
+        "can only use `ops.scan`, which the compiled step unrolls",
     ),
-    Tried("A mixer of its own in some layers, beside any preset", ("minillm_mix.gated_delta",)),
+    Tried("A different token mixer in some layers, with any preset", ("minillm_mix.gated_delta",)),
     Tried("LoRA on a trained model", ("minillm_hf.lora",)),
     Tried("LoRA, exported merged", ("minillm_hf.lora",)),
     Tried("Freezing layers", ("minillm_optim.freeze",)),
-    Tried("Freezing from a share of the run on", ("minillm_optim.freeze",)),
-    Tried("Unfreezing, rates by layer over time", ("minillm_optim.freeze",)),
+    Tried("Freezing from a fraction of the run on", ("minillm_optim.freeze",)),
+    Tried("Gradual unfreezing, learning rates by layer and time", ("minillm_optim.freeze",)),
     Tried("Lion", ("minillm_optim.lion",)),
     Tried("Adafactor", ("minillm_optim.adafactor",)),
     Tried("SOAP, Shampoo", ("minillm_optim.soap", "minillm_optim.shampoo")),
@@ -219,17 +236,17 @@ TRIED: tuple[Tried, ...] = (
     ),
     Tried("AdamW with moments of 8 or 16 bits", ("minillm_optim.adam8bit",)),
     Tried(
-        "Cautious AdamW, GaLore; optimizer state divided among GPUs",
+        "Cautious AdamW, GaLore; optimizer state sharded among GPUs",
         ("minillm_optim.cautious_adam", "minillm_optim.galore"),
         IN_PART,
         "Placement",
-        "the two rules as they are; where state is held is a setting (`mesh.*`), for every rule alike",
+        "both rules can be written; where their state is held is a setting (`mesh.*`), the same for every rule",
     ),
-    Tried("Rho-1, by a reference's and its own loss", ("minillm_data.rho1",)),
-    Tried("Token weights by a reference alone", ("minillm_data.rho1",)),
+    Tried("Rho-1, by the losses of a reference and of the model", ("minillm_data.rho1",)),
+    Tried("Token weights by a reference only", ("minillm_data.rho1",)),
     Tried("A frozen second model in the step", ("title=distil.py",)),
     Tried("Distillation from logits", ("minillm_data.distill",)),
-    Tried("Multi-token prediction by heads of their own"),
+    Tried("Multi-token prediction with separate heads"),
     Tried("Contrastive losses, prefix tokens", ("minillm_data.simctg", "minillm_mix.prefix_kv")),
     Tried("Label weights from the data, by token", ("title=answers.py",)),
     Tried("A source of documents", ("title=answers.py",)),
@@ -246,17 +263,17 @@ TRIED: tuple[Tried, ...] = (
         (),
         NOT_AT_ALL,
         "Placement",
-        "which process or device holds what is a setting (`mesh.*`, `train.checkpointing`), and no slot",
+        "settings, not slots, decide which process or device holds what (`mesh.*`, `train.checkpointing`)",
     ),
     Tried("Untying the head at two thirds", ("minillm_modded.untie_head",)),
-    Tried("An evaluation of its own", ("title=hard_words.py",)),
+    Tried("A custom evaluation", ("title=hard_words.py",)),
     Tried("Early stopping", ("minillm_optim.early_stop",)),
     Tried(
-        "A curriculum by the loss that was seen",
+        "A curriculum driven by the observed loss",
         (),
         NOT_AT_ALL,
         "The loop",
-        "batches are made ahead of their step, and a resumed run makes the same ones; `loss.rows` chooses among the "
+        "batches are made ahead of their step, and a resumed run must make the same ones; `loss.rows` selects among the "
         "rows of its own step",
     ),
 )
@@ -297,7 +314,10 @@ def usage_tables(page: str) -> str:
     )
 
 
-HEAD = ("", "technique", "sayable", "plugin, or example here", "lines", "what is not, and why")
+HEAD = (
+    *("", "technique", "expressible", "plugin, or example here", "lines"),
+    "what cannot be expressed, and why",
+)
 
 
 def tried_summary() -> str:
@@ -307,8 +327,8 @@ def tried_summary() -> str:
     )
     unshipped = sum(one.sayable == AS_IT_IS and not one.where for one in TRIED)
     return (
-        f"{len(TRIED)} techniques from papers and records were tried as a newcomer would, with the documentation "
-        "alone, before most of these slots existed; 12 could be expressed then. Now "
+        f"{len(TRIED)} techniques from papers and records were tried as a newcomer would, with nothing but the "
+        "documentation, before most of these slots existed; 12 could be expressed then. Now "
         f"**{as_it_is} can be expressed as they are, {in_part} partly and {not_at_all} not**. {unshipped} of the "
         f"{as_it_is} are not shipped."
     )

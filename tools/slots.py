@@ -124,8 +124,8 @@ def builder_section(hook: str) -> str:
     return "\n\n".join(
         [
             doc.summary,
-            *([table(("it knows", "what it is"), known)] if known else []),
-            table(("slot", "kind", "is given", "gives"), [slot.row for slot in offered]),
+            *([table(("attribute", "meaning"), known)] if known else []),
+            table(("slot", "kind", "receives", "returns"), [slot.row for slot in offered]),
             *(slot.entry for slot in offered),
         ]
     )

@@ -211,7 +211,7 @@ def test_the_reason_stands_in_the_row(figures: dict[str, Any], tmp_path: Path) -
     assert moe.endswith(" tokens are sorted |")
     assert "never shown" not in shown
     assert "Beside `muon`:" in shown
-    assert "The step of their company: 100.5 ms (" in shown
+    assert "The baseline's step: 100.5 ms (" in shown
     assert (
         "- Measured with 2 seeds of 10 steps: 64 wide, 2 layers, 131 tokens, 2 x 256 a step"
         in shown

@@ -48,13 +48,13 @@ FAULTS = (
     Fault(
         "only_100_ignored",
         "linear_cross_entropy",
-        "targets other than -100 are counted although negative",
+        "negative targets other than -100 are counted",
         "output",
     ),
     Fault(
         "count_of_all",
         "linear_cross_entropy",
-        "the count is of all targets, not of the first",
+        "all targets are counted, not only the first",
         "output",
     ),
     Fault("cap_slope", "linear_cross_entropy", "the cap is left out of the gradient", "gradient"),
@@ -69,13 +69,13 @@ FAULTS = (
     Fault(
         "mean_weight",
         "linear_cross_entropy",
-        "a weight by position is taken for one by target",
+        "weights by position are used as weights by target",
         "output",
     ),
     Fault(
         "upstream_ignored",
         "linear_cross_entropy",
-        "the upstream gradient is taken for one",
+        "the upstream gradient is assumed to be one",
         "gradient",
     ),
     Fault(
@@ -88,7 +88,7 @@ FAULTS = (
     Fault(
         "no_maximum",
         "linear_cross_entropy",
-        "exponentials are taken without their maximum",
+        "exponentials are computed without subtracting the maximum",
         "finite",
     ),
     Fault(
@@ -106,7 +106,7 @@ FAULTS = (
         "without gradients the weights are ignored",
         "forward",
     ),
-    Fault("stale", "linear_cross_entropy", "results are kept by shape", "fresh"),
+    Fault("stale", "linear_cross_entropy", "results are cached by shape", "fresh"),
     Fault(
         "zeros",
         "linear_cross_entropy",
@@ -129,31 +129,43 @@ FAULTS = (
     Fault(
         "upper_left",
         "attention",
-        "fewer queries than keys are masked from the upper left",
+        "if there are fewer queries than keys, the mask is aligned to the upper left",
         "output",
     ),
     Fault("heads_interleaved", "attention", "head h reads key-value head h mod K", "output"),
-    Fault("scale_ignored", "attention", "scale is D^-1/2 whatever is given", "output"),
-    Fault("unmasked_sum", "attention", "the softmax sums over keys that are not seen", "output"),
-    Fault("no_maximum", "attention", "exponentials are taken without their maximum", "finite"),
-    # the others
-    Fault("short_offsets", "embedding", "ids are taken for 16 bits", "output"),
+    Fault("scale_ignored", "attention", "the scale is always D^-1/2, whichever is given", "output"),
+    Fault("unmasked_sum", "attention", "the softmax sums over masked keys", "output"),
     Fault(
-        "lost_repeats", "embedding", "an id that comes twice adds one gradient (a race)", "gradient"
+        "no_maximum",
+        "attention",
+        "exponentials are computed without subtracting the maximum",
+        "finite",
+    ),
+    # the others
+    Fault("short_offsets", "embedding", "ids are read as 16 bits", "output"),
+    Fault(
+        "lost_repeats",
+        "embedding",
+        "an id that occurs twice adds only one gradient (a race)",
+        "gradient",
     ),
     Fault("no_eps", "rms_norm", "eps is ignored", "output"),
-    Fault("over_read", "rms_norm", "the row's end is read past", "finite"),
+    Fault("over_read", "rms_norm", "reads past the end of a row", "finite"),
     Fault(
         "raced_sum",
         "rms_norm",
         "the gradient of the weight misses a row (a missing barrier)",
         "gradient",
     ),
-    Fault("row_positions", "rotate", "the first row's positions are those of all", "output"),
+    Fault(
+        "row_positions", "rotate", "the positions of the first row are used for all rows", "output"
+    ),
     Fault("in_place", "swiglu", "the result is written over an argument", "inputs"),
-    Fault("over_write", "swiglu", "the number behind an argument is written to", "inputs"),
+    Fault(
+        "over_write", "swiglu", "the element after the end of an argument is overwritten", "inputs"
+    ),
     Fault("noisy", "swiglu", "two calls differ in the last bit", "repeats"),
-    Fault("wide_output", "swiglu", "the result is float32 whatever the dtype", "shape", "bfloat16"),
+    Fault("wide_output", "swiglu", "the result is float32 for every dtype", "shape", "bfloat16"),
     Fault("contiguous", "swiglu", "arguments are read as if they were contiguous", "layout"),
     Fault(
         "contiguous_upstream",
@@ -161,9 +173,11 @@ FAULTS = (
         "upstream gradients are read as if they were contiguous",
         "layout",
     ),
-    Fault("hangs_up", "logits", "an odd vocabulary raises", "runs"),
+    Fault("hangs_up", "logits", "an odd vocabulary raises an error", "runs"),
     # on MLX
-    Fault("mlx_window", "attention", "a window of 1 is taken for none", "output", backend="mlx"),
+    Fault(
+        "mlx_window", "attention", "a window of 1 is treated as no window", "output", backend="mlx"
+    ),
     Fault(
         "mlx_lost_tail",
         "linear_cross_entropy",
@@ -171,15 +185,15 @@ FAULTS = (
         "gradient",
         backend="mlx",
     ),
-    Fault("mlx_stale", "token_losses", "results are kept by shape", "fresh", backend="mlx"),
+    Fault("mlx_stale", "token_losses", "results are cached by shape", "fresh", backend="mlx"),
     Fault(
         "mlx_upstream",
         "swiglu",
-        "the upstream gradient is taken for one",
+        "the upstream gradient is assumed to be one",
         "gradient",
         backend="mlx",
     ),
-    Fault("mlx_over_read", "rms_norm", "the array's end is read past", "finite", backend="mlx"),
+    Fault("mlx_over_read", "rms_norm", "reads past the end of the array", "finite", backend="mlx"),
     Fault(
         "mlx_in_place", "swiglu", "the result is written over an argument", "inputs", backend="mlx"
     ),
