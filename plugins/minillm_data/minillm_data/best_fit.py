@@ -28,7 +28,7 @@ __all__ = ["BestFit", "BestFitPacker"]
 
 
 class BestFit(Plugin, api=1):
-    """Rows hold whole documents, each filled by the largest ones that fit; the rest is padding."""
+    """Rows of whole documents, the largest that fit first; the rest is padding."""
 
     buffer: int = option(
         1000, ge=1, le=100_000, help="documents in the buffer from which rows are filled"

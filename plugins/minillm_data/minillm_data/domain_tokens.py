@@ -27,7 +27,7 @@ __all__ = ["DomainTokens", "domains_of"]
 
 
 class DomainTokens(Plugin, api=1, unweighted=True):
-    """A token that names a document's domain stands at its beginning, until a cooldown."""
+    """A token before each document that names its domain, until a cooldown."""
 
     domains: list[str] = option(help="names of all domains", min_length=1)
     by: str = option(

@@ -18,7 +18,7 @@ __all__ = ["LengthBuckets", "bucketed"]
 
 
 class LengthBuckets(Plugin, api=1):
-    """Documents of like length follow each other: sorted within buckets, which are shuffled."""
+    """Documents of similar length side by side: sorted within buckets, which are shuffled."""
 
     documents: int = option(1000, ge=2, help="documents per bucket")
 

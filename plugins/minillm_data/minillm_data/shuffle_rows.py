@@ -22,7 +22,7 @@ __all__ = ["ShuffleRows", "shuffled"]
 
 
 class ShuffleRows(Plugin, api=1):
-    """The rows of an epoch are shuffled, not only its documents: no step is all of one long document."""
+    """Shuffled rows of an epoch, not only documents: no step consists of one long document."""
 
     def build_data(self, data):
         data.windows(shuffled)

@@ -292,7 +292,7 @@ def test_a_trained_model_is_not_made_worse(text: Path, tmp_path: Path) -> None:
     place = ("--data", str(text), "--preset", "cpu", "--device", "cpu", "--backend", "torch", *TINY)
     none = (
         "--plugins",
-        "-bigram_hash,-half_rope,-key_offset,-muon,-value_embeds,-zero_init",
+        "-bigram_hash,-half_rope,-key_offset,-muon,-value_embeds",
         "train.lr=0.01",
     )
     base, to = tmp_path / "base", str(tmp_path / "model")
@@ -316,14 +316,14 @@ def test_the_plugins_of_a_preset_are_left_out_and_that_is_said(
     folder = published(MODELS["TinyLlama"])
     here = ("plan", "--init", str(folder), "--preset", "cpu", "--device", "cpu")
     for words, left in (
-        ((), "bigram_hash, half_rope, key_offset, muon, shuffle_rows, value_embeds, zero_init"),
+        ((), "bigram_hash, half_rope, key_offset, muon, shuffle_rows, value_embeds"),
         (
             ("--plugins", "muon"),
-            "bigram_hash, half_rope, key_offset, muon, shuffle_rows, value_embeds, zero_init",
+            "bigram_hash, half_rope, key_offset, muon, shuffle_rows, value_embeds",
         ),
         (
             ("--plugins", "-muon"),
-            "bigram_hash, half_rope, key_offset, shuffle_rows, value_embeds, zero_init",
+            "bigram_hash, half_rope, key_offset, shuffle_rows, value_embeds",
         ),
     ):
         capsys.readouterr()

@@ -51,7 +51,7 @@ TAPS = 4
 
 
 class GatedDelta(Plugin, api=1):
-    """A memory of fixed size in place of attention: it forgets by gates and is corrected by deltas."""
+    """Memory of fixed size in place of attention, with gated forgetting and delta-rule corrections."""
 
     chunk: int = option(64, ge=1, le=256, help="tokens per chunk in training")
     eps: float | None = option(

@@ -21,7 +21,7 @@ __all__ = ["LayerLoop"]
 
 
 class LayerLoop(Plugin, api=1):
-    """Some layers run twice or more, one round after the other, from a share of the run on."""
+    """Layers that run several times, from a given fraction of the run on."""
 
     first: int | None = option(
         None, ge=0, help="first layer of the loop; none: the middle of the model"

@@ -31,7 +31,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class BatchSchedule(Plugin, api=1):
-    """Batches of a third, two thirds and all rows, a third of the run each, with rates that grow too."""
+    """Batches that grow from a third of the rows to all, for a third of the run each; rates grow with them."""
 
     parts: tuple[Positive, ...] = option(
         (1.0, 2.0, 3.0),

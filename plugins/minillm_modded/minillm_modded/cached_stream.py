@@ -15,7 +15,7 @@ __all__ = ["CachedStream"]
 
 
 class CachedStream(Plugin, api=1):
-    """Attentions after a block read the stream that entered it."""
+    """One stream for the attention of all layers after a block: the stream that entered it."""
 
     first: int | None = option(
         None, help="block whose input all later attentions read; none: at two thirds of the depth"

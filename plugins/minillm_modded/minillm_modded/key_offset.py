@@ -23,7 +23,7 @@ __all__ = ["KeyOffset", "OffsetAcross", "OffsetWithin"]
 
 
 class KeyOffset(Plugin, api=1):
-    """Half of each key, the features without rotation, is that of the previous token."""
+    """Keys of which one half, the features without rotation, comes from the previous token."""
 
     layers: Layers | None = option(
         None,

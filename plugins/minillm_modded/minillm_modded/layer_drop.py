@@ -20,7 +20,7 @@ __all__ = ["LayerDrop"]
 
 
 class LayerDrop(Plugin, api=1):
-    """The attention of the first layer, or any others' attention and MLPs, is left out."""
+    """A model without the first layer's attention, or without attention and MLPs of layers that you name."""
 
     attention: Layers | None = option(
         [0], help="layers without attention, such as [0, 6]; none: no layer"

@@ -23,7 +23,7 @@ Weight = Annotated[float, Field(gt=0)]
 
 
 class MTP(Plugin, api=1):
-    """Further tokens are predicted as well, with weights that fall to 0 one after the other."""
+    """Prediction of further tokens, with loss weights that fall to 0 one after the other."""
 
     weights: tuple[Weight, ...] = option(
         (0.5, 0.25),

@@ -28,7 +28,7 @@ FIELD = "prefix_token"
 
 
 class PrefixTokens(Plugin, api=1, unweighted=True):
-    """The longest token that begins the next one is predicted as well, with a weight that falls to 0."""
+    """Prediction of the longest token that is a prefix of the next one, with a weight that falls to 0."""
 
     weight: float = option(
         0.25, gt=0, help="initial loss weight of the prefix; the next token has weight 1"

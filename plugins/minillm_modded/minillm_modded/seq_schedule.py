@@ -22,7 +22,7 @@ __all__ = ["SeqSchedule", "is_long"]
 
 
 class SeqSchedule(Plugin, api=1):
-    """Rows are short for a third of the run, and there are more of them; then train.seq_len long."""
+    """Short rows, and more of them, for the first third of the run; then rows of train.seq_len."""
 
     start: float = option(
         0.4375,

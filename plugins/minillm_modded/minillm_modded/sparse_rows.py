@@ -182,7 +182,7 @@ def _power(ops: Any, beta: float, lag: Any) -> Any:
 
 
 class SparseRows(Plugin, api=1):
-    """Reads and updates tables of embeddings by the rows that a step looks up, not whole."""
+    """Embedding tables read and updated only in the rows that a step looks up."""
 
     buckets: int = option(
         8, ge=1, le=256, help="number of sizes to which the rows looked up in a step are rounded up"

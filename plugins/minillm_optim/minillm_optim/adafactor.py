@@ -26,7 +26,7 @@ LEAST = 1e-3  # minimum scale of weights: its epsilon2
 
 
 class Adafactor(Plugin, api=1):
-    """Second moments of a matrix by rows and columns: hardly any state, steps in sizes of the weights."""
+    """Second moments factored by rows and columns: little state, steps relative to the weights' size."""
 
     lr: float = option(
         0.01,

@@ -21,7 +21,7 @@ __all__ = ["Adam8bit", "adam"]
 
 
 class Adam8bit(Plugin, api=1):
-    """AdamW's two moments are kept in 8 bits each, in blocks of 256 with a scale."""
+    """AdamW with both moments in 8 bits, in blocks of 256 with one scale each."""
 
     moments: Literal["int8", "bfloat16"] = option(
         "int8", help="storage format of the moments: int8 with scales, or bfloat16"

@@ -17,7 +17,7 @@ from minillm_optim.scope import Scope, in_scope
 
 
 class Lion(Plugin, api=1):
-    """The sign of a momentum: one moment a weight, each weight moves by the learning rate."""
+    """Sign of a momentum: one moment per weight, and every step as long as the learning rate."""
 
     lr: float = option(
         3e-4,

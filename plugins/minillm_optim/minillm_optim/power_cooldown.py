@@ -17,7 +17,7 @@ __all__ = ["PowerCooldown", "falling"]
 
 
 class PowerCooldown(Plugin, api=1):
-    """The run's rates are flat and then fall as a power of what is left of the run."""
+    """Rates that stay constant, then fall as a power of the remaining fraction of the run."""
 
     power: float = option(1.2, gt=0, help="exponent of the cooldown; 1: linear, as wsd")
     cooldown: float = option(

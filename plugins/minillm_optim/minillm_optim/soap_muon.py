@@ -25,7 +25,7 @@ __all__ = ["SOAPMuon", "divided_in_eigenbasis"]
 
 
 class SOAPMuon(Plugin, api=1):
-    """Muon whose momentum is divided by its usual size in SOAP's bases first."""
+    """Muon whose momentum is first normalised in SOAP's eigenbases."""
 
     beta: float = option(
         0.9, ge=0, lt=1, help="decay rate of the statistics and of the mean of squares"

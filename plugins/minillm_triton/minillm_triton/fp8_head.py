@@ -19,7 +19,7 @@ SIZES = {"width": "model.dim", "vocab": "model.vocab"}  # fact -> its setting
 
 
 class Fp8Head(Plugin, api=1, backends=("torch",), devices=("cuda",)):
-    """Linear cross-entropy with fp8 products: outside bfloat16's tolerance, so used only where named."""
+    """Linear cross-entropy with fp8 products: outside bfloat16's tolerance, so used only if you name it."""
 
     def kernel_provider(self, kernels: Any) -> None:
         kernels.candidate(

@@ -13,7 +13,7 @@ Wanted = Literal["auto"] | bool
 
 
 class Triton(Plugin, api=1, backends=("torch",), devices=("cuda",)):
-    """Linear cross-entropy in chunks of one buffer, and Muon's symmetric products by halves."""
+    """Linear cross-entropy in chunks that share one buffer; Muon's symmetric products at half the work."""
 
     loss: Wanted = option(
         True, help="linear cross-entropy; true: required, auto: used where it applies"
