@@ -199,3 +199,20 @@ def test_gradients_on_a_gpu(side: Any, head_dim: int, dtype: str) -> None:
     for got, exact in zip(results["flex"], results["exact"], strict=True):
         found, wanted = (x.detach().double().cpu().numpy() for x in (got, exact))
         side.assert_close(found, wanted, tolerance, "y, q, k or v")
+
+
+@pytest.mark.parametrize(("rows", "columns", "compiled"), [(1, 70, 0), (1, 2048, 0), (8, 1024, 1)])
+def test_short_texts_outside_of_a_compiled_step_need_no_kernel_for_their_length(
+    monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, compiled: int
+) -> None:
+    """Prompts of any length are read at once; "meta" stands for a GPU."""
+    calls = []
+
+    def attend(q: Any, *_: Any, **__: Any) -> Any:
+        calls.append(q.shape)
+        return q
+
+    monkeypatch.setattr(blocks, "_compiled", lambda: attend)
+    q = torch.empty(rows, columns, 2, 8, device="meta")
+    assert blocks.flex(q, q, q, window=16).shape == q.shape
+    assert len(calls) == compiled

@@ -22,6 +22,7 @@ from minillm_core.backends.torch.compiling import own_code
 from minillm_core.backends.torch.ops import sdpa
 
 BLOCK = 128  # queries and keys; windows are best a multiple of it
+MASKED = 1 << 22  # B T S up to which SDPA takes a mask in place of a kernel compiled for the length
 
 
 def flex(
@@ -37,14 +38,17 @@ def flex(
 
     About 4 B T W H D FLOPs forward, W the keys that a query sees, and almost no memory beyond the
     result. T < S (decoding) goes to SDPA as well, unless T and S are whole blocks: as under context
-    parallelism.
+    parallelism. So do short texts outside of a compiled step on a GPU, such as prompts: FlexAttention
+    alone is compiled for their length, which takes seconds.
     """
     queries, keys = q.shape[1], k.shape[1]
     window = None if isinstance(window, int) and window >= keys else window
     apart = queries != keys and (queries % BLOCK or keys % BLOCK)
-    if apart or (window is None and documents is None):
+    alone = not torch.compiler.is_compiling() and q.device.type != "cpu"
+    short = alone and q.shape[0] * queries * keys <= MASKED
+    if apart or short or (window is None and documents is None):
         return sdpa(q, k, v, scale=scale, window=window, documents=documents)
-    attend = flex_attention if torch.compiler.is_compiling() else _outside_a_graph(q.device.type)
+    attend = _compiled() if alone else flex_attention
     y = attend(
         q.transpose(1, 2),
         k.transpose(1, 2),
@@ -125,6 +129,6 @@ def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @cache
-def _outside_a_graph(device: str) -> Callable[..., Any]:
-    """Compile FlexAttention alone, for eager mode: uncompiled it holds B H T^2 scores."""
-    return flex_attention if device == "cpu" else torch.compile(own_code(flex_attention))
+def _compiled() -> Callable[..., Any]:
+    """Compile FlexAttention alone, for eager mode on a GPU: uncompiled it holds B H T^2 scores."""
+    return torch.compile(own_code(flex_attention))
