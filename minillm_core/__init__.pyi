@@ -70,10 +70,10 @@ from minillm_core.train.events import (
     Throughput as Throughput,
     Unsaved as Unsaved,
 )
-from minillm_core.train.frozen import FrozenModel as FrozenModel
 from minillm_core.train.generate import Stream as Stream
 from minillm_core.train.hooks import Verdict as Verdict
 from minillm_core.train.predict import Predictor as Predictor
+from minillm_core.train.restore import FrozenModel as FrozenModel
 from minillm_core.train.run import Run as Run, load as load
 
 __version__: str

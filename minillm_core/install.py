@@ -69,7 +69,7 @@ def _reason(text: str) -> str | None:
     try:
         need = Requirement(text)
     except InvalidRequirement as error:
-        return f"this is no requirement ({str(error).splitlines()[0]})"
+        return f"this is not a requirement ({str(error).splitlines()[0]})"
     if (found := installed_version(need.name)) is None:
         return "it is not installed"
     try:

@@ -98,7 +98,7 @@ def set_version(new: str, root: Path = ROOT) -> list[Path]:
         ReleaseError: not a valid version.
     """
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", new):
-        raise ReleaseError(f"'{new}' is no version: as 0.2.0 or 0.2.0rc1")
+        raise ReleaseError(f"'{new}' is not a version: as 0.2.0 or 0.2.0rc1")
     found = distributions(root, "plugins", "examples")
     names = "|".join(re.escape(one["name"]) for one in found.values())
     changed = []

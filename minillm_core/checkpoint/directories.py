@@ -143,14 +143,14 @@ class DirectoryFormat(ABC):
         """
 
     def fetch(self, name: str, say: Callable[[str], None]) -> Path | None:
-        """Fetch a published model by a name that is no existing path.
+        """Fetch a published model by a name that is not an existing path.
 
         Args:
             name: as given to ``--init``.
             say: prints notes for the user.
 
         Returns:
-            Its directory, whose content never changes; None: it is no name of a model.
+            Its directory, whose content never changes; None: it is not the name of a model.
 
         Raises:
             Refusal: it cannot be fetched.
@@ -199,7 +199,7 @@ def format_of(layout: str) -> DirectoryFormat | None:
     """Find the format of a layout; None where no installed distribution has it.
 
     Raises:
-        PluginError: several distributions offer it, or the offered object is no format.
+        PluginError: several distributions offer it, or the offered object is not a format.
     """
     found = offered(GROUP, layout, f"have the layout {layout}")
     return None if found is None else _load(found)
@@ -209,7 +209,7 @@ def read_directory(path: Path) -> ModelDirectory | None:
     """Read a model directory with the format that recognises it; None where none does.
 
     Raises:
-        PluginError: the object that a distribution offers is no format.
+        PluginError: the object that a distribution offers is not a format.
         Refusal: it is damaged, or minillm's decoder cannot represent its model.
     """
     return next((one.read(path) for one in _formats() if one.recognises(path)), None)
@@ -219,7 +219,7 @@ def fetch_directory(name: str, say: Callable[[str], None]) -> Path | None:
     """Fetch a published model by the format that recognises its name; None: none does.
 
     Raises:
-        PluginError: the object that a distribution offers is no format.
+        PluginError: the object that a distribution offers is not a format.
         Refusal: it cannot be fetched.
     """
     return next((path for one in _formats() if (path := one.fetch(name, say)) is not None), None)
@@ -298,7 +298,7 @@ def refuse_taken(folder: Path) -> None:
     """Refuse an existing path, except an empty folder.
 
     Raises:
-        Refusal: it is no folder, is not empty, is the current folder, or cannot be read.
+        Refusal: it is not a folder, is not empty, is the current folder, or cannot be read.
     """
     fix = "name a new folder"
     if os.path.realpath(folder) == os.path.realpath("."):  # a shell would stay in the replaced one
@@ -323,7 +323,7 @@ def _formats() -> Iterator[DirectoryFormat]:
 def _load(offer: EntryPoint) -> DirectoryFormat:
     found = offer.load()
     if not isinstance(found, DirectoryFormat):
-        what = f"the layout {offer.name} is no minillm_core.directories.DirectoryFormat"
+        what = f"the layout {offer.name} is not a minillm_core.directories.DirectoryFormat"
         raise PluginError(what, where=offer.value, fix="tell the authors of the distribution")
     return found
 

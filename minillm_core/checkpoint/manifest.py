@@ -85,7 +85,9 @@ def _read(files: Opened) -> tuple[int, dict[str, Written]]:
     for entry in entries:
         _check_keys(entry, {"name", "size", "xxh3_128"})
         if entry["name"] not in files.names:
-            raise ValueError(f"{str(entry['name'])[:40]!r} is no file of a checkpoint, or missing")
+            raise ValueError(
+                f"{str(entry['name'])[:40]!r} is not a file of a checkpoint, or missing"
+            )
         if not tensors.are_sizes([entry["size"]]):
             raise ValueError(f"{entry['name']}: needs its size in bytes")
     names = [entry["name"] for entry in entries]
@@ -127,7 +129,7 @@ class Opened:
         folder: the checkpoint.
 
     Raises:
-        ValueError: one of its files is missing or is no regular file, with the reason.
+        ValueError: one of its files is missing or is not a regular file, with the reason.
     """
 
     def __init__(self, folder: Path) -> None:

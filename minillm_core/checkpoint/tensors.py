@@ -119,7 +119,7 @@ def header(fill: Read, size: int, widths: Mapping[str, int] = OWN) -> dict[str, 
         raise ValueError(f"a header of {length:,} bytes")
     text = _bytes(fill, 8, length)
     if not text.startswith(b"{"):
-        raise ValueError("the header is no JSON object")
+        raise ValueError("the header is not a JSON object")
     try:
         entries = strict.parse(text)
     except ValueError as error:
@@ -193,7 +193,7 @@ def _bytes(fill: Read, offset: int, count: int) -> bytes:
 def _stored(name: str, entry: Any, begin: int, widths: Mapping[str, int]) -> Stored:
     """Check one entry of a header."""
     if _is_odd(name):
-        raise ValueError(f"header: {name[:40]!r} is no name of a tensor")
+        raise ValueError(f"header: {name[:40]!r} is not the name of a tensor")
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError(f"{name}: needs dtype, shape and data_offsets")
     code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]

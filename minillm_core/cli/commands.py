@@ -158,13 +158,13 @@ class CommandGroup(TyperGroup):
             if name in self.core:
                 reason = f"not used: '{name}' is a command of minillm itself"
             elif dot:
-                reason = f"not used: '{group}' is no group that takes commands"
+                reason = f"not used: '{group}' is not a group that takes commands"
             else:
                 load = partial(_import_offered, name, whole, offers)
                 guard = partial(_own_code, offers[0])
                 self.commands[name] = LazyCommand(name, load, guard, **shown)
                 continue
-            for one in offers:  # a separate row, under a key that is no command name
+            for one in offers:  # a separate row, under a key that is not a command name
                 said = escape(f"{reason} ({one.offered_by})")
                 row = LazyCommand(name, _refuse_row, rich_help_panel=OTHERS, short_help=said)
                 self.commands[f"{name} of {one.offered_by}"] = row
@@ -341,7 +341,7 @@ def _import_offered(name: str, whole: str, offers: list[CommandEntry]) -> TyperC
 
 
 def _refuse_row() -> NoReturn:
-    raise PluginError("this row of the help page is no command", fix="minillm --help")
+    raise PluginError("this row of the help page is not a command", fix="minillm --help")
 
 
 def _refuse_absent(whole: str) -> NoReturn:

@@ -11,7 +11,7 @@ from minillm_core.cli import options
 from minillm_core.cli.console import emit, say, write
 from minillm_core.errors import PluginError, Refusal
 from minillm_core.install import pip_line
-from minillm_core.plugins.discover import entry_points
+from minillm_core.plugins.provided import provided
 from minillm_core.train.progress import display
 
 EXAMPLES = options.examples(
@@ -153,10 +153,9 @@ def _judge(name: str) -> Callable[..., tuple[Any, Mapping[str, Any]]]:
     """Import the function of a kind of evaluation.
 
     Raises:
-        PluginError: no installed distribution offers it.
+        PluginError: no installed distribution offers it, or several do.
     """
-    found = [one for one in entry_points(group=JUDGES) if one.name == name]
-    if not found:
+    if (judge := provided(JUDGES, name)) is None:
         what = f"no installed distribution judges {name}"
         raise PluginError(what, where=f"--{name}", fix=pip_line(OFFERED[name]))
-    return found[0].load()
+    return judge

@@ -51,11 +51,14 @@ def option(
 def folder(text: str) -> Path:
     """Return the path of a folder to write to; an empty one, of an unset variable, would be the current folder.
 
+    A word with a dash is the next option, taken for the value that is missing: ``--out --resume``.
+
     Raises:
-        typer.BadParameter: it is empty.
+        typer.BadParameter: it is empty, or begins with a dash.
     """
-    if not text.strip():
-        raise typer.BadParameter("it is empty; . is the current folder")
+    if not text.strip() or text.startswith("-"):
+        what = f"'{text}' begins with a dash, as options do" if text.strip() else "it is empty"
+        raise typer.BadParameter(f"{what}; . is the current folder")
     return Path(text).expanduser()  # no shell expands --out=~/x
 
 

@@ -56,17 +56,16 @@ def answer(asked: RunRequest, shown: PlanOutput, *, as_json: bool) -> None:
         _show_diff(asked, *diff, json=as_json)
         return
     prepared, plan = _planned(asked)
-    of_vocabulary, dtype = vocabulary_note(plan.estimate()), prepared.dtype
     divided = _divided(plan, gpus, card) if gpus else None
-    notes = of_vocabulary, divided.refused if divided else None
+    notes = vocabulary_note(plan.estimate()), divided.refused if divided else None
     _say_notes([prepared], [plan], *filter(None, notes))
-    costs, lines = _costs(prepared, plan, dtype)
+    costs, lines = _costs(prepared, plan)
     if as_json:
         document = plan_document(plan) | {"settings": settings(prepared.loaded), "costs": costs}
         emit(document | ({"mesh": divided.data()} if divided else {}))
         return
     console = Console()
-    render_plan(plan, console, dtype, lines)
+    render_plan(plan, console, prepared.dtype, lines)
     for table in (*(divided.shown() if divided else ()), settings_table(prepared.loaded)):
         console.print()
         console.print(table)
@@ -108,8 +107,8 @@ def _planned(asked: RunRequest) -> tuple[Prepared, Plan]:
     plan = export_checked(plan)
     if plan.config.init is not None and prepared.earlier is None:
         read_initial(plan.config.init).check(plan)
-    if prepared.branch:
-        prepared.branch.check(plan, Budget.of(plan.config.train) if budget_known else None)
+    if branch := prepared.loaded.branch:
+        branch.check(plan, Budget.of(plan.config.train) if budget_known else None)
     return prepared, plan
 
 
@@ -148,22 +147,19 @@ def _given(values: Mapping[str, Any], key: str) -> str:
     return key if value is None else f"{key}={show(value, 400)}"
 
 
-def _costs(
-    prepared: Prepared, plan: Plan, dtype: str | None
-) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
+def _costs(prepared: Prepared, plan: Plan) -> tuple[dict[str, Any], tuple[tuple[str, str], ...]]:
     """Estimate the cost of a plan; files are located, not opened.
 
     Args:
         prepared: the prepared command line.
         plan: its plan.
-        dtype: the compute dtype; None: float32.
 
     Returns:
         The cost as JSON, with None for unknown values; and pairs (heading, words).
     """
     config, found, speed = plan.config, prepared.detected, None
     if (expect := provided(MEASURED, "speed")) is not None and found is not None:
-        dtype = dtype or config.train.dtype.replace("auto", "float32")
+        dtype = prepared.dtype or config.train.dtype.replace("auto", "float32")
         speed = expect(cache_folder(), plan, found, dtype)
     tokens, exact, data, whole = _tokens(plan)
     steps, seconds = _length(plan, speed)

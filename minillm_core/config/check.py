@@ -18,7 +18,7 @@ from minillm_core.errors import ConfigError
 from minillm_core.text import nearest
 
 SLIP = 2
-"""Largest difference in length of a typo: ``save_steps`` is no typo of ``steps``."""
+"""Largest difference in length of a typo: ``save_steps`` is not a typo of ``steps``."""
 
 SYNONYMS = {
     "learning_rate": "train.lr",
@@ -181,7 +181,7 @@ def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str
         (tree[section] if section else tree)[name] = _typed(key, setting.value)
     tree["plugins"] = {name: dict(options) for name, options in plugins.items()}
     try:
-        return Config.model_validate(tree, strict=True)
+        config = Config.model_validate(tree, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = [str(part) for part in first["loc"]]
@@ -193,8 +193,10 @@ def validated(settings: Mapping[str, Setting], plugins: Mapping[str, Mapping[str
             place, value = f"{path[3]} of stage {int(path[2]) + 1}", first["input"]
             wanted = describe(Stage.model_fields[path[3]], _WORDS)
         what = f"{place} must be {wanted}, not {show(value)}"
-        fix = f"{key}: {purpose(key)}" if purpose(key) else None
-        raise ConfigError(what, where=settings[key].where, fix=fix) from None
+        raise ConfigError(what, where=settings[key].where, fix=f"{key}: {purpose(key)}") from None
+    for key, setting in settings.items():
+        _check_finite(key, setting)
+    return config
 
 
 def _typed(key: str, value: Any) -> Any:
@@ -221,9 +223,19 @@ def check_option(key: str, setting: Setting) -> None:
     if inner:
         what = f"{key} has too many parts: a plugin's options are NAME.option"
         raise ConfigError(what, where=setting.where, fix=f"{plugin}.{name}={{{inner} = ...}}")
+    _check_finite(key, setting)
+
+
+def _check_finite(key: str, setting: Setting) -> None:
+    """Refuse a number that a run's files cannot hold.
+
+    Raises:
+        ConfigError: it is not finite, or is an integer of more than 64 bits.
+    """
     if not is_finite(setting.value):
-        what = f"{key} must be a finite number, not {show(setting.value)}"
-        raise ConfigError(what, where=setting.where)
+        wanted = expected(key) if key in FIELDS else "a finite number"
+        what = f"{key} must be {wanted}, not {show(setting.value)}"
+        raise ConfigError(what, where=setting.where, fix="a finite number of at most 64 bits")
 
 
 MOST = 1 << 40
@@ -263,7 +275,7 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
             f"a dim that heads divides, such as model.dim={-(-model.dim // pairs) * pairs}",
         )
     if model.heads % model.kv_heads:
-        fits = [n for n in range(1, model.heads + 1) if model.heads % n == 0]
+        fits = [n for n in range(1, min(model.heads, 9999) + 1) if model.heads % n == 0]
         yield (
             f"{model.heads} query heads cannot share {model.kv_heads} key and value heads evenly",
             "model.heads model.kv_heads",

@@ -32,6 +32,7 @@ class Loaded:
     specs: dict[str, Spec] = field(default_factory=dict)  # plugin -> its name or file
     notes: tuple[str, ...] = ()  # notes to print: how values were chosen
     command: tuple[str, ...] = ()  # the command as typed; empty: from Python
+    branch: Any = None  # the ``train.initial.Branch`` whose weights a new run begins with
 
     @property
     def preset(self) -> str:

@@ -143,7 +143,7 @@ def _check_knots(dial: str, key: str, knots: Any, where: str) -> None:
     """Refuse invalid knots.
 
     Raises:
-        ConfigError: an unknown dial, entries that are no pairs of numbers, or dial values not ascending.
+        ConfigError: an unknown dial, entries that are not pairs of numbers, or dial values not ascending.
     """
     if dial not in FIELDS:
         raise ConfigError(
@@ -320,7 +320,7 @@ def _file_text(path: str, where: str) -> str:
     """Return the text of ``key=@FILE``: a run stores the text and does not need the file afterwards.
 
     Raises:
-        ConfigError: it cannot be read, is no text, or is larger than 4 MiB.
+        ConfigError: it cannot be read, is not text, or is larger than 4 MiB.
     """
     try:
         with Path(path).expanduser().open("rb") as file:

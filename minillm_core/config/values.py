@@ -59,16 +59,18 @@ def show(value: Any, most: int = 60) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number; booleans are not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Return whether a value is a number and :func:`is_finite`; booleans are not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
 
 
 def is_finite(value: Any) -> bool:
-    """Return whether a value contains no NaN and no infinity."""
+    """Return whether a value contains no NaN, no infinity and no integer of more than 64 bits."""
     if isinstance(value, list | tuple):
         return all(map(is_finite, value))
     if isinstance(value, Mapping):
         return all(map(is_finite, value.values()))
+    if isinstance(value, int):
+        return value.bit_length() < 64
     return not isinstance(value, float) or math.isfinite(value)
 
 

@@ -5,15 +5,15 @@
         for step in loader:                        # StepBatch, without end
             step.micro, step.supervised            # int32 (rows, T) arrays; labels >= 0 in all
             step.cursor                            # JSON; Loader(..., cursor=) resumes from here
-    ValidationBatches(corpus.val, rows=8, seq_len=256, tokens=65_536, seed=config.data.seed)
+    ValidationBatches(corpus.val, rows=8, seq_len=256, tokens=65_536, seed=None)
 
     sources, formats, shards    files: discovery, decompression, parsing
-    tokenizer, bpe, cutting     byte-level BPE, trained or loaded; words without an end
+    tokenizer, bpe, cutting     byte-level BPE, trained or loaded; very long words
     tokenise, store             files to ids, in the token cache on disk
     corpus                      the training and the validation part
+    blocks                      documents that are tokenised while training reads the first ones
     documents                   ids on disk, and their seeded order
-    stream                      an endless stream of them, and rows cut from it
-    turns                       the source of a mixture's next row
+    stream                      an endless stream of them, rows cut from it, and rows of a mixture
     batch                       the dataloaders
 
 The order of the documents depends only on data.seed and the epoch. All errors of the data are a

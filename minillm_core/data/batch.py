@@ -26,7 +26,7 @@ from minillm_core.plugins.sourcing import WEIGHTS
 _POLL_SECONDS = 0.05
 
 OnBatch = Callable[[Batch, str], Batch]
-"""``on_batch(batch, phase) -> batch``; phase is "train" or "eval"."""
+"""``on_batch(batch, phase) -> batch``; the phase is "train", "eval" or "decode"."""
 
 FIELDS = ("ids", "labels", "documents", "positions")
 _DTYPES = {**dict.fromkeys(FIELDS, "int32"), "weights": "float32"}
@@ -104,7 +104,7 @@ def part_of(micro: Sequence[Batch], ranks: int, rank: int) -> tuple[Batch, ...]:
     Every rank makes the whole step, so that ``on_batch`` and its random streams do not depend on how
     many ranks there are.
 
-    ValueError: ``ranks`` divides neither the micro-batches nor their rows.
+    Raises:
         ValueError: neither the micro-batches nor their rows can be divided by ``ranks``.
     """
     count, rows = len(micro) // ranks, len(micro[0]["ids"]) // ranks

@@ -58,7 +58,7 @@ class Blocks:
 
     @property
     def tokens(self) -> int:
-        """Count the tokens of all blocks; an estimate until the last one is open."""
+        """The number of tokens of all blocks; an estimate until the last one is open."""
         if self._place is None:
             return sum(one.tokens for one in self._opened)
         return self._about

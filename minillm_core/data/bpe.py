@@ -63,13 +63,10 @@ def frame(text: str) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def frames(data: bytes) -> Iterator[str]:
-    """Yield the texts of a sequence of frames."""
-    place = 0
-    while place < len(data):
-        (length,) = _LENGTH.unpack_from(data, place)
-        place += _LENGTH.size + length
-        yield data[place - length : place].decode("utf-8")
+def frames(file: IO[bytes]) -> Iterator[str]:
+    """Yield the texts of a file of frames."""
+    while length := file.read(_LENGTH.size):
+        yield file.read(_LENGTH.unpack(length)[0]).decode("utf-8")
 
 
 def _train_in_process(
@@ -149,12 +146,8 @@ def serve(parent: int) -> None:
 def _child(vocab: int, parent: int, specials: Sequence[str]) -> None:
     """Train on the frames in stdin; write the tokenizer.json to stdout."""
     serve(parent)
-
-    def texts() -> Iterator[str]:
-        while length := sys.stdin.buffer.read(_LENGTH.size):
-            yield sys.stdin.buffer.read(_LENGTH.unpack(length)[0]).decode("utf-8")
-
-    sys.stdout.buffer.write(_train(texts(), vocab, specials).encode("utf-8"))
+    texts = frames(sys.stdin.buffer)
+    sys.stdout.buffer.write(_train(texts, vocab, specials).encode("utf-8"))
     sys.stdout.buffer.flush()
 
 

@@ -1,4 +1,4 @@
-"""Places to divide a text, and the cutting of words without an end.
+"""Places to divide a text, and the cutting of very long words.
 
 Byte-level BPE first splits a text into words (letters, digits, other characters, white space) and then
 merges within each word; a word of megabytes (DNA, NUL bytes, a row of dashes) takes long. A text is

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import xxhash
@@ -96,10 +96,21 @@ class MappedFile:
 IDS = "ids"
 """Name of the ids among the columns of documents."""
 
-ZERO = np.zeros(1, np.int64)
-
 Columns = dict[str, np.ndarray]
 """Columns of some tokens, (n,) each: ids, and a source's further fields."""
+
+
+class Stretches(NamedTuple):
+    """Stretches of documents laid end to end, and their places in columns: int64 (stretches,) each."""
+
+    first: np.ndarray  # positions of their first tokens
+    last: np.ndarray  # one past their last tokens
+    at: np.ndarray  # offsets of their first tokens in the columns; they do not overlap there
+
+    @classmethod
+    def one(cls, first: int, last: int) -> Self:
+        """Return the single stretch from ``first`` to ``last``, at the beginning of the columns."""
+        return cls(np.array([first]), np.array([last]), np.zeros(1, np.int64))
 
 
 def column(array: np.ndarray, name: str) -> np.ndarray:
@@ -170,17 +181,17 @@ class Documents:
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """Return the number of tokens of each document: int64 (documents,)."""
+        """The number of tokens of each document: int64 (documents,)."""
         return self.spans[:, 2] - self.spans[:, 1]
 
     @cached_property
     def offsets(self) -> np.ndarray:
-        """Return each document's start when laid end to end: int64 (documents + 1,)."""
+        """Each document's start when all are laid end to end, and the end: int64 (documents + 1,)."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.lengths)])
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens of all documents."""
+        """The number of tokens of all documents."""
         return int(self.offsets[-1])
 
     def block(self, number: int) -> Documents | None:
@@ -214,25 +225,16 @@ class Documents:
         count = min(len(starts), self.tokens - position)
         if count <= 0:
             return 0
-        first, here = np.array([position]), {name: out[:count] for name, out in columns.items()}
+        here = {name: out[:count] for name, out in columns.items()}
         starts[:count] = False
-        self.gather(first, first + count, ZERO, here, starts[:count])
+        self.gather(Stretches.one(position, position + count), here, starts[:count])
         return count
 
-    def gather(
-        self,
-        first: np.ndarray,
-        last: np.ndarray,
-        at: np.ndarray,
-        columns: Columns,
-        starts: np.ndarray,
-    ) -> None:
+    def gather(self, stretches: Stretches, columns: Columns, starts: np.ndarray) -> None:
         """Copy stretches of tokens of the documents laid end to end.
 
         Args:
-            first: int64 (stretches,), positions of their first tokens.
-            last: int64 (stretches,), one past their last tokens; first < last <= tokens.
-            at: int64 (stretches,), their offsets in the columns, without overlap.
+            stretches: their positions, first < last <= tokens, and their places.
             columns: (n,) each, written; ids elsewhere must be valid, as from :meth:`room`.
             starts: bool (n,), set where a document begins.
 
@@ -240,6 +242,7 @@ class Documents:
             DataError: a file changed since it was opened: it is too short, or holds an id outside the
                 embedding, which a framework would read out of bounds.
         """
+        first, last, at = stretches
         begin = np.searchsorted(self.offsets, first, side="right") - 1
         counts = np.searchsorted(self.offsets, last) - begin  # documents of each stretch
         stretch = np.repeat(np.arange(len(first)), counts)
@@ -376,7 +379,7 @@ class Cursor:
         """Return the cursor of a :meth:`data` object, checked against the fingerprint of the current data.
 
         Raises:
-            DataError: the data changed since, or the object is no cursor.
+            DataError: the data changed since, or the object is not a cursor.
         """
         names = ("epoch", "document", "offset")
         if not isinstance(data.get("fingerprint"), str) or not all(

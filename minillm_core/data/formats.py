@@ -300,7 +300,7 @@ class Formats:
 
         Raises:
             DataError: several distributions offer it.
-            PluginError: the offered object is no format.
+            PluginError: the offered object is not a format.
         """
         own = FORMATS.get(Path(name).suffix.lower())
         if own in (TEXT, JSONL):
@@ -320,7 +320,7 @@ class Formats:
         found = offers[0].load()
         if not isinstance(found, Format):
             raise PluginError(
-                f"the format of {offers[0].name} files is no minillm_core.documents.Format",
+                f"the format of {offers[0].name} files is not a minillm_core.documents.Format",
                 where=offers[0].value,
                 fix="tell the authors of the distribution",
             )

@@ -27,7 +27,7 @@ def map_shard(path: Path) -> tuple[np.ndarray, MappedFile]:
     """Map a shard's tokens read-only, uint16 or uint32 (tokens,); return them and the file behind them.
 
     Raises:
-        DataError: it cannot be read, is no shard, is of another version, empty or cut short.
+        DataError: it cannot be read, is not a shard, is of another version, empty or cut short.
     """
     try:
         file = path.open("rb")
@@ -86,7 +86,7 @@ def check_ids(
 
 
 def starts(ids: np.ndarray, end_of_text: int) -> np.ndarray:
-    """Find where documents begin, int64: at 0, if only in the middle of one, and at each end of text."""
+    """Find where documents begin, int64: at each end-of-text id, and at 0, where one may only continue."""
     found = [
         first + np.flatnonzero(ids[first : first + _CHUNK] == end_of_text)
         for first in range(0, len(ids), _CHUNK)

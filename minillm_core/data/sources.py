@@ -67,7 +67,7 @@ class Source:
 
     @property
     def unpacked(self) -> int:
-        """Estimate the size of the decompressed file in bytes."""
+        """The size of the decompressed file in bytes, estimated if it is compressed."""
         text = self.format.text
         return text(self.path) if text else int(self.size * UNPACKED.get(self.packing, 1))
 
@@ -110,7 +110,7 @@ def find(paths: Sequence[str], say: Callable[[str], None]) -> list[Source]:
         say: prints a line about the files of a folder that are left out.
 
     Raises:
-        DataError: a path is empty, does not exist, is no file or folder, or a folder holds no data.
+        DataError: a path is empty, does not exist, is not a file or folder, or a folder holds no data.
     """
     if not paths:
         return _library()

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from minillm_core import disk
+from minillm_core import disk, strict
 from minillm_core.data.documents import IDS, Documents, MappedFile, column, digest
 from minillm_core.data.formats import Progress, ticker
 from minillm_core.data.sources import Source
@@ -375,10 +375,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     Raises:
         OSError, ValueError: it cannot be read or parsed.
     """
-    meta = json.loads(disk.read_file(folder / _META, _LARGEST_META).decode("utf-8"))
-    if not isinstance(meta, dict):
-        raise ValueError("meta.json")
-    return meta
+    return strict.parse(disk.read_file(folder / _META, _LARGEST_META))
 
 
 def place_of(meta: Mapping[str, Any]) -> Bookmark | None:

@@ -17,12 +17,12 @@ from numpy.lib.stride_tricks import as_strided
 from minillm_core.data.documents import (
     IDS,
     PLAIN,
-    ZERO,
     Arrangement,
     Blocked,
     Columns,
     Cursor,
     Documents,
+    Stretches,
     check_cursor,
     claimed_order,
     fingerprint,
@@ -89,7 +89,7 @@ class Stream:
 
     @property
     def cursor(self) -> Cursor:
-        """Return the place of the next token; equal places have equal cursors."""
+        """The place of the next token; equal places have equal cursors."""
         laid = self.block_at(self.position)
         document, offset = laid.documents.locate(self.position - laid.first)
         return Cursor(self._fingerprint, laid.epoch, laid.before + document, offset)
@@ -101,21 +101,14 @@ class Stream:
             columns, (count + 1,) each; and starts bool (count + 1,): True where a document begins.
         """
         columns, starts = self.documents.room(count + 1), np.zeros(count + 1, bool)
-        first = np.array([self.position])
-        self.gather(first, first + count + 1, ZERO, columns, starts)
+        self.gather(Stretches.one(self.position, self.position + count + 1), columns, starts)
         self.position += count
         self.forget()
         return columns, starts
 
-    def gather(
-        self,
-        first: np.ndarray,
-        last: np.ndarray,
-        at: np.ndarray,
-        columns: Columns,
-        starts: np.ndarray,
-    ) -> None:
+    def gather(self, stretches: Stretches, columns: Columns, starts: np.ndarray) -> None:
         """Copy stretches of the stream, see :meth:`Documents.gather`."""
+        first, last, at = stretches
         position, end = int(first.min()), int(last.max())
         while position < end:
             laid = self.block_at(position)
@@ -124,7 +117,8 @@ class Stream:
                 here = np.maximum(first[inside], laid.first)
                 there = np.minimum(last[inside], laid.end)
                 to = at[inside] + here - first[inside]
-                laid.documents.gather(here - laid.first, there - laid.first, to, columns, starts)
+                mine = Stretches(here - laid.first, there - laid.first, to)
+                laid.documents.gather(mine, columns, starts)
             position = laid.end
 
     def begins(self, positions: np.ndarray) -> np.ndarray:
@@ -306,8 +300,7 @@ class WindowRows(PlainRows):
             DataError: a file changed since it was opened.
         """
         stream, size, length = self._stream, self._size, seq_len + 1
-        # (first token in the stream, one past the last, offset in the rows)
-        pieces: list[tuple[int, int, int]] = []
+        pieces: list[tuple[int, int, int]] = []  # stretches, one by one
         for row in range(rows):
             filled = 0
             while filled < seq_len:
@@ -317,11 +310,11 @@ class WindowRows(PlainRows):
                 place = row * length + filled
                 filled, stream.position = filled + count, stream.position + count
                 pieces.append((first, first + count + (filled == seq_len), place))
-        first, last, at = np.array(pieces).T
+        stretches = Stretches(*np.array(pieces).T)
         columns, starts = stream.documents.room(rows * length), np.zeros(rows * length, bool)
-        stream.gather(first, last, at, columns, starts)
+        stream.gather(stretches, columns, starts)
         follows = np.ones(rows * length, bool)
-        follows[at], starts[at] = False, True
+        follows[stretches.at], starts[stretches.at] = False, True
         stream.forget()
         laid = {name: array.reshape(rows, length) for name, array in columns.items()}
         return pack(laid, starts.reshape(rows, length), follows.reshape(rows, length))
@@ -386,7 +379,7 @@ class PackedRows:
             if not ({*map(type, places)} <= {int} and {*map(len, packer.pending)} <= {2}):
                 raise TypeError("a piece is two whole numbers")  # as JSON has them
             held = sum(places[1::2]) - sum(places[::2])
-            state = _as_json(packer.state)
+            state = json.loads(json.dumps(packer.state, allow_nan=False))
         except (TypeError, ValueError) as error:
             what = f"pending and state cannot be kept: {error}"
             raise broken(what, "pieces in pending, JSON in state") from error
@@ -413,7 +406,7 @@ class PackedRows:
         used = behind[opening + counts - 1] - behind[opening] + (last - first)[opening]
         at = behind - (last - first) - (behind - (last - first))[opening][row] + row * length
         columns, starts = stream.documents.room(rows * length), np.zeros(rows * length, bool)
-        stream.gather(first, last, at, columns, starts)
+        stream.gather(Stretches(first, last, at), columns, starts)
 
         # follows: whether a token follows the one before it in the text
         continues, whole = np.zeros((2, len(first)), bool)
@@ -427,7 +420,8 @@ class PackedRows:
         full = np.flatnonzero(used == length - 1)  # their last label is the next token of the text
         if len(full):
             after = last[opening + counts - 1][full]
-            stream.gather(after, after + 1, full * length + length - 1, columns, starts)
+            ends = Stretches(after, after + 1, full * length + length - 1)
+            stream.gather(ends, columns, starts)
             follows[full, -1] = True
         shaped = {name: array.reshape(rows, length) for name, array in columns.items()}
         made = pack(shaped, starts.reshape(rows, length), follows)
@@ -439,11 +433,11 @@ class PackedRows:
         self._documents, broken, stream = 0, self._claimed.broken, self._stream
         row = self._packer.row(self._take)
         if not isinstance(row, (list, tuple)) or not row:
-            raise broken(f"{plain(repr(row), 60)} is no row", "a list, with a piece at least")
+            raise broken(f"{plain(repr(row), 60)} is not a row", "a list, with a piece at least")
         for one in row:
             known = isinstance(one, Piece) and isinstance(one[0], int) and isinstance(one[1], int)
             if not (known and 0 <= one[0] < one[1] <= stream.position):
-                what = f"{plain(repr(one), 80)} is no piece of a document that it took"
+                what = f"{plain(repr(one), 80)} is not a piece of a document that it took"
                 fix = "return pieces that take() gave, or parts of them, by whole numbers"
                 raise broken(what, fix)
         if (tokens := sum([last - first for first, last in row])) > self._length:
@@ -460,15 +454,6 @@ class PackedRows:
         piece = self._stream.take()
         self._counts["taken"] += piece[1] - piece[0]
         return piece
-
-
-def _as_json(value: Any) -> Any:
-    """Return a value as JSON would return it.
-
-    Raises:
-        TypeError, ValueError: JSON cannot hold it.
-    """
-    return None if value is None else json.loads(json.dumps(value, allow_nan=False))
 
 
 class MixedRows:

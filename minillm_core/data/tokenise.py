@@ -9,6 +9,7 @@ tokenizer are mapped from the cache, and a start after a kill continues after th
 from __future__ import annotations
 
 import heapq
+import io
 import json
 import random
 import re
@@ -165,12 +166,12 @@ class TokenCache:
 
     @property
     def end_of_text(self) -> int:
-        """Return the end-of-text id without a tokenizer: the first shard's first id, else the one stated, else 0."""
+        """The end-of-text id without a tokenizer: the first shard's first id, else the one stated, else 0."""
         return int(self._shards[0][0][0]) if self._shards else stated_end_of_text(self.sources)
 
     @property
     def _beside(self) -> str:
-        """Describe the settings for the tokenizer.json beside the ids; empty: there is none, or several folders."""
+        """A hint at the tokenizer.json beside the ids, with its settings; empty: none, or several folders."""
         found = {one.path.with_name("tokenizer.json") for one in self.sources}
         with suppress(DataError):  # it is missing, or of another kind
             for path in found if len(found) == 1 else ():
@@ -463,7 +464,7 @@ def _checked(
     """Yield the non-empty parts of a source's document: text or ids, and their values.
 
     Raises:
-        PluginCodeError: it is no document, or its values do not match the source's fields.
+        PluginCodeError: it is not a document, or its values do not match the source's fields.
     """
     whole = isinstance(document, (str, np.ndarray))
     try:
@@ -567,7 +568,7 @@ class Sample:
     def texts(self) -> Iterator[str]:
         """Yield the texts drawn, in order."""
         for _, _, data in sorted(self._heap, key=lambda run: run[1]):
-            yield from frames(data)
+            yield from frames(io.BytesIO(data))
 
     def draw(self) -> None:
         """Sample, or leave out, the documents added since the last call."""

@@ -68,7 +68,8 @@ class Tokenizer:
             raise ValueError(f"no {token}")
         self.end_of_text: int = end_of_text
         self.end_of_text_token = token
-        self.start, self.start_token = end_of_text, token  # of a text: see :meth:`beginning`
+        # They begin a text: see :meth:`with_start_token`.
+        self.start, self.start_token = end_of_text, token
 
     @classmethod
     def train(
@@ -301,7 +302,7 @@ class Tokenizer:
 
     @cached_property
     def digest(self) -> str:
-        """Return the sha256 digest of everything that affects its encoding."""
+        """The sha256 digest of everything that affects its encoding."""
         return hashlib.sha256(self._native.to_str().encode("utf-8")).hexdigest()
 
     @cached_property

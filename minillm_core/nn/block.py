@@ -118,9 +118,8 @@ class Block(Module):
             else:
                 self.mlp = spec.mlp.make(geometry)
         self.plain_mlp = spec.mlp is None
-        self.given = {
-            one.name.rpartition(".")[2]: Site(geometry, one) for one in spec.apart
-        }  # by the last part of the name
+        # by the last part of the name
+        self.given = {one.name.rpartition(".")[2]: Site(geometry, one) for one in spec.apart}
         if {*self.given}.intersection("qkv"):
             check_shared(self.attention_norm)
         self.site_in = Site(geometry, spec.site_in) if spec.site_in else None

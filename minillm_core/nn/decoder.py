@@ -26,7 +26,7 @@ from minillm_core.nn.block import (
     norm_of,
     normed,
 )
-from minillm_core.nn.decoding import check_lookbacks
+from minillm_core.nn.decoding import check_lookbacks, outwards
 from minillm_core.nn.layers import Embedding, Linear, SwiGLU, head_of
 from minillm_core.nn.module import Module, declared, named_modules, seal
 from minillm_core.nn.node import ModelShape, Node, Scope, Setting, as_numbers, call_names, inputs_of
@@ -223,6 +223,13 @@ class DecoderSpec:
         return {index: one for index, one in found.items() if one is not None}
 
 
+Arrays = dict[str, Any]
+"""Arrays of the framework by name: a micro-batch, schedule values, or statistics."""
+
+ScopeOf = Callable[[Arrays], Scope]
+"""Builds the scope of a pass from its arrays."""
+
+
 class Loss(NamedTuple):
     """The loss of a micro-batch; only ``objective`` is differentiable."""
 
@@ -263,7 +270,7 @@ class Decoder(Module):
             site: tuple(name for name, its in spec.taps if its == site) for _, site in spec.taps
         }
 
-    def forward(self, batch: dict[str, Any], values: dict[str, Any]) -> Loss:
+    def forward(self, batch: Arrays, values: Arrays) -> Loss:
         """Compute the training loss of one micro-batch.
 
         Args:
@@ -278,11 +285,11 @@ class Decoder(Module):
 
     def loss_of(
         self,
-        batch: dict[str, Any],
-        values: dict[str, Any],
+        batch: Arrays,
+        values: Arrays,
         hidden: Any,
         scope: Scope,
-        statistics: dict[str, Any],
+        statistics: Arrays,
         all_losses: tuple[Any, Any] | None = None,
     ) -> Loss:
         """Compute the loss from the result of :meth:`hidden`; ``all_losses``: (labels, losses) of all rows."""
@@ -338,9 +345,7 @@ class Decoder(Module):
             objective = objective + value * ops.like(term.weight.of(values), value) * share
         return Loss(objective, sums, count, terms, statistics)
 
-    def kept_rows(
-        self, batch: dict[str, Any], values: dict[str, Any]
-    ) -> tuple[dict[str, Any], tuple[Any, Any]]:
+    def kept_rows(self, batch: Arrays, values: Arrays) -> tuple[Arrays, tuple[Any, Any]]:
         """Select rows: return the batch of the rows to train on, and labels and losses of all rows, (B, T)."""
         ops = self.ops
         with self.framework.constant():
@@ -359,25 +364,25 @@ class Decoder(Module):
         losses = self.ops.token_losses(rows, head, ids, self.loss.form.evaluated())
         return self.ops.reshape(losses, (B, T))
 
-    def losses(self, batch: dict[str, Any], values: dict[str, Any]) -> Any:
+    def losses(self, batch: Arrays, values: Arrays) -> Any:
         """Compute each position's loss in nats, float32 (B, T), 0 where unsupervised."""
         return self.token_losses(self.hidden(batch, values)[0], batch["labels"])
 
-    def all_logits(self, batch: dict[str, Any], values: dict[str, Any]) -> Any:
+    def all_logits(self, batch: Arrays, values: Arrays) -> Any:
         """Compute the logits after each position, float32 (B, T, V)."""
         hidden = self.hidden(batch, values)[0]
         B, T, C = hidden.shape
         rows, form = self.ops.reshape(hidden, (B * T, C)), self.loss.form.evaluated()
         return self.ops.reshape(self.ops.logits(rows, self.head_weight(), form), (B, T, -1))
 
-    def scores(self, batch: dict[str, Any], values: dict[str, Any]) -> tuple[Any, Any]:
+    def scores(self, batch: Arrays, values: Arrays) -> tuple[Any, Any]:
         """Compute the nats of each label, and the largest logit minus the label's logit, (B, T) each."""
         logits, ops = self.all_logits(batch, values), self.ops
         labels = ops.expand_dims(ops.maximum(batch["labels"], 0), -1)
         own = ops.take_along_axis(logits, labels, -1)[..., 0]
         return ops.logsumexp(logits, -1) - own, ops.max(logits, -1) - own
 
-    def evaluate(self, batch: dict[str, Any], values: dict[str, Any]) -> tuple[Any, Any]:
+    def evaluate(self, batch: Arrays, values: Arrays) -> tuple[Any, Any]:
         """Compute the held-out loss: (sum of nats, number of predictions) of the main target, 0-d float32."""
         ops, (hidden, _, _) = self.ops, self.hidden(batch, values)
         rows = ops.reshape(hidden, (-1, hidden.shape[-1]))
@@ -388,13 +393,7 @@ class Decoder(Module):
         _, sums, count = ops.linear_cross_entropy(rows, head, ids, None, form)
         return sums[0], count
 
-    def logits(
-        self,
-        batch: dict[str, Any],
-        values: dict[str, Any],
-        at: Any,
-        scope_of: Callable[[dict[str, Any]], Scope] = Scope,
-    ) -> Any:
+    def logits(self, batch: Arrays, values: Arrays, at: Any, scope_of: ScopeOf = Scope) -> Any:
         """Compute the logits at column ``at`` (int32, (1,)) of each row, float32 (B, V).
 
         ``scope_of`` the ``scope`` of a KVCache: the batch's columns follow the cached ones.
@@ -405,11 +404,8 @@ class Decoder(Module):
         return self.ops.logits(row, self.head_weight(), self.loss.form.evaluated())
 
     def hidden(
-        self,
-        batch: dict[str, Any],
-        values: dict[str, Any],
-        scope_of: Callable[[dict[str, Any]], Scope] | None = None,
-    ) -> tuple[Any, Scope, dict[str, Any]]:
+        self, batch: Arrays, values: Arrays, scope_of: ScopeOf | None = None
+    ) -> tuple[Any, Scope, Arrays]:
         """Compute (B, T, C) after the last norm; return it, the scope after the blocks, and the statistics.
 
         In training it is (S, C) if ``gather_early`` is set and the batch has gathered positions.
@@ -420,12 +416,7 @@ class Decoder(Module):
         x, statistics = self.run_blocks(self.order(values), x, scope)
         return self.before_head(x, scope), scope, statistics | self.emitted(scope)
 
-    def scope(
-        self,
-        batch: dict[str, Any],
-        values: dict[str, Any],
-        scope_of: Callable[[dict[str, Any]], Scope] | None = None,
-    ) -> Scope:
+    def scope(self, batch: Arrays, values: Arrays, scope_of: ScopeOf | None = None) -> Scope:
         """Build the scope of a batch: the arrays that blocks and nodes may read."""
         make: Any = scope_of or (self.framework.scope_of if COLUMNS in batch else Scope)
         scope = make({GATHERED: None, MASKING: batch.get("documents"), **batch, **values})
@@ -448,9 +439,9 @@ class Decoder(Module):
 
     def run_blocks(
         self, order: Iterable[tuple[int, int]], x: Any, scope: Scope
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> tuple[Any, Arrays]:
         """Run blocks, given as (layer, turn), on x (B, T, C); return x and the blocks' statistics."""
-        statistics: dict[str, Any] = {}
+        statistics: Arrays = {}
         for layer, turn in order:
             block = self.layers[layer]
             x, *rest = scope.run_block(block, x, checkpointing=self.checkpointing, turn=turn)
@@ -472,7 +463,7 @@ class Decoder(Module):
             x = self.site_final(x, None, scope)
         return normed(self.norm, x, scope)
 
-    def emitted(self, scope: Scope) -> dict[str, Any]:
+    def emitted(self, scope: Scope) -> Arrays:
         """Return the statistics emitted by nodes outside the blocks."""
         names = (name for name in self.statistic_names if name in scope.emitted)
         return {name: self.ops.stop_gradient(scope.emitted[name]) for name in names}
@@ -492,16 +483,14 @@ def _no_leaf(
     spec: DecoderSpec, leaf: str, node: Node, built: Mapping[str, Any], leaves: Mapping[str, Any]
 ) -> PlanError:
     """Return the error for a claim on the product of a missing leaf; name the plugin that replaced it."""
-    above = leaf
-    while above and above not in built:
-        above = above.rpartition(".")[0]
+    above = next((path for path in outwards(leaf) if path in built), "")
     owner, verb = getattr(built.get(above), "owner", None), "made"
     if above.startswith("layers.") and leaf != above:
         _, layer, part = leaf.split(".")[:3]
         if isinstance(omitted := getattr(spec.blocks[int(layer)], part, None), Omitted):
             above, owner, verb = f"layers.{layer}.{part}", omitted.owner, "left out"
     fix = "leaves are " + ", ".join(sorted(leaves)[:4]) + ", ..."
-    what = f"plugin '{node.owner}' replaces the product of '{leaf}', which is no leaf"
+    what = f"plugin '{node.owner}' replaces the product of '{leaf}', which is not a leaf"
     if owner:
         what = f"{what}: '{above}' is {verb} by plugin '{owner}'"
         fix = f"leave out '{owner}' or '{node.owner}', or keep '{node.owner}' out of it; {fix}"
@@ -572,7 +561,7 @@ def _lookups(model: Any) -> dict[str, str]:
     """Return the tables with ``rows=``, each with its batch field; rebind that argument to the rows' places.
 
     Raises:
-        PlanError: a table sets ``rows=``, and its module is no stream, or has no such argument.
+        PlanError: a table sets ``rows=``, and its module is not a stream, or has no such argument.
     """
     found: dict[str, str] = {}
     streams = {id(stream) for stream in model.streams.values()}  # MLX compares modules by arrays
@@ -598,8 +587,8 @@ def _check_emits(path: str, module: Any) -> None:
         return
     if not hasattr(module, "owner") or path.endswith(".product"):
         raise PlanError(
-            f"{type(module).__name__} at {path} has terms or statistics, or keeps arrays, and is no "
-            "node that a block or the model calls",
+            f"{type(module).__name__} at {path} has terms or statistics, or keeps arrays, but is not "
+            "a node that a block or the model calls",
             fix="name them in the node's own class, and return them from its forward",
         )
     cls, kinds = type(module), module.statistics

@@ -188,12 +188,12 @@ def check_lookbacks(modules: Mapping[str, Any]) -> None:
         modules: the modules of a model, by path.
 
     Raises:
-        PlanError: a lookback is no whole number, or its module is never fed earlier columns.
+        PlanError: a lookback is not a whole number, or its module is never fed earlier columns.
     """
     nodes = {path: module for path, module in modules.items() if hasattr(module, "owner")}
     for path, module in modules.items():
         lookback = module.lookback
-        node = next((nodes[around] for around in _outwards(path) if around in nodes), None)
+        node = next((nodes[around] for around in outwards(path) if around in nodes), None)
         if type(lookback) is not int or lookback < 0:
             problem = f"lookback = {lookback!r}, no number of columns"
             fix = "a whole number from 0 on, or EVERYTHING"
@@ -211,7 +211,7 @@ def check_lookbacks(modules: Mapping[str, Any]) -> None:
         raise PlanError(f"{type(module).__name__} has {problem}", where=path, fix=fix)
 
 
-def _outwards(path: str) -> Iterator[str]:
+def outwards(path: str) -> Iterator[str]:
     """Yield a path and the paths of the modules around it, nearest first."""
     yield path
     while "." in path:

@@ -67,10 +67,8 @@ Geometry = ModelShape
 
 
 RESERVED = frozenset(
-    (
-        *("bound", "framework", "keeps", "leaf", "ops", "owner", "path", "reads", "recurrent"),
-        *("statistics", "terms"),
-    )
+    {"bound", "framework", "keeps", "leaf", "ops", "owner", "path", "reads", "recurrent"}
+    | {"statistics", "terms"}
 )
 """Attributes that a node's constructor may not set: they have a meaning in every module."""
 
@@ -87,9 +85,8 @@ class Node:
     external: tuple[str, ...] = ()  # the names in reads that are not the slot's own
     cls: type | None = field(default=None, compare=False, repr=False)
     slot: str = field(default="", compare=False)  # the slot's name, for messages
-    own: tuple[str, ...] = field(
-        default=(), compare=False, repr=False
-    )  # the names that the slot itself supplies
+    # the names that the slot itself supplies
+    own: tuple[str, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ class Declaration:
         """Record that ``attribute`` owns this declaration.
 
         Raises:
-            PlanError: its ``init`` is no initialiser.
+            PlanError: its ``init`` is not an initialiser.
             ValueError: another attribute already owns it. To tie weights, keep one owner and pass the
                 array to the others; one of the frameworks would silently split two owners.
         """
@@ -31,7 +31,7 @@ class Declaration:
             raise ValueError(f"{what}: {fix}")
         self.owned = True
         if not isinstance(self.init, Init):
-            what = f"init={getattr(self.init, '__name__', self.init)!r} is no initialiser"
+            what = f"init={getattr(self.init, '__name__', self.init)!r} is not an initialiser"
             known = "zeros, ones, Normal(std), Uniform(bound), Constant(value) or fan_in(inputs)"
             raise PlanError(what, fix=f"{known}; or a function, in model.init(parameter, function)")
 

@@ -520,7 +520,7 @@ def _parameters_of(model: Any, fields: Collection[str]) -> dict[str, builders.Pa
     """Return the parameters of an outlined model by name, with the initial values of their modules."""
     for name, field in model.lookups.items():
         if field not in fields:
-            what = f"'{name}' is looked up by '{field}', which is no batch field"
+            what = f"'{name}' is looked up by '{field}', which is not a batch field"
             raise PlanError(what, where=name, fix="known fields: " + ", ".join(sorted(fields)))
     owners = owners_of(model)
     return {
@@ -554,7 +554,7 @@ def _with_claimed_inits(
     for name, (owner, _) in inits.items():
         if name not in parameters:
             raise PlanError(
-                f"plugin '{owner}' gives initial values to '{name}', which is no parameter",
+                f"plugin '{owner}' gives initial values to '{name}', which is not a parameter",
                 where=f"model.init[{name}]",
                 fix=f"{did_you_mean(name, parameters)}minillm plan --json lists them",
             ).concerning(plugins=(owner,))

@@ -21,7 +21,7 @@ from minillm_core.nn.param import Param, State
 from minillm_core.nn.reference import Function
 from minillm_core.ops.select import Candidate
 from minillm_core.optim.follow import Follow
-from minillm_core.optim.groups import ByRows, Group
+from minillm_core.optim.groups import ByRows, Group, Member
 from minillm_core.optim.schedules import Schedule, Stages, TrainSchedule
 from minillm_core.optim.stage import Rule
 from minillm_core.plan.slots import Placement, SlotTable
@@ -189,23 +189,25 @@ class Plan:
         plain_last = sorted(self.groups, key=lambda group: not group.members[0].overrides)
         return {group.rule.name: group.rule for group in plain_last}
 
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The trained parameters, group by group."""
+        return tuple(member for group in self.groups for member in group.members)
+
     @cached_property
     def frozen(self) -> frozenset[str]:
         """The frozen parameters: ``optimizer.freeze``."""
-        trained = {member.name for group in self.groups for member in group.members}
-        return frozenset(self.parameters) - trained
+        return frozenset(self.parameters) - {member.name for member in self.members}
 
     @cached_property
     def by_rows(self) -> Mapping[str, ByRows]:
         """The tables with sparse row updates: ``optimizer.rows``."""
-        members = (member for group in self.groups for member in group.members)
-        return {member.name: member.rows for member in members if member.rows}
+        return {member.name: member.rows for member in self.members if member.rows}
 
     @cached_property
     def views(self) -> Mapping[str, Function]:
         """Parameter -> the function that computes its weights for evaluation: ``optimizer.view``."""
-        members = (member for group in self.groups for member in group.members)
-        return {member.name: member.view for member in members if member.view}
+        return {member.name: member.view for member in self.members if member.view}
 
     @cached_property
     def turns(self) -> Mapping[int, tuple[float, int]]:
@@ -219,8 +221,7 @@ class Plan:
     @cached_property
     def follows(self) -> Mapping[str, Follow]:
         """The parameters tied to another until a fraction of the run: ``optimizer.follow``."""
-        members = (member for group in self.groups for member in group.members)
-        return {member.name: member.follows for member in members if member.follows}
+        return {member.name: member.follows for member in self.members if member.follows}
 
     @property
     def staged(self) -> tuple[str, ...]:

@@ -54,18 +54,13 @@ def render_plan(
     if plan.plugins:
         console.print()
         console.print(_plugins(plan, console))
-    console.print()
     left, right = _parts(estimate), (_memory(estimate), _rules(plan, estimate), _schedules(plan))
     grid = Table.grid(padding=(0, 4, 0, 0))
     stack = [part for table in right for part in (table, Text())]
     grid.add_row(left, Group(*stack[:-1]))
-    if fits(grid, console):
-        console.print(grid)
-    else:
-        console.print(left)
-        for table in right:
-            console.print()
-            console.print(table)
+    for table in [grid] if fits(grid, console) else [left, *right]:
+        console.print()
+        console.print(table)
 
 
 def columns(*headings: str, names: int = 0) -> Table:

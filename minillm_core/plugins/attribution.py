@@ -17,20 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from minillm_core.errors import MinillmError, PlanError, PluginCodeError
 from minillm_core.plugins.watch import running
 from minillm_core.text import plain
 
-if TYPE_CHECKING:
-    from minillm_core.plugins.manager import LoadedPlugin
-
 _SHOWN_FRAMES = 4
-SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-]
-"""The signals by which a user or the system ends a program; not every system has all."""
+SIGNALS: list[int] = [one for one in signal.Signals if one.name in ("SIGINT", "SIGTERM", "SIGHUP")]
+"""Ctrl-C, a scheduler's notice, a closed terminal: signals that end a program; not every system has all."""
 
 
 @contextmanager
@@ -179,7 +174,7 @@ def root_of(module: str, file: str) -> str:
 
 
 @contextmanager
-def attribute_errors(plugins: Iterable[LoadedPlugin], when: str) -> Iterator[None]:
+def attribute_errors(plugins: Iterable[Origin], when: str) -> Iterator[None]:
     """Turn an exception of a plugin's own code inside into an error that names the plugin.
 
     Args:
@@ -210,7 +205,7 @@ def attribute_errors(plugins: Iterable[LoadedPlugin], when: str) -> Iterator[Non
             raise
 
 
-def at_work(plugins: Iterable[LoadedPlugin]) -> Callable[[str], str | None]:
+def at_work(plugins: Iterable[Origin]) -> Callable[[str], str | None]:
     """Return a function that finds the plugin whose code this thread is in; None: no plugin's.
 
     Any thread may call it, with the phase that this thread is in: ``at step 7``.

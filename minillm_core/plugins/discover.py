@@ -37,7 +37,7 @@ class Offer:
     file: str | None = None  # path of the source that defines it
     summary: str = ""
     broken: str | None = None  # why it cannot be used
-    unparsable: bool = False  # broken because its source is no Python
+    unparsable: bool = False  # broken because its source is not Python
 
     group: ClassVar[str]
     kind: ClassVar[str]  # kind of object that the entry point names, in words
@@ -98,7 +98,7 @@ class CommandEntry(Offer):
         """Return the reason why no command may have the name, or None."""
         if _COMMAND.fullmatch(name):
             return None
-        return f"the name {name!a} is no command's: a to z, digits, - and _; a dot after a group"
+        return f"the name {name!a} is not a command's: a to z, digits, - and _; a dot after a group"
 
     @staticmethod
     def facts(source: bytes, name: str) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _scan(group: str) -> tuple[list[EntryPoint], list[PluginEntry]]:
         except (ValueError, TypeError, OSError) as error:
             distribution, version = _by_folder(os.path.basename(folder))
             # importlib splits each line at "=" without checking that there is one
-            why = "a line is no 'name = value'" if isinstance(error, TypeError) else str(error)
+            why = "a line is not 'name = value'" if isinstance(error, TypeError) else str(error)
             reason = f"its entry_points.txt cannot be read: {plain(why)}"
             broken.append(PluginEntry("?", distribution, version, "", folder, broken=reason))
     return points, broken
@@ -231,7 +231,7 @@ def bad_name(name: str) -> str | None:
     if name in RESERVED:
         return f"the name '{name}' is reserved for {'the core' if name == 'core' else 'a table of settings'}"
     if not name.isidentifier() or not name.isascii():
-        return f"the name {name!a} is no identifier: letters a to z, digits and _ only"
+        return f"the name {name!a} is not an identifier: letters a to z, digits and _ only"
     return None
 
 

@@ -206,6 +206,12 @@ class LoadedPlugin(Origin):
         """The plugin's origin: the object itself."""
         return self
 
+    def call(self, hook: str, /, **arguments: Any) -> Any:
+        """Call a hook with those of the arguments that its signature has: it may omit some."""
+        implementation = getattr(self.plugin, hook)
+        names = inspect.signature(implementation).parameters
+        return implementation(**{name: arguments[name] for name in names})
+
     def data(self) -> dict[str, Any]:
         """Return the plugin as a JSON object, for run.json."""
         facts = ("name", "distribution", "version", "source", "digest")
@@ -298,16 +304,14 @@ class Manager:
             MinillmError: an error of the core caused by an implementation, unchanged.
         """
         for one in self.implementing(hook):
-            implementation, arguments = getattr(one.plugin, hook), make_arguments(one)
-            names = inspect.signature(implementation).parameters  # a hook may omit some
-            taken = {name: arguments[name] for name in names}
+            arguments = make_arguments(one)
             with one.contain(hook):
-                result = implementation(**taken)
+                result = one.call(hook, **arguments)
                 if result is not None:
                     raise PluginError(
                         f"{one.called}: {hook} returned {type(result).__name__}, and what "
                         "it returns is used for nothing",
-                        fix=f"say it through the slots of '{', '.join(taken)}', and return nothing",
+                        fix=f"say it through the slots of '{', '.join(arguments)}', and return nothing",
                     )
 
 

@@ -41,7 +41,7 @@ class Plugin(BaseModel):
             ``">=8.9"`` (Ada, Hopper and later). On other GPUs a run is refused before it starts.
         identity_at_init: the model's output is unchanged before the first step.
         discrete: the output is discontinuous (routing, top-k): bfloat16 may choose differently from
-            float32, which is no fault.
+            float32, which is not a fault.
         surrogate: it rounds values and uses a surrogate gradient through ``stop_gradient``
             (straight-through), not the slope; the last bit of float32 may change a rounding.
         export: the layout that the model fits with this plugin: ``"llama"`` (the plain layout still fits),
@@ -110,11 +110,11 @@ _OVERRIDABLE = frozenset({"model_post_init"})
 
 
 def _check_hook(cls: type[Plugin], name: str, method: Any) -> None:
-    """Refuse a public method that is no hook, or whose arguments do not fit its hook."""
+    """Refuse a public method that is not a hook, or whose arguments do not fit its hook."""
     stated = f"def {name}(self, {', '.join(HOOKS.get(name, ()))})"
     if name not in HOOKS:
         helper = f"a helper of your own starts with an underscore: _{name}"
-        problem, stated = "is no hook", did_you_mean(name, HOOKS) + helper
+        problem, stated = "is not a hook", did_you_mean(name, HOOKS) + helper
     elif not inspect.isfunction(method):
         problem = "is a hook, and not a plain method"
     elif inspect.iscoroutinefunction(method) or inspect.isgeneratorfunction(method):

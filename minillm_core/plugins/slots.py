@@ -89,9 +89,8 @@ class Slot:
     order: float = AFTER  # position in a step: EMBED, STREAMS, in its layer, or AFTER the layers
     shapes: bool = True  # it changes the function of the model; a loss or an optimizer does not
     listed: bool = True  # a plan lists the plugins' entries
-    heading: str = (
-        ""  # heading under which a plan counts it with others; empty: it is listed itself
-    )
+    # heading under which a plan counts it with others; empty: it is listed itself
+    heading: str = ""
     owners: set[str] = field(default_factory=set, init=False)  # the plugins that fill it
 
 
@@ -107,7 +106,7 @@ class Claim(Slot, Generic[T]):
     """A slot with one owner."""
 
     _: KW_ONLY
-    evidence: str = ""  # evidence in a run that the claim had an effect, where it is no node
+    evidence: str = ""  # evidence in a run that the claim had an effect, if it is not a node
     held: dict[str, T] = field(default_factory=dict, init=False)
     lines: dict[str, str] = field(default_factory=dict, init=False)  # claimant -> file and line
 
@@ -171,6 +170,10 @@ class Claims(dict[K, Claim[T]]):
         return self.setdefault(key, Claim(where, evidence=evidence, **self.declared))
 
 
+Names = str | tuple[str, ...]
+"""One name of a node, or several."""
+
+
 @dataclass(frozen=True)
 class Link:
     """A node of a chain, with its anchor and the names of the nodes that it precedes or follows."""
@@ -190,10 +193,9 @@ class Chain(Slot):
     closed: dict[str, list[tuple[str, str]]] = field(default_factory=dict, init=False)
     """Anchor -> (owner, reason)."""
 
-    def add(
-        self, anchor: str, node: Any, before: tuple[str, ...] = (), after: tuple[str, ...] = ()
-    ) -> None:
-        """Add a node at ``anchor``, before or after the nodes of these names where present."""
+    def add(self, anchor: str, node: Any, before: Names = (), after: Names = ()) -> None:
+        """Add a node at ``anchor``, before or after the nodes of these names, if they are present."""
+        before, after = ((v,) if isinstance(v, str) else tuple(v) for v in (before, after))
         self.owners.add(node.owner)
         self.links.append(Link(anchor, node, before, after))
 

@@ -91,7 +91,7 @@ class Sourcing:
 
     @property
     def key(self) -> list[object]:
-        """Return the token cache key as JSON: all that determines ids and values read from the same files."""
+        """The token cache key as JSON: all that determines the ids and values read from the same files."""
         made = self.source and (self.source.reference, self.source.arguments)
         return [made, [(f.name, f.dtype) for f in self.fields], self.code] if made else []
 

@@ -78,7 +78,7 @@ class LastSave:
 
 @dataclass(frozen=True)
 class Cadence:
-    """The schedule of evaluations and checkpoints during a run; with zeros only at its end.
+    """The schedule of evaluations and checkpoints during a run; 0: only at its end.
 
     Args:
         evaluate: steps between evaluations; None: a sixth of the run.

@@ -58,7 +58,7 @@ class Best:
     def update_if_better(self, evaluated: Evaluated) -> bool:
         """Set an evaluation's step as the best, if it is; step 0 has no checkpoint."""
         lowest = math.inf if self._best is None else self._best.loss
-        if evaluated.step == 0 or not evaluated.val_loss < lowest:  # NaN is no best
+        if evaluated.step == 0 or not evaluated.val_loss < lowest:  # NaN is never the best
             return False
         self._best = best.Best(evaluated.step, evaluated.val_loss)
         return True
@@ -71,12 +71,12 @@ class Best:
             self._marked = found
 
     def lost(self, step: int) -> None:
-        """Go back to the marked one where the checkpoint of ``step`` could not be written."""
+        """Return to the marked checkpoint if that of ``step``, which could not be written, was the best."""
         if self._best and self._best.step == step:
             self._best = self._marked
 
     def forget(self, *, after: int) -> None:
-        """Choose another best where the run was rewound to a step before it."""
+        """Choose another best if the run was rewound to a step before it."""
         if any(one and one.step > after for one in (self._marked, self._best)):
             best.clear(self._out)
             self._choose()
@@ -183,7 +183,7 @@ class CheckpointManager:
         Args:
             position: the run's, where the step of the newest is set.
             wait: wait for the saves that are under way.
-            last: no later save will write the state that a failed one lacks.
+            last: no save follows, so that a failed one of this step is an error.
 
         Raises:
             Exception: a checkpoint could not be written, and checkpoint.on_error ends the run.
@@ -271,11 +271,6 @@ REWINDS = 10
 """Number of spikes after which the settings are at fault, and not the batches."""
 
 
-def recent(guarded: Sequence[int], step: int) -> tuple[int, ...]:
-    """Return the steps of ``guarded`` that are among the hundred up to ``step``."""
-    return tuple(one for one in guarded if one > step - WINDOW)
-
-
 def is_spike(loss: float, losses: Sequence[float], nats: float) -> bool:
     """Return whether a loss is more than ``nats`` above the median of the losses before it."""
     return len(losses) >= FEWEST and loss > median(losses) + nats
@@ -330,7 +325,7 @@ class Guard:
         """Count a non-finite step; float16 overflows that only halve the loss scale are counted apart."""
         if result.overflow:
             return
-        guarded = (*recent(position.guarded, step), step)
+        guarded = (*(one for one in position.guarded if one > step - WINDOW), step)
         position.guarded = guarded
         self.emit(Guarded(step, result.loss, result.grad_norm, len(guarded)))
         if len(guarded) >= LIMIT:

@@ -18,10 +18,10 @@ from minillm_core.text import plain, quoted
 from minillm_core.train.budget import Position
 from minillm_core.train.events import Evaluated
 from minillm_core.train.evidence import Evidence
-from minillm_core.train.frozen import described
 from minillm_core.train.initial import BRANCHED_FROM, Branch, Initial
 from minillm_core.train.job import Job
 from minillm_core.train.record import hardware, versions
+from minillm_core.train.restore import described
 from minillm_core.train.run_folder import RunFolder
 from minillm_core.train.settings import settings
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,10 +14,8 @@ from minillm_core.config.schema import TrainConfig
 from minillm_core.errors import ConfigError, Interrupted, MinillmError, OutOfMemory, Stopped
 from minillm_core.plugins.manager import LoadedPlugin
 from minillm_core.train.budget import Position
+from minillm_core.train.job import Job
 from minillm_core.train.signals import StopRequest
-
-if TYPE_CHECKING:
-    from minillm_core.train.job import Job
 
 
 def exit_code(error: BaseException) -> int:

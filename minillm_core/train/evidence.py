@@ -8,7 +8,7 @@ The plan lists the expected traces of each plugin, as witness keys:
     kernel:<op>=<name>  the op ran through this candidate
     batch:<plugin>      its ``on_batch`` saw batches
     event:<plugin>      its ``on_event`` took events
-    slot:<slot>         a number, an order or a packer in the plan, true by construction
+    slot:<slot>         a number, an order or a packer, which takes part by being in the plan
 
 Other keys are looked up among the trainer's witnesses by the same rule.
 """
@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import KW_ONLY, dataclass, field
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from minillm_core.backends.base import Trainer
 from minillm_core.backends.ranks import ALONE, Ranks
@@ -27,9 +27,7 @@ from minillm_core.errors import NoEvidence
 from minillm_core.text import counted, few
 from minillm_core.train.events import Event, Stepped
 from minillm_core.train.hooks import ObserverErrors
-
-if TYPE_CHECKING:
-    from minillm_core.train.job import Job
+from minillm_core.train.job import Job
 
 STEPS = 10
 """Steps after which a plugin that left no trace ends the run."""
@@ -183,13 +181,15 @@ class Evidence:
     def _updated(self) -> Counter[str]:
         """Count the ``parameter:`` keys whose parameters a gradient reached.
 
-        Optimizer state of the parameter's own shape proves it (a moment, a momentum); a change of the
-        weights alone may be weight decay. Without such state the change must be enough.
+        Optimizer state of the parameter's own shape proves it (a moment, a momentum). A change of the weights
+        alone could be weight decay; it counts only where there is no such state.
         """
         arrays, moments = self._arrays()
         moved = {name: arrays[f"model.{name}"] != first for name, first in self._initial.items()}
         found = moments | {name: [one] for name, one in moved.items() if not moments[name]}
-        return Counter(f"parameter:{name}" for name, some in found.items() if any(map(_any, some)))
+        return Counter(  # compared on the device of the arrays
+            f"parameter:{name}" for name, some in found.items() if any((a != 0).any() for a in some)
+        )
 
     def _arrays(self) -> tuple[Mapping[str, Any], dict[str, list[Any]]]:
         """Return the trainer's arrays, and the optimizer state of each expected parameter's own shape."""
@@ -201,10 +201,6 @@ class Evidence:
             if owner in moments and array.shape == arrays[f"model.{owner}"].shape:
                 moments[owner].append(array)
         return arrays, moments
-
-
-def _any(array: Any) -> bool:
-    return bool((array != 0).any())  # on the device of the array
 
 
 def _owner(key: str, names: Set[str]) -> str | None:

@@ -7,11 +7,8 @@ from typing import Any
 
 from minillm_core.config.schema import Shape
 from minillm_core.data import Loader, StepBatch
-from minillm_core.errors import DataError
 from minillm_core.plan import Plan
 from minillm_core.plugins.streams import Streams
-from minillm_core.plugins.watch import running
-from minillm_core.train.events import Event, Skipped
 from minillm_core.train.job import Job
 
 _GRACE = 2.0
@@ -108,35 +105,3 @@ class Feed(Iterator[StepBatch]):
 
     def __exit__(self, *exception: object) -> None:
         self._loader.close(_GRACE)
-
-
-EMPTY_IN_A_ROW = 100
-"""Consecutive batches without a supervised token after which the run ends."""
-
-
-def next_supervised_batch(
-    batches: Iterator[StepBatch], step: int, skipped: int, emit: Callable[[Event], None]
-) -> tuple[StepBatch, int]:
-    """Return the next batch with a supervised token, and the number of batches skipped so far.
-
-    Args:
-        batches: one a step, endless.
-        step: the step that the batch is for.
-        skipped: batches skipped before this call.
-        emit: takes an event for each skipped batch.
-
-    Raises:
-        DataError: too many batches in a row have no supervised token.
-    """
-    for _ in range(EMPTY_IN_A_ROW):
-        with running(f"step {step} waits for its batch", waits=True):
-            batch = next(batches)
-        if batch.supervised > 0:
-            return batch, skipped
-        skipped += 1
-        emit(Skipped(step, skipped))
-    what = f"{EMPTY_IN_A_ROW} batches in a row hold no supervised token: every label is -1"
-    fix = "check the text and the on_batch of each plugin"
-    if step > 1:
-        fix += "; then --resume continues from the last checkpoint"
-    raise DataError(what, where=f"the data, before step {step}", fix=fix)

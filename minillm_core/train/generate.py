@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -14,10 +13,7 @@ from minillm_core.backends.base import Decoding, Model, lone_row
 from minillm_core.data import Documents, OnBatch, Tokenizer
 from minillm_core.errors import NonFinite, Refusal
 from minillm_core.plugins.attribution import attribute_errors
-from minillm_core.plugins.first_party import installing
 from minillm_core.plugins.manager import LoadedPlugin
-from minillm_core.plugins.provided import provided
-from minillm_core.plugins.sourcing import Sourcing
 from minillm_core.text import printable, printable_so_far
 from minillm_core.train.predict import require, require_counts, row_of_ids
 
@@ -29,7 +25,7 @@ class Window:
     """The context window of a growing sequence: its newest ids, ``context`` at most.
 
     When there are more, the oldest are dropped so that context // 2 remain, which start again from
-    position 0; a KV cache is filled anew. The model so sees the same ids with and without a KV cache.
+    position 0; a KV cache is filled again. So the model sees the same ids with and without a KV cache.
     """
 
     model: Model
@@ -290,7 +286,6 @@ def sample(
     *,
     ends: Iterable[int] = (),
     tokens: int = TOKENS,
-    temperature: float = 0.8,
     seed: int = 0,
     stopped: Callable[[], bool] = lambda: False,
     seconds: float = SECONDS,
@@ -303,7 +298,6 @@ def sample(
         prompt: without lone surrogates; empty: the beginning of a document; or ids.
         ends: further ids that end it.
         tokens: most tokens to draw; the end of the document ends it earlier.
-        temperature: lower is safer.
         seed: of the draws, which use no other random state.
         stopped: polled before every token; the sample ends where it returns true.
         seconds: time limit of the sample.
@@ -313,7 +307,7 @@ def sample(
         The text after the prompt, without terminal control sequences and without half a character
         at its end.
     """
-    ids = iter(writer.generate(prompt, Sampling(temperature), tokens=tokens, ends=ends, seed=seed))
+    ids = iter(writer.generate(prompt, Sampling(), tokens=tokens, ends=ends, seed=seed))
     until = clock() + seconds
 
     def in_time() -> Iterator[int]:
@@ -321,30 +315,6 @@ def sample(
             yield one
 
     return "".join(pieces(in_time(), writer.vocabulary.stream()))
-
-
-def questions_of(
-    asked: Sourcing, tokenizer: Tokenizer | None, specials: Mapping[str, int], say: Say
-) -> Any | None:
-    """Build the question source that replaces prompts, where the plan's source has one; else None.
-
-    An entry point of the group ``minillm.questions`` names its class, which takes these arguments and has
-    ``held_out(documents, count)``, ``ids(question)`` up to where the answer begins, and ``ends``.
-
-    Args:
-        asked: the sourcing of the plan.
-        tokenizer: of the run's text; None: it is trained on ids.
-        specials: the ids of special tokens, by name.
-        say: prints a note where no installed distribution has the entry point.
-    """
-    if asked.prompt is None or tokenizer is None:
-        return None
-    if (found := provided("minillm.questions", "chats")) is None:
-        say(
-            f"note: samples continue texts, and answer no questions: {installing(['minillm-chat'])}"
-        )
-        return None
-    return found(asked, tokenizer, specials)
 
 
 def prompts(documents: Documents, tokenizer: Tokenizer, count: int) -> list[str]:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,9 +21,6 @@ from minillm_core.plugins.streams import Streams
 from minillm_core.text import plain
 from minillm_core.train.events import Evaluated, Event, Started
 from minillm_core.train.predict import Predictor
-
-if TYPE_CHECKING:
-    from minillm_core.train.job import Job
 
 
 def plan_hook(
@@ -78,8 +74,8 @@ def plan_hook(
             hook, labelled = f"on_batch, phase {phase}", phase == "eval" and _labelled(batch)
             there, weighted = known.union(batch), "weights" in batch
             with one.contain(hook), drawn.of(one.name, phase):
-                batch = _call(
-                    one.plugin.on_batch,  # type: ignore[attr-defined]
+                batch = one.call(
+                    "on_batch",
                     batch=batch,
                     phase=phase,
                     vocab=vocab,
@@ -173,7 +169,7 @@ def with_verdicts(
         given = {"evaluated": evaluated, "history": tuple(history), "model": model}
         with one.contain(hook):
             try:
-                found = _call(one.plugin.on_evaluated, **given)  # type: ignore[attr-defined]
+                found = one.call("on_evaluated", **given)
             except Refusal as error:  # of a function of the core that it called: nothing is refused
                 raise one.error(hook, shown_frames(error, one.root), error) from error
         verdict = Verdict() if found is None else found
@@ -186,7 +182,7 @@ def with_verdicts(
 
 
 def _no_verdict(found: object) -> str | None:
-    """Return the reason why a value is no valid verdict; None: it is one."""
+    """Return the reason why a value is not a valid verdict; None: it is one."""
     if not (
         isinstance(found, Verdict)
         and isinstance(found.figures, Mapping)
@@ -203,17 +199,6 @@ def _no_verdict(found: object) -> str | None:
     return f"figures {', '.join(wrong)}"[:160] if wrong else None
 
 
-def observers_of(job: Job, core: Sequence[Observer], *, say: Callable[[str], None]) -> Observers:
-    """Compose the observers of a job's events: the core's own, and each plugin's ``on_event``.
-
-    Args:
-        job: its plugins, with the counts and errors of their observers.
-        core: called first, in order.
-        say: prints a line about an error.
-    """
-    return Observers(core, observers(job.plugins), say=say, seen=job.seen, raised=job.raised)
-
-
 def observers(plugins: Iterable[LoadedPlugin]) -> dict[str, Observer]:
     """Map each plugin to its ``on_event``."""
     return {one.name: partial(_observe, one) for one in plugins if "on_event" in one.plugin.hooks}
@@ -223,13 +208,7 @@ def _observe(one: LoadedPlugin, event: Event) -> None:
     step = getattr(event, "step", None)
     of = "" if step is None else f" of step {step}"
     with one.contain(f"on_event for '{event.event}'{of}"):
-        _call(one.plugin.on_event, event=event)  # type: ignore[attr-defined]
-
-
-def _call(hook: Callable, **arguments: object):
-    """Call a hook, which may leave parameters out of its signature."""
-    taken = hook.__code__.co_varnames[1 : hook.__code__.co_argcount]
-    return hook(**{name: arguments[name] for name in taken})
+        one.call("on_event", event=event)
 
 
 STRIKES = 3

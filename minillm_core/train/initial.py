@@ -48,7 +48,7 @@ def initial_layer(
         The settings, and the path.
 
     Raises:
-        Refusal: it is no model directory, or a run cannot start from it.
+        Refusal: it is not a model directory, or a run cannot start from it.
     """
     if not isinstance(directory, str):  # init=5: settings are validated after this
         raise ConfigError(
@@ -57,10 +57,8 @@ def initial_layer(
             fix=f"init='./{directory}' where the directory is called that, or leave it out",
         )
     layer, place = Layer(), directory
-    there = os.path.lexists(directory)
-    fetched = None if there else directories.fetch_directory(directory, say)
-    if fetched is not None:
-        place = str(fetched)
+    if not os.path.lexists(directory):
+        place = str(directories.fetch_directory(directory, say) or directory)
     for key, value in read_initial(place).settings.items():
         layer.add(key, Setting(value, f"--init {directory}", f"{place}/config.json"))
     return layer, place
@@ -70,7 +68,7 @@ def read_initial(directory: str) -> ModelDirectory:
     """Read a model directory.
 
     Raises:
-        Refusal: it is no model directory, or a run cannot start from it.
+        Refusal: it is not a model directory, or a run cannot start from it.
     """
     path = Path(directory)
     if (found := directories.read_directory(path)) is not None:
@@ -78,7 +76,7 @@ def read_initial(directory: str) -> ModelDirectory:
     if not directories.offers():
         raise directories.absent(f"{path} cannot be read as a model directory")
     raise Refusal(
-        f"{path} is no model directory",
+        f"{path} is not a model directory",
         where=str(path / "config.json") if path.is_dir() else "there is no such folder",
         fix="give a folder with config.json and model.safetensors, as minillm export writes it",
     )
@@ -96,7 +94,7 @@ class Initial:
         """Read a directory for a plan.
 
         Raises:
-            Refusal: it is no model directory, or its weights do not fit the plan.
+            Refusal: it is not a model directory, or its weights do not fit the plan.
         """
         found = read_initial(directory)
         return cls(found, found.fit(plan))
@@ -217,7 +215,7 @@ class Branch(RunFolder):
         flag = "--init" if weights_only else "--branch"
         if which not in ("", BEST) and not (which.isascii() and which.isdecimal()):
             fix = f"{flag} RUN, {flag} RUN@STEP or {flag} RUN@best"
-            raise Refusal(f"'{which}' is no step of a run", where=f"{flag} {given}", fix=fix)
+            raise Refusal(f"'{which}' is not a step of a run", where=f"{flag} {given}", fix=fix)
         out = Path(folder).expanduser().absolute()
         record = read_record(out)
         step = int(which) if which and which != BEST else None

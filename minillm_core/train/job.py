@@ -38,10 +38,9 @@ class Job:
     warnings: Sequence[str] = ()  # ... and those to act on
     initial: Initial | None = None  # the weights at step 0
     branch: Branch | None = None  # the checkpoint that the run begins with
-    begins: Position = field(
-        default_factory=Position
-    )  # that of the checkpoint, also of a resumed run
-    branched: tuple[str, ...] = ()  # lines: state taken from it, and state that starts anew
+    # that of the checkpoint, also of a resumed run
+    begins: Position = field(default_factory=Position)
+    branched: tuple[str, ...] = ()  # lines on the state that is taken over, and on what starts anew
     seen: Counter[str] = field(default_factory=Counter)  # batches and events seen by plugins
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     raised: dict[str, ObserverErrors] = field(default_factory=dict)  # errors of plugins' observers
@@ -75,22 +74,17 @@ class Job:
         return self.plan.active
 
 
-def with_settings(plan: Plan, where: str, seed: int | None = None) -> Plan:
-    """Return a plan that holds the loaded settings that it is bound with.
-
-    Args:
-        plan: the plan.
-        where: the call that needs them, for the error.
-        seed: replaces the plan's seed.
+def with_settings(plan: Plan) -> Plan:
+    """Return the plan of a ``Run(plan)`` with loaded settings whose values are those of its config.
 
     Raises:
         PlanError: the plan was not built from loaded settings.
     """
     if plan.settings is None:
         what = "the plan does not hold the settings that it was made from"
-        raise PlanError(what, where=where, fix="minillm_core.build_plan(minillm_core.load(...))")
-    config = plan.config if seed is None else plan.config.model_copy(update={"seed": seed})
-    return replace(plan, config=config, settings=replace(plan.settings, config=config))
+        fix = "minillm_core.build_plan(minillm_core.load(...))"
+        raise PlanError(what, where="Run(plan)", fix=fix)
+    return replace(plan, settings=replace(plan.settings, config=plan.config))
 
 
 def read_corpus(

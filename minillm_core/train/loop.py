@@ -27,8 +27,7 @@ from minillm_core.plugins.watch import running
 from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, LastSave, Position
 from minillm_core.train.checkpoints import CheckpointManager, Guard
 from minillm_core.train.errors import exit_code, stopped
-from minillm_core.train.events import Ended, Evaluated, Event, Stepped, Throughput
-from minillm_core.train.feed import next_supervised_batch
+from minillm_core.train.events import Ended, Evaluated, Event, Skipped, Stepped, Throughput
 from minillm_core.train.progress import Display, LineDisplay
 from minillm_core.train.signals import StopRequest
 
@@ -234,8 +233,7 @@ class Loop:
                 again = f"{self.stop.signal.name}, and a second signal stops"
             self.say(f"saving step {self.position.step:,}; {again} without saving")
         with self.shown.phase(f"saving step {self.position.step:,}"):
-            self._pause(save=True)
-            self.checkpoints.report(self.position, wait=True)
+            self.save()
         self.position.saved = self.ranks.broadcast(self.position.saved)  # rank 0 alone writes
         raise stopped(self.stop, self.position)
 
@@ -323,6 +321,38 @@ class Loop:
                     self._sample()
         self._looked = self.clock()
         self.meter.restart(self._now())
+
+
+EMPTY_IN_A_ROW = 100
+"""Consecutive batches without a supervised token after which the run ends."""
+
+
+def next_supervised_batch(
+    batches: Iterator[StepBatch], step: int, skipped: int, emit: Callable[[Event], None]
+) -> tuple[StepBatch, int]:
+    """Return the next batch with a supervised token, and the number of batches skipped so far.
+
+    Args:
+        batches: one a step, endless.
+        step: the step that the batch is for.
+        skipped: batches skipped before this call.
+        emit: takes an event for each skipped batch.
+
+    Raises:
+        DataError: too many batches in a row have no supervised token.
+    """
+    for _ in range(EMPTY_IN_A_ROW):
+        with running(f"step {step} waits for its batch", waits=True):
+            batch = next(batches)
+        if batch.supervised > 0:
+            return batch, skipped
+        skipped += 1
+        emit(Skipped(step, skipped))
+    what = f"{EMPTY_IN_A_ROW} batches in a row hold no supervised token: every label is -1"
+    fix = "check the text and the on_batch of each plugin"
+    if step > 1:
+        fix += "; then --resume continues from the last checkpoint"
+    raise DataError(what, where=f"the data, before step {step}", fix=fix)
 
 
 WAITED = 0.1  # share of the time since queueing above which a read counts as blocking

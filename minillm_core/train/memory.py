@@ -19,12 +19,14 @@ def bytes_of(size: str) -> float:
     """Parse a size: ``20GiB``, ``512 MB``, or a number of bytes.
 
     Raises:
-        Refusal: it is no size.
+        Refusal: it is not a size.
     """
     read = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", size.strip())
     if read is None or read[2] not in UNITS:
         raise Refusal(
-            f"'{size}' is no size", where=f"--memory {size}", fix="--memory 20GiB, 512MiB or 24GB"
+            f"'{size}' is not a size",
+            where=f"--memory {size}",
+            fix="--memory 20GiB, 512MiB or 24GB",
         )
     return float(read[1]) * UNITS[read[2]]
 

@@ -154,7 +154,7 @@ class Task:
         return [f"{amount}{share}", time_] if amount else [time_]
 
     def line(self, now: float) -> str:
-        """``tokenising: 12.3 of 195.0 MiB (6 %), 2:10 left``; ``compiling the first step, 0:12``."""
+        """Format a line: ``tokenising: 12.3 of 195.0 MiB (6 %), 2:10 left``, ``the first step, 0:12``."""
         parts = self.parts(now)
         return f"{self.what}{': ' if len(parts) > 1 else ', '}{', '.join(parts)}"
 
@@ -187,7 +187,7 @@ class Course:
 
     @property
     def title(self) -> str:
-        """``step 12/360``."""
+        """The step and the number of steps, where it is known: ``step 12/360``."""
         step = self.last.step if self.last else 0
         return f"step {step:,}" + (f"/{self.steps:,}" if self.steps else "")
 
@@ -294,7 +294,7 @@ class Display(AbstractContextManager):
             if course is not None:
                 course.take(event)
                 self._task = None
-                self._step(course)
+                self._step(course, event)
         elif isinstance(event, Evaluated):
             waits = course is not None and course.last is None
             self._task = Task(course.first, self.clock()) if course and waits else None
@@ -314,8 +314,8 @@ class Display(AbstractContextManager):
         self._mentioned[kind] = now
         return False
 
-    def _step(self, course: Course) -> None:
-        """Show a step."""
+    def _step(self, course: Course, step: Stepped) -> None:
+        """Show a step, which was added to the course."""
 
     def tick(self) -> None:
         """Update the display: the time, the task or its progress changed."""
@@ -360,10 +360,9 @@ class LineDisplay(Display):
         finally:
             self._lock.release()
 
-    def _step(self, course: Course) -> None:
+    def _step(self, course: Course, step: Stepped) -> None:
         now = self.clock()
-        assert course.last is not None
-        if course.last.step == 1 or course.is_last or now - self._stepped >= QUIET:
+        if step.step == 1 or course.is_last or now - self._stepped >= QUIET:
             self._stepped = now
             self.say(course.line())
 

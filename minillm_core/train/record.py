@@ -18,9 +18,9 @@ from minillm_core.text import did_you_mean, plain, quoted
 
 RUN = "run.json"
 ABLATION = "ablation.json"
-"""The record of ``minillm ablate``, whose folder is no run's."""
+"""The record of ``minillm ablate``, whose folder is not a run's."""
 SPOILT = {ABLATION: "an ablation of minillm ablate", "config.json": "a model directory"}
-"""File -> what a run would spoil beside it: an ablation's resume, a model's tokenizer.json."""
+"""File -> what its folder holds, in words; the files of a run beside it would spoil that."""
 LARGEST = 1 << 25
 """Most bytes of a run.json or an ablation.json to read; those of large runs have a few million."""
 CHECKPOINTS = "checkpoints"
@@ -87,8 +87,8 @@ def _refuse_strange(out: Path) -> None:
         if stat.S_ISLNK(mode):
             kind, fix = "a link", f"put the whole folder elsewhere, and make {out} the link"
         else:
-            kind, fix = "a folder" if stat.S_ISDIR(mode) else "no regular file", ""
-            kind = "a file" if name == CHECKPOINTS else kind
+            other = "a file" if name == CHECKPOINTS else "no regular file"
+            kind = "a folder" if stat.S_ISDIR(mode) else other
             fix = f"move {path} away, or name another folder"
         raise Refusal(f"{path} is {kind}, and no run makes it so", where=str(path), fix=fix)
 
@@ -97,7 +97,7 @@ def refuse_unwritable(out: Path) -> None:
     """Refuse a folder, existing or not, that is not writable.
 
     Raises:
-        Refusal: it is no folder, its parent is no folder, or this account may not write there.
+        Refusal: it is not a folder, its parent is not a folder, or this account may not write there.
     """
     place = out
     while not os.path.lexists(place) and place != place.parent:
@@ -211,7 +211,7 @@ class Record:
         from minillm_core import disk
 
         text = json.dumps(self.document, indent=2, ensure_ascii=False, allow_nan=False)
-        # a path that is no UTF-8 has lone surrogates, which JSON writes as escapes
+        # a path that is not UTF-8 has lone surrogates, which JSON writes as escapes
         data = text.encode("utf-8", "backslashreplace") + b"\n"
         with unwritable(self.path):
             disk.replace(self.path, data)

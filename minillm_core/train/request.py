@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from minillm_core.config.load import Loaded
     from minillm_core.plan import Plan
     from minillm_core.plugins.manager import LoadedPlugin
-    from minillm_core.train.initial import Branch
     from minillm_core.train.run_folder import RunFolder
 
 _TEXT = ("data.paths", "data.val", "data.seed", "model.vocab")
@@ -67,7 +66,6 @@ class Prepared:
 
     loaded: Loaded
     earlier: RunFolder | None  # the run that is resumed
-    branch: Branch | None
     plugins: tuple[LoadedPlugin, ...] = ()
     detected: detect.Detected | None = None  # None: no installed backend can train
     request: RunRequest | None = None  # None: the plan was made by the caller
@@ -135,14 +133,14 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
     if initial is not None or of_run:  # a run's weights are recorded like a branch's
         config = config.model_copy(update={"init": place or None})
     config = absolute(config)
-    loaded = replace(loaded, config=config, notes=notes, command=request.command)
+    loaded = replace(loaded, config=config, notes=notes, command=request.command, branch=branch)
     if below is None and fit:
         try:
             loaded = fit_vocabulary(loaded)
         except DataError:
             if to_run:
                 raise
-    return Prepared(loaded, earlier, branch, request=request)
+    return Prepared(loaded, earlier, request=request)
 
 
 def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
@@ -163,7 +161,7 @@ def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
 
     prepared = load_settings(request, to_run=to_run, fit=fit)
     config, specs = prepared.loaded.config, prepared.loaded.specs
-    if (source := prepared.branch or prepared.earlier) is not None:
+    if (source := prepared.loaded.branch or prepared.earlier) is not None:
         specs = source.specs(config, added(request.plugins))
     by_name = config.backend != "auto" or config.device != "auto"
     try:
@@ -183,7 +181,7 @@ def prepare(request: RunRequest, *, to_run: bool, fit: bool = True) -> Prepared:
     if (task := request.task) is not None and not any(
         one.name == name_of(task, where="--task") and one.plugin.manifest.task for one in plugins
     ):
-        what = f"'{task}' is no task: it does not say what to train on"
+        what = f"'{task}' is not a task: it does not say what to train on"
         fix = f"--task sft trains on chats; a plugin is added by --plugins {task}"
         raise Refusal(what, where=f"--task {task}", fix=fix)
     if prepared.earlier:
@@ -263,7 +261,7 @@ def train(
             ranks=ranks,
         )
         try:
-            if prepared.branch is None and not (resume and (place / RUN).exists()):
+            if prepared.loaded.branch is None and not (resume and (place / RUN).exists()):
                 prepared = replace(prepared, loaded=fit_vocabulary(prepared.loaded))
             if session.bind(fit_memory(prepared)):
                 session.run()

@@ -1,4 +1,6 @@
-"""Inference from a run's folder: its plan rebuilt, its newest valid checkpoint, and the model.
+"""Models from a run's folder: its plan rebuilt, a valid checkpoint, and the model for inference.
+
+A model that was read may also be the frozen reference of another run.
 
 Only plugins that shaped the model, its data and its loss are needed for it, and of these not the kernels of
 layers that have a plain form. Kernels, observers, the optimizer and initial values were for the run's machine:
@@ -7,9 +9,11 @@ where such a plugin does not run, the run is read without it, and a line is prin
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +26,7 @@ from minillm_core.checkpoint.read import chosen_or_refuse
 from minillm_core.config.kernels import AUTO, parse_policy
 from minillm_core.config.selection import Spec
 from minillm_core.data import Tokenizer
-from minillm_core.errors import BackendError, PlanError, PluginError, Refusal
+from minillm_core.errors import BackendError, DataError, PlanError, PluginError, Refusal
 from minillm_core.nn.node import Node
 from minillm_core.ops.select import Candidate, Choice, Request, choose_all
 from minillm_core.optim.views import VIEWED, with_views
@@ -34,7 +38,7 @@ from minillm_core.plugins.discover import installed_names
 from minillm_core.text import few, plain
 from minillm_core.train.record import read_record
 from minillm_core.train.resume import edited_plugins
-from minillm_core.train.run_folder import RunFolder
+from minillm_core.train.run_folder import TOKENIZER, RunFolder
 
 SETTINGS = {
     **{f"data.{key}": f"train.{key}" for key in ("rows", "seq_len")},
@@ -346,10 +350,94 @@ def _inferred(data: Mapping[str, Any]) -> dict[str, Any]:
     model.pop("inits")
     parameters = {name: info["shape"] for name, info in model.pop("parameters").items()}
     read = {name: value for name, value in batch.items() if name not in ("order", "packer")}
-    if source := read.get("source"):  # its code has made the documents; reading makes none of those
+    if source := read.get("source"):  # its code made the documents; reading the model makes none
         read["source"] = {name: value for name, value in source.items() if name != "code"}
     return {
         "model": model,
         "parameters": parameters,
         "data": {"fields": [], "on_batch": [], **read},
     }
+
+
+class FrozenModel:
+    """The newest checkpoint of a run, as a reference model of another run: ``loss.reference(name, model)``.
+
+    Constructing it reads nothing: a trained model whose reference is gone can still be read.
+
+    Args:
+        path: the run's folder.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = str(path)
+        self.notes: list[str] = []  # to show to the user once it is read
+
+    @cached_property
+    def saved(self) -> SavedModel:
+        """The saved model in the folder.
+
+        Raises:
+            Refusal: the folder holds no run, or plugins make its batches.
+        """
+        saved = open_run(Path(self.path), say=self.notes.append)
+        if saved.plan.on_batch:
+            raise Refusal(
+                f"on_batch of plugin '{saved.plan.on_batch[0]}' made the batches of this model: it "
+                "cannot read those of another run",
+                where=self.path,
+                fix="a reference that was trained without it",
+            )
+        return saved
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the frozen model."""
+        return self.saved.plan
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """Read the model's parameters and state, float32, by their names in a checkpoint."""
+        return self.saved.arrays()
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """The model's identity: its plan's hash, and sha256 of its arrays."""
+        digest = hashlib.sha256()
+        for name, array in sorted(self.arrays().items()):
+            digest.update(f"{name} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
+        return {"plan_hash": self.plan.hash, "weights": digest.hexdigest()}
+
+
+def described(plan: Plan) -> dict[str, Any]:
+    """Describe the references of a plan for run.json, by name."""
+    return {one.name: {"path": one.model.path, **one.model.identity} for one in plan.references}
+
+
+def check_references(
+    plan: Plan, tokenizer: Tokenizer | None, recorded: Mapping[str, Any] | None
+) -> Iterator[str]:
+    """Check the reference models of a plan; yields notes for the user.
+
+    Args:
+        plan: the plan.
+        tokenizer: of the run's text.
+        recorded: :func:`described` of the resumed run; None: the run is new.
+
+    Raises:
+        Refusal: a reference cannot be read, or differs from the one that the run began with.
+        DataError: a reference has another vocabulary or tokenizer.
+    """
+    for one in plan.references:
+        model, vocab, before = one.model, plan.config.model.vocab, (recorded or {}).get(one.name)
+        own, held = model.plan.config.model.vocab, model.saved.tokenizer
+        fix = f"train with its tokenizer: data.tokenizer={model.path}/{TOKENIZER} model.vocab={own}"
+        if own != vocab:
+            what = f"the reference knows {own:,} ids, and model.vocab is {vocab:,}"
+            raise DataError(what, where=model.path, fix=fix)
+        if held is not None and tokenizer is not None and held.digest != tokenizer.digest:
+            what = "the tokenizer of the reference is not the run's"
+            raise DataError(what, where=model.path, fix=fix)
+        if recorded is not None and before != {**(before or {}), **model.identity}:
+            what = f"the reference '{one.name}' is not the model that the run began with"
+            fix = "give the folder as it was: a checkpoint that came later changes it"
+            raise Refusal(what, where=model.path, fix=fix)
+        yield from (f"reference '{one.name}': {line}" for line in model.notes)

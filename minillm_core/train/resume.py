@@ -156,7 +156,7 @@ def check_data(earlier: RunFolder, corpus: Corpus, config: Config) -> None:
 
 
 def finished(earlier: RunFolder, budget: Budget) -> str | None:
-    """Return the reason why a run has nothing left to do; None where it has."""
+    """Return the reason why a run is finished; None if it has steps left."""
     if earlier.record.get("exit") != 0:  # None where it was killed
         return None
     checkpoint = earlier.newest
@@ -220,7 +220,7 @@ def load(checkpoint: Checkpoint, trainer: Trainer) -> Position:
 
 
 DIGESTS = "digests."
-"""Prefixes of the paths of a plan's digests: of a plugin, by its name, or of a module."""
+"""Prefix of the paths of a plan's digests, each of a plugin, by its name, or of a module."""
 
 
 def edited_plugins(

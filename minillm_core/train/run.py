@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from minillm_core.backends import detect
-from minillm_core.backends.base import Backend, Binding, Model, Trainer
+from minillm_core.backends.base import Binding, Model, Trainer
 from minillm_core.checkpoint import directories, layout
 from minillm_core.checkpoint.directories import ModelDirectory, TrainedModel
 from minillm_core.config.folders import cache_folder
@@ -26,7 +26,7 @@ from minillm_core.plan import Plan
 from minillm_core.plugins.attribution import attribute_errors
 from minillm_core.train.events import Evaluated, Event
 from minillm_core.train.feed import Feed
-from minillm_core.train.generate import Sampling, Stream, TextGenerator
+from minillm_core.train.generate import Sampling, Say, Stream, TextGenerator
 from minillm_core.train.hooks import plan_hook
 from minillm_core.train.initial import open_directory
 from minillm_core.train.job import Job, with_settings
@@ -34,13 +34,11 @@ from minillm_core.train.predict import Predictor, require, require_counts
 from minillm_core.train.progress import Display, LineDisplay
 from minillm_core.train.record import RUN, read_record
 from minillm_core.train.request import Prepared, RunRequest, load_settings, prepare
-from minillm_core.train.restore import SavedModel, open_run
+from minillm_core.train.restore import Create, SavedModel, open_run
 from minillm_core.train.session import Session, Shared
 from minillm_core.train.signals import StopRequest, stop_on_signals
 from minillm_core.train.validation import Validation, validation
 
-Say = Callable[[str], None]
-Create = Callable[[detect.Detected, Plan], Backend]
 Paths = str | Path | Sequence[str | Path]
 
 
@@ -150,7 +148,7 @@ class Run:
         if not isinstance(plan, Plan):
             fix = "Run(build_plan(load(...)), out=...); Run.open(out) opens a run's folder"
             raise Refusal("Run needs a plan", where=f"Run({type(plan).__name__})", fix=fix)
-        plan = with_settings(plan, "Run(plan)")
+        plan = with_settings(plan)
         assert plan.settings is not None
         self._set_up(out, say, cache, create)
         if shared is not None:
@@ -158,7 +156,7 @@ class Run:
             detected = shared.detected
         else:
             detected = detect.choose(detect.probe(), plan.config.backend, plan.config.device)
-        prepared = Prepared(plan.settings, None, None, plan.active, detected)
+        prepared = Prepared(plan.settings, None, plan.active, detected)
         self._session.bind(prepared, plan)
 
     @classmethod
@@ -196,7 +194,7 @@ class Run:
             create: builds the backend; default: the one that the machine offers.
 
         Raises:
-            Refusal: the folder holds no run and is no model directory.
+            Refusal: the folder holds no run and is not a model directory.
             ConfigError: a setting is unknown or out of range.
             PluginError: it is a model directory that no installed distribution reads.
         """
@@ -352,7 +350,7 @@ class Run:
         """Return the session that trains; an opened run is planned again. None: it is finished."""
         if self._directory is not None:
             raise Refusal(
-                "a model directory is no run that could be resumed",
+                "a model directory is not a run, so it cannot be resumed",
                 where=str(self.out),
                 fix='start a run from it: settings={"init": ...}, or minillm train --init DIR',
             )
@@ -659,8 +657,7 @@ class Run:
         arrays = {
             name: one for name, one in arrays.items() if name.startswith(("model.", "state."))
         }
-        has_record = self.out is not None and os.path.lexists(self.out / RUN)
-        record = read_record(self.out) if self.out is not None and has_record else {}
+        record = read_record(self.out) if self.out and os.path.lexists(self.out / RUN) else {}
         model = TrainedModel(plan, arrays, self.tokenizer, self.step, record, self.specials)
         options = {"shard_bytes": shard_bytes, "dtype": dtype}
         form = directories.exporting(plan, layout)

@@ -207,8 +207,7 @@ class RunFolder:
                 f"the run was trained on ids, and {TOKENIZER} was put there later: it is used "
                 "unchecked"
             )
-        config = self.config
-        return Tokenizer.load(path, config.model.vocab, config.data.end_of_text)
+        return Tokenizer.load(path, self.config.model.vocab, self.config.data.end_of_text)
 
 
 def keep_tokenizer(
@@ -226,6 +225,7 @@ def keep_tokenizer(
         The sha256 of the file, for the run's record and its checkpoints; None: there is no file.
 
     Raises:
+        Refusal: the folder holds no run, and another tokenizer.
         MinillmError: the disk refused.
     """
     if tokenizer is None:
@@ -234,6 +234,9 @@ def keep_tokenizer(
     found, expected = folder.digest(), earlier.digests() if earlier else None
     if found is not None and expected and found in expected:
         return found
+    if not earlier and found and path.read_bytes() != tokenizer.text().encode("utf-8"):
+        what = f"{path} is not the tokenizer of this run"
+        raise Refusal(what, where=str(path), fix="move it away, or name another folder")
     with unwritable(path):
         tokenizer.save(path)
     if expected:

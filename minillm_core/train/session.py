@@ -31,6 +31,7 @@ from minillm_core.errors import Interrupted, MinillmError, NonFinite, OutOfMemor
 from minillm_core.plan import Plan, build_plan
 from minillm_core.plan.estimate import vocabulary_note
 from minillm_core.plugins.attribution import at_work, attribute_errors
+from minillm_core.plugins.first_party import installing
 from minillm_core.plugins.manager import LoadedPlugin, check_support
 from minillm_core.plugins.provided import MEASURED, provided, required
 from minillm_core.plugins.watch import running, watching
@@ -40,9 +41,8 @@ from minillm_core.train.budget import EVALUATIONS, Budget, Cadence, Position
 from minillm_core.train.checkpoints import CheckpointManager
 from minillm_core.train.evidence import Evidence
 from minillm_core.train.feed import Feed
-from minillm_core.train.frozen import check_references
-from minillm_core.train.generate import TextGenerator, prompts, questions_of, sample
-from minillm_core.train.hooks import observers_of, with_verdicts
+from minillm_core.train.generate import TextGenerator, prompts, sample
+from minillm_core.train.hooks import Observers, observers, with_verdicts
 from minillm_core.train.initial import Initial
 from minillm_core.train.job import Job, read_corpus
 from minillm_core.train.loop import Loop, Meter
@@ -50,6 +50,7 @@ from minillm_core.train.metrics import METRICS, Metrics, truncate
 from minillm_core.train.predict import Predictor
 from minillm_core.train.progress import Course, Display
 from minillm_core.train.request import Prepared
+from minillm_core.train.restore import check_references
 from minillm_core.train.run_folder import RunFolder, keep_tokenizer
 from minillm_core.train.signals import StopRequest
 from minillm_core.train.validation import Trend, bytes_of_a_token, validation
@@ -111,7 +112,7 @@ class Session:
             PluginCodeError: a plugin's own code raised while planning.
             OutOfMemory: the model alone does not fit.
         """
-        loaded, plugins, branch = prepared.loaded, prepared.plugins, prepared.branch
+        loaded, plugins, branch = prepared.loaded, prepared.plugins, prepared.loaded.branch
         config, detected = loaded.config, prepared.detected
         assert detected is not None
         shown, out, started = self.shown, self.out, datetime.now(UTC)
@@ -143,14 +144,13 @@ class Session:
         with self._building(plugins, f"importing {detected.backend}", "while kernels are chosen"):
             backend = (self.create or create_backend)(detected, plan)
         with self._building(plugins, "reading the data", "while documents are read"):
-            reports = {"say": notes.append, "detail": details.append}
             if not self.ranks.is_main:  # rank 0 has filled the cache by then
                 self.ranks.broadcast()
-            corpus = (
-                self.shared.corpus
-                if self.shared
-                else read_corpus(config, self.cache, shown, asked=plan.sourcing, **reports)
-            )
+            if self.shared:
+                corpus = self.shared.corpus
+            else:
+                reports = {"say": notes.append, "detail": details.append}
+                corpus = read_corpus(config, self.cache, shown, asked=plan.sourcing, **reports)
             if self.ranks.is_main:
                 self.ranks.broadcast()
         chosen = None
@@ -164,7 +164,7 @@ class Session:
         corpus = replace(corpus, fingerprint=known)
         if earlier:
             resume.check_data(earlier, corpus, config)
-        then = (earlier.part("references") or {}) if earlier else None
+        then = earlier.part("references") if earlier else None
         notes += check_references(plan, corpus.tokenizer, then)
         try:
             when = "in the model's initial values"
@@ -175,8 +175,8 @@ class Session:
         if (of_vocabulary := vocabulary_note(plan.estimate())) is not None:
             details.append(of_vocabulary)
         if earlier:
-            if observers := [one.name for one in plugins if "on_event" in one.plugin.hooks]:
-                notes.append(f"started again with the run, to observe it: {', '.join(observers)}")
+            if observing := [*observers(plugins)]:
+                notes.append(f"started again with the run, to observe it: {', '.join(observing)}")
             notes += resume.environment_changes(earlier, trainer.binding)
         about = notes, details, warnings, initial, branch
         if self.ranks.size > 1:
@@ -190,6 +190,8 @@ class Session:
         job = Job(plan, corpus, trainer, *about, started=started, ranks=self.ranks)
         if branch:
             job.begins, job.branched = branch.load(trainer, corpus, config, budget)
+        if initial:
+            job.branched = tuple(initial.load(trainer))
         if earlier and (why := resume.finished(earlier, budget)) is not None:
             shown.say(f"{out} is finished: {why}")
             return False
@@ -281,8 +283,6 @@ class Session:
             position, before = job.begins, ()
             if announced is not None and (saved := self.ranks.broadcast()):  # rank 0 has found it
                 position = resume.load(Checkpoint(Path(saved[0]), saved[1]), job.trainer)
-            if position.saved is None:
-                self._load_initial(job)
             if announced is not None:
                 before, at_once = self.ranks.broadcast()
                 if at_once and self.ranks.shard:
@@ -312,10 +312,6 @@ class Session:
                 "trained ones, with --init RUN or DIR"
             )
 
-    def _load_initial(self, job: Job) -> None:
-        for line in job.initial.load(job.trainer) if job.initial else ():
-            self.shown.say(line)
-
     def _train_in_folder(self, job: Job, held: RunLock) -> Iterator[events.Event]:
         """Train in a folder, and keep its run.json up to date."""
         earlier, out, say = self.earlier, held.out, self.shown.say
@@ -331,8 +327,6 @@ class Session:
             if checkpoint is not None:
                 position = resume.load(checkpoint, job.trainer)
                 say(f"resumed after step {position.step:,} from {checkpoint.path.name}")
-        if position.saved is None:
-            self._load_initial(job)
         before = truncate(out / METRICS, position.step if job.branch is None else -1)
         # before run.json, so that a branch that was killed always has a checkpoint to resume
         at_once = job.branch is not None and job.config.checkpoint.every != 0
@@ -363,10 +357,9 @@ class Session:
             if isinstance(error, GeneratorExit):  # the caller closed the iterator
                 saved = self.loop.position.saved if self.loop else None
                 ending = Interrupted("") if saved is None else Stopped("")
-            code = ending.exit_code if isinstance(ending, MinillmError) else 1
             if held.is_ours():  # else it is another run's record, or missing
                 try:
-                    run_json.update(exit=code, **document.ended(job))
+                    run_json.update(exit=errors.exit_code(ending), **document.ended(job))
                 except MinillmError as another:  # the error that ended the run is the one to report
                     say(f"warning: {another.what}")
                 # after a failure of the device this may fail too
@@ -434,17 +427,16 @@ class Session:
                     self.evaluations[:] = [e for e in self.evaluations if e.step <= event.to]
                     trend.restart(self.evaluations)
 
-            observers, checks = [shown, trend, forget, self._emitted.append], []
-            observers.insert(0, evidence)
+            core, checks = [evidence, shown, trend, forget, self._emitted.append], []
             if held is not None:
                 metrics = Metrics(held.out / METRICS, every=config.log.every)
-                observers.insert(0, stack.enter_context(metrics))
+                core.insert(0, stack.enter_context(metrics))
                 checks = [held.check, metrics.check]
             stack.enter_context(watching(shown.say))
             feed = Feed(job, position.cursor or None, lambda: loop.ending, step=position.step)
             stack.enter_context(feed)
-            whose = job if self.ranks.is_main else replace(job, plan=replace(job.plan, active=()))
-            emit = observers_of(whose, observers, say=self._warn)
+            own = observers(job.plugins if self.ranks.is_main else ())
+            emit = Observers(core, own, say=self._warn, seen=job.seen, raised=job.raised)
 
             def check() -> None:
                 """Refuse to write where the folder, its metrics.jsonl or the data are no longer the run's."""
@@ -640,11 +632,27 @@ class Samples:
         self._job, self._stop, self._shown = job, stop, shown
         tokenizer, given = job.corpus.tokenizer, list(job.config.eval.prompts)
         self.prompts: list[str] = []
-        self._asked = questions_of(job.plan.sourcing, tokenizer, job.corpus.specials, shown.say)
+        self._asked = self._question_source()
         if self._asked is not None:
             self.prompts = given or self._asked.held_out(job.corpus.val, 2)
         elif tokenizer is not None:
             self.prompts = given or prompts(job.corpus.val, tokenizer, 2) or [""]
+
+    def _question_source(self) -> Any | None:
+        """Build the question source that replaces prompts, where the plan's source has one; else None.
+
+        An entry point of the group ``minillm.questions`` names its class. It is called with the plan's
+        sourcing, the tokenizer, and the ids of special tokens by name, and has
+        ``held_out(documents, count)``, ``ids(question)`` up to where the answer begins, and ``ends``.
+        """
+        asked, corpus = self._job.plan.sourcing, self._job.corpus
+        if asked.prompt is None or corpus.tokenizer is None:
+            return None
+        if (found := provided("minillm.questions", "chats")) is None:
+            how = installing(["minillm-chat"])
+            self._shown.say(f"note: samples continue texts, and answer no questions: {how}")
+            return None
+        return found(asked, corpus.tokenizer, corpus.specials)
 
     def __call__(self, step: int, count: int) -> Iterator[events.Sampled]:
         """Yield ``count`` samples, cycling through the prompts."""

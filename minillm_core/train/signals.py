@@ -13,11 +13,7 @@ from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from types import FrameType
 
-SIGNALS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-)
-"""Ctrl-C, a scheduler's notice, a closed terminal."""
-
+from minillm_core.plugins.attribution import SIGNALS
 
 MASHED = 1.0
 """Seconds after the signal that ended the run in which further ones count as the same key press."""
@@ -36,7 +32,7 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """A signal has arrived."""
+        """Whether a signal has arrived."""
         return self.signal is not None
 
     def receive(self, number: int, _frame: FrameType | None = None) -> None:

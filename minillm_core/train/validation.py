@@ -12,7 +12,7 @@ import numpy as np
 
 from minillm_core.backends.base import Batch, Model
 from minillm_core.backends.ranks import ALONE, Ranks
-from minillm_core.data import ValidationBatches, bytes_per_token
+from minillm_core.data import Cancelled, ValidationBatches, bytes_per_token
 from minillm_core.errors import DataError
 from minillm_core.plan import Plan
 from minillm_core.train.events import Evaluated, Event, Stepped
@@ -51,7 +51,7 @@ class Validation:
             before, weight = Counter(total), self.weights.get(name, 1.0)
             try:
                 lost, predictions = self.model.evaluate(self._counted(batches, total))
-            except _Cancelled:
+            except Cancelled:
                 return None
             size = total["bytes"] - before["bytes"]
             if self.ranks.size > 1:
@@ -86,7 +86,7 @@ class Validation:
         """Yield the batches, and add up the bytes of their predicted tokens."""
         for batch in batches:
             if self.cancelled():
-                raise _Cancelled
+                raise Cancelled
             self.progress(total["predictions"])
             labels = batch["labels"]
             before, predicted = batch["ids"][labels >= 0], labels[labels >= 0]
@@ -99,10 +99,6 @@ class Validation:
 
 def _bits_per_byte(nats: float, spelt: float) -> float | None:
     return nats / math.log(2) / spelt if spelt > 0 else None
-
-
-class _Cancelled(Exception):
-    """Cancels an evaluation from within its batches."""
 
 
 _COUNTED = 1 << 15  # tokens that the estimate counts

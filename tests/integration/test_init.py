@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from minillm_core import Run, build_plan, load
 from minillm_core.checkpoint.read import newest_or_refuse
 from minillm_core.cli.main import main
 
@@ -101,6 +102,19 @@ def test_it_starts_with_the_shape_weights_and_tokenizer(
         assert json.loads((out / "run.json").read_text())["initial"] == record["initial"]
 
 
+@pytest.mark.parametrize("init", ["model", "run"])
+def test_a_run_from_python_begins_with_them_too(
+    folder: Path, init: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINILLM_CACHE", str(folder / "cache"))
+    sizes = {"train.rows": 2, "train.seq_len": 16, "eval.tokens": 100, "train.steps": 1}
+    settings = {**sizes, "device": "cpu", "init": str(folder / init)}
+    new = Run(build_plan(load(preset="tiny", data=folder / "text.txt", settings=settings)))
+    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    *_, last = (one["val_loss"] for one in map(json.loads, lines) if "val_loss" in one)
+    assert new.validate().val_loss == pytest.approx(last, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("init", "more", "said"),
     [
@@ -108,7 +122,7 @@ def test_it_starts_with_the_shape_weights_and_tokenizer(
         ("model", ["model.tied=false"], "leave model.tied out, or set it to true"),
         ("run", ["model.dim=64"], "no weight of the checkpoint fits this model"),
         ("nowhere", [], "there is no such folder"),
-        ("text.txt", [], "is no model directory"),
+        ("text.txt", [], "is not a model directory"),
     ],
 )
 def test_what_cannot_be_started_from_is_refused(

@@ -576,7 +576,7 @@ def test_a_run_that_starts_from_the_weights_of_another_starts_its_schedules_and_
         (["--init", "{out}@7", "--out", "{new}"], "one of the steps 10, 9, 6, 3"),
         (["--init", "{out}@x", "--out", "{new}"], "--init RUN@STEP"),
         (["--branch", "{out}@7", "--out", "{new}"], "one of the steps 10, 9, 6, 3"),
-        (["--branch", "{out}@x", "--out", "{new}"], "'x' is no step of a run"),
+        (["--branch", "{out}@x", "--out", "{new}"], "'x' is not a step of a run"),
         (["--branch", "{out}@best", "--out", "{new}"], "marked no checkpoint as its best"),
         (["--branch", "{out}", "--out", "{new}"], "--steps 20, for example"),
         (["--branch", "{new}", "--out", "{new}"], "holds no run"),

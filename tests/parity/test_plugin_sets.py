@@ -116,7 +116,7 @@ def whole_run(tmp_path: Path, text: Path) -> Any:
         )
         named = tuple(LoadedPlugin.of(name, plugin) for name, plugin in plugins.items())
         train(
-            Prepared(loaded, None, None, named, Detected("torch", "cpu", "test")),
+            Prepared(loaded, None, named, Detected("torch", "cpu", "test")),
             out=tmp_path / "-".join(plugins),
             cache=tmp_path / "cache",
             say=lambda line: None,

@@ -330,7 +330,7 @@ class EmitsPerToken(Module):
 
 
 class Terms(Plugin, api=1):
-    """Adds a loss term that is no scalar."""
+    """Adds a loss term that is not a scalar."""
 
     emitted: bool
 

@@ -324,7 +324,7 @@ class Another(Plugin, api=1):
     [
         ({"third": Third()}, "Inside has a table with rows='ids'"),
         ({"stream": Stream()}, "Reads has a table with rows='ids'"),
-        ({"stream": Stream(argument="x0")}, "is looked up by 'x0', which is no batch field"),
+        ({"stream": Stream(argument="x0")}, "is looked up by 'x0', which is not a batch field"),
         ({"another": Another(buckets=0)}, "buckets=0"),
     ],
 )

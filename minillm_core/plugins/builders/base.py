@@ -80,7 +80,7 @@ class Sealed(metaclass=_Sealing):
                 raise AttributeError(f"'{kind}' object has no attribute '{name}'")
             known = sorted(one for one in dir(self) if not one.startswith("_"))
             raise UnknownSlot(
-                f"{kind}.{name} is no slot or value of this builder",
+                f"{kind}.{name} is not a slot or value of this builder",
                 fix=f"{did_you_mean(name, known)}there is {', '.join(known)}",
             )
 
@@ -154,12 +154,14 @@ class Builder(Sealed):
         for name, value in numbers.items():
             for number in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(number, float) and not isfinite(number):
-                    raise self._refusal(slot, f"{name}={number} is no finite number")
+                    raise self._refusal(slot, f"{name}={number} is not a finite number")
 
     def _named(self, slot: str, name: str) -> None:
         """Refuse a name that cannot be an argument of ``forward``, or that is reserved."""
         if not name.isidentifier() or keyword.iskeyword(name):
-            raise PlanError(f"plugin '{self._owner}', {slot}: '{name}' is no name of an argument")
+            raise PlanError(
+                f"plugin '{self._owner}', {slot}: '{name}' is not the name of an argument"
+            )
         if name in RESERVED:
             raise PlanError(
                 f"plugin '{self._owner}', {slot}: '{name}' is a reserved name",
@@ -199,7 +201,6 @@ class Anchor(Sealed):
             reads: argument of ``forward`` -> name of the value passed for it; default: the argument's own name.
             arguments: constructor arguments, JSON values.
         """
-        before, after = ((v,) if isinstance(v, str) else tuple(v) for v in (before, after))
         slot = f"{self._chain.where}.{self._name}"
         node = self._builder._node(slot, self._own, cls, arguments, name, reads=reads)
         self._chain.add(self._name, node, before, after)

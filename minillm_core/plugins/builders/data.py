@@ -32,7 +32,7 @@ class Shaping(NamedTuple):
         """
         index, count = self.choose.call(min(step, steps), steps, seed), len(self.shapes)
         if type(index) is not int or not 0 <= index < count:
-            what = f"{plain(repr(index), 60)} at step {step} is no index of {count} shapes"
+            what = f"{plain(repr(index), 60)} at step {step} is not an index of {count} shapes"
             raise self.choose.broken(what, "return which of the shapes the step has, from 0")
         return self.shapes[index]
 

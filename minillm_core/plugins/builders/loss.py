@@ -336,7 +336,7 @@ class LossBuilder(Builder):
             raise self._refusal("loss.reference", f"a model gives no {gives!r}", fix=fix)
         if not hasattr(model, "arrays"):
             fix = "FrozenModel(folder), from minillm_core"
-            raise self._refusal("loss.reference", f"{model!r} is no frozen model", fix=fix)
+            raise self._refusal("loss.reference", f"{model!r} is not a frozen model", fix=fix)
         self._slots.references.add(self._owner, name, Reference(name, self._owner, gives, model))
 
     def _loss_node(

@@ -20,7 +20,7 @@ from minillm_core.optim.schedules import Cosine, Piecewise, Plateaus, Schedule, 
 from minillm_core.optim.stage import ANCHORS, GRADIENT, Draft, Rule, stage
 from minillm_core.optim.views import VIEW
 from minillm_core.plugins.builders.base import Builder, ValueTable, offered_twice
-from minillm_core.plugins.slots import Chain, Claim, Claims, clash_fix
+from minillm_core.plugins.slots import Chain, Claim, Claims, Names, clash_fix
 from minillm_core.text import counted, did_you_mean, few, listed
 
 Where = Callable[[str, "ParamInfo"], bool]
@@ -96,7 +96,7 @@ class OptimizerSlots:
         core = ("core", core_rule(train))
         self.rules: dict[str, tuple[str, dict[str, Draft]]] = {DEFAULT_RULE: core}
         self.extensions: Claims[tuple[str, str], Draft] = Claims("opt.extend({}, {})")
-        self.chained: list[tuple[str, ChainedStage, tuple[str, ...], tuple[str, ...]]] = []
+        self.chained: list[tuple[str, ChainedStage, Names, Names]] = []
         self.assigned: Claims[str, str] = Claims("opt.assign[{}]")
         self.over: dict[tuple[str, str], None] = {}  # parameter, plugin whose claim outranks others
         self.outranked: dict[str, set[str]] = {}  # plugin: those that outrank it
@@ -465,7 +465,6 @@ class OptimizerBuilder(Builder):
             text = f"{draft.inherited[0]}=INHERITED, and no stage is replaced there"
             raise self._refusal("opt.gradient", text)
         full = self._owner if name is None else f"{self._owner}_{name}"
-        before, after = ((v,) if isinstance(v, str) else tuple(v) for v in (before, after))
         self._slots.chained.append((rule, ChainedStage(self._owner, full, draft), before, after))
 
     def assign(self, rule: str, where: Where, *, over: bool = False) -> int:
@@ -579,7 +578,7 @@ class OptimizerBuilder(Builder):
         """
         if not isinstance(factor, (Piecewise, Cosine, Plateaus)) or isinstance(factor, Stages):
             fix = "piecewise(...), cosine(...) or plateaus(...)"
-            raise self._refusal("opt.rates", f"{factor!r} is no factor over the run", fix=fix)
+            raise self._refusal("opt.rates", f"{factor!r} is not a factor over the run", fix=fix)
         self._rate("opt.rates", "factor", factor)
         self._slots.rates.add(self._owner, factor)
 
@@ -737,7 +736,7 @@ class OptimizerBuilder(Builder):
         for name in (parameter, leader):
             if name not in self.parameters:
                 fix = f"{did_you_mean(name, self.parameters)}names are such as {few([*self.parameters])}"
-                raise self._refusal(slot, f"'{name}' is no parameter", fix=fix)
+                raise self._refusal(slot, f"'{name}' is not a parameter", fix=fix)
         shapes = [self.parameters[name].shape for name in (parameter, leader)]
         if parameter == leader or shapes[0] != shapes[1]:
             what = f"'{leader}' {shapes[1]} cannot stand for '{parameter}' {shapes[0]}"
@@ -794,7 +793,7 @@ class OptimizerBuilder(Builder):
 
     def _draft(self, anchor: str, draft: Draft) -> None:
         if not isinstance(draft, Draft):
-            what = f"plugin '{self._owner}', stage {anchor}: {draft!r} is no stage"
+            what = f"plugin '{self._owner}', stage {anchor}: {draft!r} is not a stage"
             raise PlanError(what, fix="wrap the function: minillm_core.stage(function, ...)")
         for argument, schedule in draft.schedules.items():
             self._dynamic(f"stage {anchor}", argument, schedule)

@@ -166,17 +166,17 @@ def conversation(record: Mapping[str, Any], place: Place) -> tuple[list[dict[str
     if given is None and prompt is not None and (answer is not None or not record.keys() >= _PAIR):
         given = [*_turns(prompt, "user"), *_turns(answer, "assistant")]
     if not isinstance(given, list) or not given:
-        what, fix = "a chat whose messages are no list, or an empty one", _LIKE
+        what, fix = "a chat whose messages are not a list, or an empty one", _LIKE
         if given is None:
             what, fix = _unlike_a_chat(record, place)
         raise place.error(what, fix, reason="no conversation")
     if isinstance(tools, str):  # as tables keep them
         tools = _parsed(tools)
     if tools is not None and not isinstance(tools, list):
-        raise place.error('"tools" is no list', 'like [{"type": "function", "function": {...}}]')
+        raise place.error('"tools" is not a list', 'like [{"type": "function", "function": {...}}]')
     system = record.get("system")
     if system is not None and not isinstance(system, str):
-        raise place.error('"system" is no text', "quote it, or leave it out")
+        raise place.error('"system" is not text', "quote it, or leave it out")
     try:
         json.dumps([system, given, tools], ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -219,12 +219,12 @@ def _message(given: Any, number: int, place: Place) -> dict[str, Any]:
             raise wrong("a content that is not text alone", "take images and sounds out")
         content = "".join(one["text"] for one in content)
     if not isinstance(content, str):
-        raise wrong("a content that is no text", "quote it, or leave the line out")
+        raise wrong("a content that is not text", "quote it, or leave the line out")
     made |= {"role": role, "content": content}
     if calls is not None:
         if not isinstance(calls, list) or not all(isinstance(one, Mapping) for one in calls):
             raise wrong(
-                '"tool_calls" that is no list of objects', "name and arguments of each call"
+                '"tool_calls" that is not a list of objects', "name and arguments of each call"
             )
         made["tool_calls"] = [_call(one) for one in calls]
         if not calls:

@@ -248,7 +248,7 @@ def _compiled(pattern: str | None) -> re.Pattern[str] | None:
         return None if pattern is None else re.compile(pattern)
     except re.error as error:
         raise Refusal(
-            f"the pattern is no regular expression: {error}",
+            f"the pattern is not a regular expression: {error}",
             where=f"--pattern {plain(str(pattern), 80)}",
             fix="like --pattern '#### (.+)'",
         ) from error

@@ -293,7 +293,7 @@ class ChatTemplate:
                 or not isinstance(weight, int | float)
                 or not 0 <= weight < 1e6
             ):
-                raise ChatRefusedError('"weight" of a message is no number from 0')
+                raise ChatRefusedError('"weight" of a message is not a number from 0')
             yield start, last, float(weight)
 
     @cached_property
@@ -371,7 +371,7 @@ class _Written:
         return self._start(index, asked), end
 
     def _start(self, index: int, asked: str) -> int:
-        """Find the start of an answer whose prompt, rendered alone, is no prefix of the whole."""
+        """Find the start of an answer whose prompt, rendered alone, is not a prefix of the whole."""
         first = self._first(index, min)
         if first is None:
             raise ChatRefusedError("the template leaves out a message")

@@ -32,8 +32,8 @@ def tuned(prepared: Any, plan: Plan, tokens: int) -> Any | None:
     Returns:
         The settings with the chosen values and notes; None: nothing is chosen.
     """
-    loaded, branch, epochs = prepared.loaded, prepared.branch, plan.sourcing.epochs
-    request, train = prepared.request, loaded.config.train
+    loaded, epochs = prepared.loaded, plan.sourcing.epochs
+    request, branch, train = prepared.request, loaded.branch, loaded.config.train
     starts = branch is not None or (loaded.config.init is not None and prepared.earlier is None)
     if epochs is None or request is None or not starts:
         return None

@@ -183,7 +183,7 @@ def test_answers_that_are_cut_are_counted_and_may_be_longer(
         (("--data", "a", "--chats", "b"), "one of --data, --chats and --tasks"),
         (("--data", "a", "--pattern", "b"), "--pattern has no effect"),
         (("--chats", "a", "--seq-len", "8"), "--seq-len has no effect"),
-        (("--chats", "CHATS", "--pattern", "("), "no regular expression"),
+        (("--chats", "CHATS", "--pattern", "("), "not a regular expression"),
         (("--chats", "CHATS", "--pattern", "never"), "no chat to judge"),
         (("--chats", "/nowhere"), "no such file"),
     ],

@@ -119,8 +119,8 @@ def test_a_system_text_begins_a_conversation_that_has_none(system: str | None) -
     ("record", "said"),
     [
         ({"text": "Hi"}, "without"),
-        ({"messages": []}, "a chat whose messages are no list, or an empty one"),
-        ({"messages": "Hi"}, "a chat whose messages are no list"),
+        ({"messages": []}, "a chat whose messages are not a list, or an empty one"),
+        ({"messages": "Hi"}, "a chat whose messages are not a list"),
         ({"prompt": None, "completion": "Hi"}, "without"),
         ({"question": "Hi", "answer\x1b": "Hello"}, r"it has 'question', 'answer\\x1b'"),
         ({}, "it has no key"),
@@ -129,15 +129,15 @@ def test_a_system_text_begins_a_conversation_that_has_none(system: str | None) -
         ({"messages": ["Hi"]}, "message 0: no object"),
         ({"messages": [{"content": "Hi"}]}, "message 0: no role None"),
         ({"messages": [QUESTION, {"role": "user<|im_end|>", "content": ""}]}, "message 1: no role"),
-        ({"messages": [{"role": "user", "content": 5}]}, "no text"),
+        ({"messages": [{"role": "user", "content": 5}]}, "not text"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "not text alone"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "lone surrogate"),
         ({"messages": [{**ANSWER, "tool_calls": "f"}]}, "tool_calls"),
         ({**CHAT, "tools": {}}, "tools"),
-        ({**CHAT, "system": ["Be brief."]}, '"system" is no text'),
+        ({**CHAT, "system": ["Be brief."]}, '"system" is not text'),
         ({**CHAT, "system": "\ud800"}, "lone surrogate"),
         ({**CHAT, "tools": [{"name": "\ud800"}]}, "lone surrogate"),
-        ({"prompt": 5, "completion": "Hi"}, "no text"),
+        ({"prompt": 5, "completion": "Hi"}, "not text"),
     ],
 )
 def test_what_is_no_conversation_is_refused_with_its_line(
@@ -209,7 +209,7 @@ def test_a_line_without_an_answer_never_trains(write: Callable[..., Path]) -> No
     assert len(documents) == 1
     assert notes == {
         "left out: lines without an answer": 4,
-        'left out: lines whose chat is refused, "weight" of a message is no number from 0': 1,
+        'left out: lines whose chat is refused, "weight" of a message is not a number from 0': 1,
     }
     with pytest.raises(DataError, match="no conversation with an answer") as caught:
         read(write(lines[1:]))
@@ -362,7 +362,7 @@ def test_a_mixture_of_chats_keeps_its_weights(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--task", "muon"), "'muon' is no task"),
+        (("--task", "muon"), "'muon' is not a task"),
         (("--task", "sft", "sft.template=@missing"), "the file 'missing' that gives a setting"),
         (("--task", "sft", "sft.day=soon"), "sft.day"),
         (

@@ -16,10 +16,10 @@ def check_sizes(sizes: dict[str, int], instead: str) -> None:
 
     Args:
         sizes: setting or option -> its value.
-        instead: what to do where another size is no choice.
+        instead: what to do where another size is not a choice.
 
     Raises:
-        PlanError: one is no multiple of 8.
+        PlanError: one is not a multiple of 8.
     """
     for key, size in sizes.items():
         if size % MULTIPLE:

@@ -260,7 +260,7 @@ def _check(
         )
     if probability is not None and not 0 <= probability <= 1:
         raise ConfigError(
-            f"{probability:g} is no probability", where="--language-probability", fix="0 to 1"
+            f"{probability:g} is not a probability", where="--language-probability", fix="0 to 1"
         )
     if bounded and model is None:
         raise ConfigError(
@@ -276,7 +276,7 @@ def _check(
         )
     if not all(0 <= bound < math.inf for bound in (least, most) if bound is not None):
         raise ConfigError(
-            "a bound that is no number of bits",
+            "a bound that is not a number of bits",
             where="--min-bits, --max-bits",
             fix="a number from 0 on, such as 2.5",
         )

@@ -48,7 +48,7 @@ def described(path: Path) -> dict[str, Any]:
         found = json.loads(path.read_bytes()[: 1 << 16])
         keys = found.keys()
     except (OSError, ValueError, AttributeError) as error:
-        raise _wrong(path, f"it is no JSON object: {error}") from error
+        raise _wrong(path, f"it is not a JSON object: {error}") from error
     if unknown := sorted(keys - _KEYS.keys()):
         raise _wrong(path, f"unknown keys: {', '.join(unknown)}")
     for key in sorted({"name", "megabytes"} - keys):

@@ -10,7 +10,7 @@ and steps of long rows last.
 The paper samples without replacement from buckets of the whole text, so that short pieces run out
 first. A stream has no complete buckets; here the odds themselves change. At a cycle's start each length
 is ``growth`` times as likely as its double, in the middle all are equally likely, at the end the odds
-are inverted, as in the paper's curricula that grow by powers; 1 is no curriculum. Draws are spread
+are inverted, as in the paper's curricula that grow by powers; 1: no curriculum. Draws are spread
 evenly over the steps (a low-discrepancy sequence offset by data.seed): a step's length is known at
 planning time.
 
@@ -69,7 +69,7 @@ class LengthCurriculum(Plugin, api=1):
         least = self.least or max(longest >> (LENGTHS - 1), min(2, longest))
         if least & (least - 1) or least > longest:
             raise PlanError(
-                f"length_curriculum.least={least} is no power of two up to {longest}",
+                f"length_curriculum.least={least} is not a power of two up to {longest}",
                 where=f"train.seq_len={data.seq_len}",
                 fix=f"length_curriculum.least={max(1, longest >> 3)}, or leave it out",
             )

@@ -223,7 +223,7 @@ def _messages(record: dict[str, Any], place: Place) -> list[Any] | None:
     if isinstance(given, list):
         return [*_system(record.get("system"), given), *given]
     if "text" not in record and not record.keys().isdisjoint(CHATS):
-        what = 'a chat whose messages are no list, or a "prompt" without a "completion"'
+        what = 'a chat whose messages are not a list, or a "prompt" without a "completion"'
         raise place.error(what, 'like {"messages": [{"role": "user", "content": "..."}]}')
     return None
 

@@ -429,7 +429,7 @@ def _check_known(name: str) -> None:
     group = bare.partition(".")[0]
     listed = [one for one in known if one.startswith(f"{group}.")] or [*SETS, NONE]
     raise ConfigError(
-        f"{name!r} is no rule" if bare else "an empty name is no rule",
+        f"{name!r} is not a rule" if bare else "an empty name is not a rule",
         where="--rules",
         fix=f"did you mean {close}?" if close else f"one of {', '.join(listed)}",
     )

@@ -35,7 +35,7 @@ class Texts(Files):
 
 
 def _without_chats(records: Iterable[Record], reading: Reading) -> Iterator[Record]:
-    """Yield the records that are no chats, and report the chats as malformed."""
+    """Yield the records that are not chats, and report the chats as malformed."""
     for place, line, record in records:
         chat = record.keys() & {*CHATS}
         if not chat or record.keys() & {"text", "ids"}:

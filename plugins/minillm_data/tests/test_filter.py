@@ -201,15 +201,15 @@ def test_bits_have_bounds_that_are_kept_themselves(
     ("given", "what"),
     [
         ({"language_probability": 0.5}, "has no effect without --language"),
-        ({"languages": ["en"], "language_probability": 1.5}, "is no probability"),
+        ({"languages": ["en"], "language_probability": 1.5}, "is not a probability"),
         ({"max_bits": 2.0}, "without a model"),
         ({"model": "run"}, "without bounds"),
         (
             {"model": "run", "min_bits": 3.0, "max_bits": 2.0},
             "at least 3 bits per byte and at most 2",
         ),
-        ({"model": "run", "max_bits": float("nan")}, "no number of bits"),
-        ({"model": "run", "min_bits": -1.0}, "no number of bits"),
+        ({"model": "run", "max_bits": float("nan")}, "not a number of bits"),
+        ({"model": "run", "min_bits": -1.0}, "not a number of bits"),
         ({"rules": "none"}, "no filter is named"),
         ({"rules": "gofer"}, "did you mean gopher"),
         ({"model": "run", "max_bits": 2.0}, "run"),

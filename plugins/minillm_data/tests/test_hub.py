@@ -70,8 +70,8 @@ def test_its_vocabulary_is_that_of_its_text_and_not_of_its_description(hub: Any)
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("nothing", "no JSON object"),
-        ("[1]", "no JSON object"),
+        ("nothing", "not a JSON object"),
+        ("[1]", "not a JSON object"),
         ('{"megabytes": 1}', '"name" is missing'),
         ('{"name": "a"}', '"megabytes" is missing'),
         ('{"name": 1, "megabytes": 1}', '"name" cannot be 1'),

@@ -470,8 +470,8 @@ def test_a_resumed_run_has_the_same_rows_however_a_step_is_split(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"least": 3}, "length_curriculum.least=3 is no power of two up to 16"),
-        ({"least": 32}, "length_curriculum.least=32 is no power of two up to 16"),
+        ({"least": 3}, "length_curriculum.least=3 is not a power of two up to 16"),
+        ({"least": 32}, "length_curriculum.least=32 is not a power of two up to 16"),
         (
             {"train.stages": [{"until": 0.5, "rows": 1}]},
             "'length_curriculum' sizes batches, and train.stages does so too",

@@ -216,7 +216,7 @@ def _rule(given: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         rule: dict[str, Any] = {**normalize_gen_kwargs(given, ANSWER)}
         stops = [one for one in rule["until"] if one]
         if wrong := [one for one in stops if not isinstance(one, str)]:
-            raise TypeError(f"until holds {wrong[0]!r}, which is no text")
+            raise TypeError(f"until holds {wrong[0]!r}, which is not text")
         if rule["max_gen_toks"] < 1:
             raise ValueError(f"max_gen_toks is {rule['max_gen_toks']}, and 1 is the least")
     except (TypeError, ValueError, OverflowError) as error:  # int() and float() raise them

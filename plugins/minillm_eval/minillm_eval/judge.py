@@ -166,7 +166,7 @@ def prepare(name: str, task: Any, shots: int | None) -> None:
 def _folder(path: str | Path) -> str:
     if not Path(path).is_dir():
         raise Refusal(
-            f"{path} is no folder",
+            f"{path} is not a folder",
             where=f"--task-path {path}",
             fix="the folder of the task's YAML file",
         )

@@ -374,7 +374,7 @@ def test_an_error_of_the_model_stays_a_defect(
         (("--tasks", "a", "--chats", "b"), "one of --data, --chats and --tasks"),
         (("--tasks", "a", "--pattern", "b"), "--pattern has no effect beside --tasks"),
         (("--chats", "a", "--shots", "1"), "--shots has no effect beside --chats"),
-        (("--tasks", "a", "--task-path", "/nowhere"), "/nowhere is no folder"),
+        (("--tasks", "a", "--task-path", "/nowhere"), "/nowhere is not a folder"),
         (("--tasks", ","), "no task is named"),
     ],
 )
@@ -407,6 +407,6 @@ def test_without_the_distribution_the_pip_line_is_said(
     words: tuple[str, ...],
     line: str,
 ) -> None:
-    monkeypatch.setattr("minillm_core.cli.evaluate.entry_points", lambda group: [])
+    monkeypatch.setattr("minillm_core.cli.evaluate.provided", lambda group, name: None)
     assert main(["eval", str(trained), *words]) == 2
     assert line in capsys.readouterr().err

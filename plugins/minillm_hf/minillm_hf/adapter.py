@@ -169,13 +169,13 @@ def _scale(config: Mapping[str, Any], where: str, path: Path) -> tuple[float, in
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if type(rank) is not int or not 1 <= rank <= 1 << 16:
         raise Refusal(
-            f"r is {str(rank)[:40]}, which is no rank",
+            f"r is {str(rank)[:40]}, which is not a rank",
             where=where,
             fix="set r to the rank that the adapter was trained with, such as 8",
         )
     if type(alpha) not in (int, float) or not 0 < alpha < math.inf:
         raise Refusal(
-            f"lora_alpha is {str(alpha)[:40]}, which is no factor",
+            f"lora_alpha is {str(alpha)[:40]}, which is not a factor",
             where=where,
             fix="set lora_alpha to the number that the adapter was trained with, such as 16",
         )
@@ -204,7 +204,7 @@ def base_folder(
         raise Refusal("the adapter does not say which model it changes", where=where, fix=fix)
     if revision is not None and not isinstance(revision, str):
         raise Refusal(
-            f"revision is {plain(str(revision), 40)}, which is no branch, tag or commit",
+            f"revision is {plain(str(revision), 40)}, which is not a branch, tag or commit",
             where=where,
             fix="set revision to that of the base model, or to null for its main branch",
         )

@@ -124,7 +124,7 @@ def published(folder: Path) -> str | None:
 def _check(given: str, names: dict[str, int]) -> None:
     """Check before fetching that a model has config.json and safetensors."""
     if CONFIG not in names:
-        lack = f"no {CONFIG}: it is no model directory"
+        lack = f"no {CONFIG}: it is not a model directory"
     elif WEIGHTS not in names and INDEX not in names:
         pickled = sorted(one for one in names if one.endswith((".bin", ".pt", ".pth")))
         lack = f"neither {WEIGHTS} nor {INDEX}"

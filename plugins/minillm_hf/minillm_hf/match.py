@@ -113,7 +113,7 @@ def check_fit(plan: Plan, directory: HuggingFaceDirectory) -> None:
     needed, scaling = directory.plugins, directory.scaling
     if lack := layout.lacks(plan):
         raise PlanError(
-            f"the plan is no {layout.name} model: {lack}",
+            f"the plan is not a {layout.name} model: {lack}",
             where=str(directory.path),
             fix=f"add {flags(needed)}",
         )

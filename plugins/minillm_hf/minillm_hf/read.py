@@ -228,7 +228,7 @@ def read_model_directory(path: Path) -> HuggingFaceDirectory:
         )
     if not path.is_dir() or not os.path.lexists(path / CONFIG):
         raise Refusal(
-            f"{path} is no model directory",
+            f"{path} is not a model directory",
             where=str(path / CONFIG) if path.is_dir() else "there is no such folder",
             fix="give a folder with config.json and model.safetensors, as minillm export writes it",
         )
@@ -322,7 +322,7 @@ def _token(config: Mapping[str, Any], key: str, path: Path) -> str | None:
     token = found.get("content") if isinstance(found, dict) else found
     if token is not None and not (isinstance(token, str) and 0 < len(token) <= LONGEST_TOKEN):
         raise Refusal(
-            f"{TOKENIZER_CONFIG} has {plain(str(found), 40)} for {key}, which is no token",
+            f"{TOKENIZER_CONFIG} has {plain(str(found), 40)} for {key}, which is not a token",
             where=str(path),
             fix=AGAIN,
         )

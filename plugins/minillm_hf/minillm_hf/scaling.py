@@ -47,7 +47,7 @@ class Scaling:
 
     @classmethod
     def read(cls, table: Mapping[str, Any]) -> Scaling:
-        """Read a table of config.json; ``rope_theta`` and the type are no options.
+        """Read a table of config.json; ``rope_theta`` and the type are not options.
 
         Raises:
             ValueError: the type is unknown, or a key is missing, unknown or no number.

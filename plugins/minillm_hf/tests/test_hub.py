@@ -328,7 +328,7 @@ def test_a_local_folder_of_that_name_wins(
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / NAME
     folder.mkdir(parents=True)
-    with pytest.raises(Refusal, match="no model directory"):
+    with pytest.raises(Refusal, match="not a model directory"):
         initial_layer(NAME)
     for name, data in model.items():
         (folder / name).write_bytes(data)
@@ -365,7 +365,7 @@ def test_a_revision_of_a_model_beside_a_folder_of_its_name_is_fetched(
     "given", ["name", "a/b/c", "/a/b", "./a", "a/b@", "a b/c", "~/x", "a/b@c d"]
 )
 def test_what_is_no_name_of_the_hub_is_a_folder_that_is_not_there(hub: Hub, given: str) -> None:
-    with pytest.raises(Refusal, match="no model directory"):
+    with pytest.raises(Refusal, match="not a model directory"):
         initial_layer(given)
     assert hub.asked == []
 

@@ -256,7 +256,7 @@ def test_a_directory_is_read_as_it_is(
     ):
         assert main(words) == 2
         assert said in " ".join(capsys.readouterr().err.split()), words
-    with pytest.raises(Refusal, match="no run that could be resumed"):
+    with pytest.raises(Refusal, match="not a run, so it cannot be resumed"):
         run.train()
 
 

@@ -148,7 +148,7 @@ def _sizes(words: Sequence[str]) -> dict[str, int]:
         letter, _, number = word.partition("=")
         if not (letter and number.isascii() and number.isdigit()):
             raise Refusal(
-                f"'{plain(word)}' is no size",
+                f"'{plain(word)}' is not a size",
                 where=f"--shape {plain(word)}",
                 fix="a size of the op's contract and a number: --shape N=65536",
             )
@@ -191,7 +191,7 @@ def _check_fit(op: str, sizes: Mapping[str, int]) -> None:
     """Check that an op's sizes fit each other.
 
     Raises:
-        Refusal: H is no multiple of K, or an odd number of features is to be rotated.
+        Refusal: H is not a multiple of K, or an odd number of features is to be rotated.
     """
     if op == "attention" and sizes["H"] % sizes["K"]:
         raise Refusal(

@@ -164,7 +164,7 @@ def _options(name: str, assignments: Sequence[str]) -> dict[str, Any]:
         owner, _, option = key.partition(".")
         if owner != name or not option:
             raise ConfigError(
-                f"'{key}' is no option of {name}: the model and its training are the kit's own",
+                f"'{key}' is not an option of {name}: the model and its training are the kit's own",
                 where=setting.where,
                 fix=f"{name}.{option or owner}=...",
             )

@@ -209,13 +209,13 @@ def test_a_name_of_the_template_s_own_hides_nothing(kind: str, name: str, tmp_pa
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("", "is no identifier"),
-        ("two words", "is no identifier"),
-        ("../up", "is no identifier"),
-        ("8bit", "is no identifier"),
+        ("", "is not an identifier"),
+        ("two words", "is not an identifier"),
+        ("../up", "is not an identifier"),
+        ("8bit", "is not an identifier"),
         ("train", "is reserved for a table of settings"),
         ("Gate", "small letters"),
-        ("gaté", "is no identifier"),
+        ("gaté", "is not an identifier"),
         ("_gate", "small letters"),
         ("gate-", "small letters"),
         ("lambda", "is a word of Python's"),

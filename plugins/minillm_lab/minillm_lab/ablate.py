@@ -139,7 +139,7 @@ def prepare_ablation(
     refuse_other(out, RESULT)
     refuse_unwritable(out)
     about = {
-        **facts_of(config, corpus, binding, plugins),
+        **facts_of(loaded, corpus, binding, plugins),
         "train": config.train.model_dump(mode="json"),
         "eval_tokens": config.eval.tokens,
         **({"commit": at} if at else {}),

@@ -177,7 +177,7 @@ class Ablation:
                 return self.train_reference()
         except (Stopped, Interrupted):
             raise
-        except MinillmError as error:  # for the page: the runs that are missing are no failures
+        except MinillmError as error:  # for the page: the runs that are missing are not failures
             where = f" ({error.where})" if error.where else ""
             with suppress(MinillmError):  # a full disk, say, which is the first error's reason too
                 self._write(finished=False, ended=error.what + where)

@@ -175,6 +175,7 @@ def _what_was_run(result: Json) -> Markup:
                 "length": counted(result["steps"], "step")
                 + (f", {amount(max(tokens))} tokens at most" if tokens else ""),
                 "preset": result.get("preset"),
+                "begins with": result.get("begins_with"),
                 "model": page.pairs(shape),
                 "training": page.pairs(train),
                 "plugins": joined(*options) if options else "",
@@ -255,7 +256,7 @@ def _interval_row(name: str, effect: Json | None, why: str) -> Interval:
 
 
 def _times_row(name: str, effect: Json | None, why: str, *, better_below: bool) -> Interval:
-    """Build the row of a ratio, with over without the plugin; 1 is no effect."""
+    """Build the row of a ratio, with over without the plugin; 1 means no effect."""
     if effect is None:
         return Interval(name, None, note=why)
     mean, low, high = effect["effect"], effect["low"], effect["high"]

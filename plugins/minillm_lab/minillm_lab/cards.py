@@ -29,12 +29,17 @@ def cards_of(result: Json) -> tuple[list[Card], str | None]:
     enough = {
         name: one
         for name, one in result["plugins"].items()
-        if one["effect"] is not None and one["pairs"] >= PAIRS and not one.get("together")
+        if one["effect"] is not None
+        and one["pairs"] >= PAIRS
+        and not one.get("together")
+        and "begins_with" not in result
     }
     without = [name for name in result["plugins"] if name not in enough]
     takes = f"one takes {PAIRS} pairs"
     if any(result["plugins"][name].get("together") for name in without):
         takes += ", and a plugin that is left out by itself"
+    if "begins_with" in result:
+        takes += ", and runs that begin with new weights"
     why = f"no technique card for {few(without)}: {takes}" if without else None
     return [_card(name, one, result) for name, one in enough.items()], why
 

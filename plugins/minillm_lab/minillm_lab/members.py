@@ -15,11 +15,11 @@ from typing import Any
 
 from minillm_core import Interrupted, MinillmError, NonFinite, OutOfMemory, Plan, Refusal, Stopped
 from minillm_core.commands import counted
-from minillm_core.inspection import Config
 from minillm_core.studies import (
     ABLATION,
     RUN,
     Binding,
+    Loaded,
     LoadedPlugin,
     hardware,
     read_json,
@@ -159,7 +159,7 @@ class Members:
 
         Raises:
             Interrupted: a signal; the runs under way are lost.
-            MinillmError: an error of a run that is no outcome of it, or a process ended.
+            MinillmError: an error of a run that is not an outcome of it, or a process ended.
         """
         missing = {one.file: one for one in wanted if not (self.out / RUNS / one.file).exists()}
         for made in pool.train([*missing.values()], watch=watch):
@@ -250,21 +250,24 @@ def refuse_other(out: Path, own: str) -> None:
 
 
 def facts_of(
-    config: Config, corpus: Any, binding: Binding, plugins: Iterable[LoadedPlugin]
+    loaded: Loaded, corpus: Any, binding: Binding, plugins: Iterable[LoadedPlugin]
 ) -> dict[str, Any]:
     """Return a study's metadata as JSON: corpus, model and machine, versions, date and commit.
 
     Args:
-        config: of the baseline run.
+        loaded: the settings of the baseline run.
         corpus: its text, from ``open_corpus``.
         binding: of its plan to this machine.
         plugins: plugins whose distribution versions are recorded.
     """
     distributions = sorted({one.distribution for one in plugins if one.distribution})
+    config, branch = loaded.config, loaded.branch
+    weights = f"{branch.out}@{branch.checkpoint.step}" if branch else config.init
     return {
         "data": {"fingerprint": corpus.fingerprint, "description": corpus.description},
         "model": config.model.model_dump(mode="json"),
         "preset": config.preset,
+        **({"begins_with": weights} if weights else {}),  # the weights of a run or a model
         "backend": binding.backend,
         "device": binding.device_name,
         "dtype": binding.dtype,
@@ -300,6 +303,7 @@ def identity_of(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
     Versions of plugins are part of the plan, and those of other plugins of the study do not matter.
     """
     shared: dict[str, Any] = {key: about[key] for key in ("data", "device", "dtype")}
+    shared |= {key: about[key] for key in ("begins_with",) if key in about}
     others = about.get("distributions", ())
     shared["versions"] = {k: v for k, v in about["versions"].items() if k not in others}
     bound = plan.config.train.model_dump(include={"compile", "checkpointing"})

@@ -121,7 +121,7 @@ def seconds_of(text: str) -> float:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise Refusal(
-            f"'{text}' is no time",
+            f"'{text}' is not a time",
             where=f"--budget {text}",
             fix="--budget 20m, 1h30m, or 1.5 hours",
         )
@@ -260,7 +260,7 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
     refuse_unwritable(out)
     binding = bind(base, detected)
     about = {
-        **facts_of(config, corpus, binding, base.active),
+        **facts_of(prepared.loaded, corpus, binding, base.active),
         "plugins": sorted(plans.base.plugins),
         "asked": {
             "plan_hash": base.hash,
@@ -559,8 +559,10 @@ class Job:
         return result
 
     def _command(self, plan: Plan) -> str:
-        """Return the command that trains the recipe, with its single-file plugins."""
+        """Return the command that trains the recipe, with its single-file plugins and a run's weights."""
         command = f"minillm train --preset {shlex.quote(str(self.out / BEST))}"
+        if plan.config.init is None and (run := self.about.get("begins_with")):
+            command += f" --init {shlex.quote(run)}"
         if files := [one.origin.source for one in plan.active if one.distribution is None]:
             command += f" --plugins {shlex.quote(','.join(files))}"
         return command

@@ -367,6 +367,7 @@ def _facts(result: Json) -> Iterator[tuple[str, str]]:
         f"{duration(result['budget_seconds'])}, {duration(result['spent_seconds'])} spent",
     )
     yield "seed", str(result["asked"]["seed"])
+    yield "begins with", result.get("begins_with") or ""
     yield "data", result["data"]["description"]
     yield "backend", ", ".join((result["backend"], result["device"], result["dtype"]))
     yield "hardware", page.pairs(result["hardware"])

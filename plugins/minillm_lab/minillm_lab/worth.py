@@ -293,7 +293,7 @@ def worth(
 
 
 def _times(ratios: Sequence[float]) -> dict[str, Any]:
-    """Estimate a ratio and its interval from paired ratios; 1 is no effect."""
+    """Estimate a ratio and its interval from paired ratios; 1 means no effect."""
     found = effect_of([math.log(ratio) for ratio in ratios]).data()
     times = {key: found[key] for key in ("effect", "low", "high")}
     return found | {key: None if log is None else math.exp(log) for key, log in times.items()}

@@ -248,6 +248,11 @@ def test_fewer_pairs_make_none_and_a_line_that_says_so(pairs: int) -> None:
     assert why == "no technique card for muon: one takes 5 pairs"
 
 
+def test_runs_that_begin_with_trained_weights_make_none() -> None:
+    cards, why = cards_of(ablation([0.1] * 5, **ABOUT, begins_with="runs/a@60"))
+    assert (cards, why and why.partition(", and ")[2]) == ([], "runs that begin with new weights")
+
+
 def test_a_commit_is_named_where_there_is_one() -> None:
     found = commit()
     assert found is None or re.fullmatch("[0-9a-f]{40,64}", found)

@@ -430,7 +430,7 @@ def test_a_file_that_is_there_is_kept(program, tmp_path: Path) -> None:
     assert program("tune", "--to", str(tmp_path / "none" / "a.toml"))[0] == 2
     code, _, said = program("tune", "--memory", "much", "--to", str(tmp_path / "a.toml"))
     assert code == 2
-    assert "'much' is no size" in said
+    assert "'much' is not a size" in said
 
 
 def test_a_plugin_that_chooses_within_micro_batches_is_refused(program, tmp_path: Path) -> None:

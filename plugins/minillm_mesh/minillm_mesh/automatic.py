@@ -51,7 +51,7 @@ def forecast(plan: Plan, gpus: int, card: str | None, dtype: str) -> Forecast:
 
 
 def _check_groups(plan: Plan, gpus: int) -> None:
-    """Refuse cards that are no whole number of groups: without equal groups there are no figures."""
+    """Refuse cards that are not a whole number of groups: without equal groups there are no figures."""
     asked = {name: n for name, n in zip(SIZES, sizes(plan.config.mesh), strict=True) if n > 1}
     if gpus % (each := math.prod(asked.values())):
         settings = ", ".join(f"mesh.{name}={n}" for name, n in asked.items())

@@ -86,7 +86,7 @@ class Share:
                 body["forward"] = self._adding(type(module))
             if not path:
                 body |= self._own_positions(type(module), kinds)
-            module.__dict__["_whole"] = (known[path],)  # in a tuple, so that it is no submodule
+            module.__dict__["_whole"] = (known[path],)  # in a tuple, so that it is not a submodule
             kind = type(module)
             module.__class__ = type(kind.__name__, (kind,), body)
         return part, sums

@@ -64,7 +64,7 @@ def validate(
         own, failed = _recorded(part, batch, given)
         trained, broken = _as_in_training(part, batch, given)
     trainer.framework.evidence.clear()
-    trainer.framework.evidence.update(seen)  # this is no evidence of training
+    trainer.framework.evidence.update(seen)  # this is not evidence of training
     order = [path for path in every if not path.endswith(".product")]  # before it is added up
     wrong = [
         place

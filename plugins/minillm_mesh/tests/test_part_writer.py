@@ -273,7 +273,7 @@ def test_nothing_is_written_of_a_save_that_was_given_up_before(
     [
         (
             lambda f: (f / "rank-00002.safetensors").unlink(),
-            "'rank-00002.safetensors' is no file of",
+            "'rank-00002.safetensors' is not a file of",
         ),
         (
             lambda f: (f / "rank-00003.safetensors").write_bytes(b"x"),

@@ -72,7 +72,7 @@ class LazyAdamW(RowRule):
         others = {
             owner
             for anchor, owner, stage in rule.stages
-            # a decay multiplied by 0 is no decay, in whatever way it is computed
+            # a decay multiplied by 0 is not a decay, in whatever way it is computed
             if not (anchor == "decay" and without_decay and "wd_mul" in stage.supplied)
         } - {"core"}
         if others:

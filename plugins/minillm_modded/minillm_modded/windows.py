@@ -57,7 +57,8 @@ class Windows(Plugin, api=1):
     block: int = option(
         128,
         ge=1,
-        help="granularity of windows, in keys: all are multiples of it, short ones at least one",
+        help="granularity of windows, in keys: all are multiples of it, short ones at least one, "
+        "but none above the long one",
     )
     long: Layers | None = option(
         None,
@@ -86,7 +87,9 @@ class Windows(Plugin, api=1):
     def build_attention(self, attn):
         last = min(self.window, attn.seq_len)
         long = long_windows(min(self.start, last), last, self.stages, self.block)
-        short = [max(self.block, _multiple(window // 2, self.block)) for window in long]
+        short = [
+            min(max(_multiple(window // 2, self.block), self.block), window) for window in long
+        ]
         layers = long_layers(attn.layers) if self.long is None else self.long.resolve(attn.layers)
         self._say_what_is_missing(attn, long if len(layers) == attn.layers else long + short)
         self._check_grows(attn.seq_len, long)

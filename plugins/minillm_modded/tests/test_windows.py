@@ -154,10 +154,11 @@ def test_a_start_that_is_not_read_is_told(lab: Any) -> None:
         assert not lab.plan(Windows(start=start, window=128, stages=1), seq_len=256).notes
 
 
-def test_one_window_for_the_whole_run(lab: Any) -> None:
-    plan = lab.plan(Windows(window=100, stages=1, block=16, long=Layers([1])), seq_len=256)
+@pytest.mark.parametrize(("block", "short"), [(16, 64), (128, 100)])
+def test_one_window_for_the_whole_run(lab: Any, block: int, short: int) -> None:
+    plan = lab.plan(Windows(window=100, stages=1, block=block, long=Layers([1])), seq_len=256)
     assert plan.staged == ()
-    assert [constant(plan, layer) for layer in range(4)] == [64, 100, 64, 64]
+    assert [constant(plan, layer) for layer in range(4)] == [short, 100, short, short]
 
 
 def test_what_it_asks_of_the_kernel(lab: Any) -> None:

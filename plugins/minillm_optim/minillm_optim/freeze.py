@@ -45,7 +45,7 @@ class Freeze(Plugin, api=1):
             if not any(_fits(pattern, *one) for one in optimizer.parameters.items()):
                 roles = sorted({info.role for info in optimizer.parameters.values()})
                 raise PlanError(
-                    f"freeze.of={pattern!r} is no parameter's name or role",
+                    f"freeze.of={pattern!r} is not a parameter's name or role",
                     where="opt.freeze",
                     fix=f"roles are {', '.join(roles)}; names are such as {next(iter(optimizer.parameters))}",
                 )

@@ -67,7 +67,7 @@ def corrected_adam(
 ) -> Any:
     """Compute Adam's update of the corrected gradient; update, m, v and ``last``, the one before (N, ...).
 
-    ``begun``, (N, 1, ...), is 0 before the rule's own first update, where ``last`` is no gradient.
+    ``begun``, (N, 1, ...), is 0 before the rule's own first update, where ``last`` is not a gradient.
     """
     last = ops.where(state["begun"] > 0, state["last"], update)
     c = update + (update - last) * (gamma * beta1 / (1 - beta1))

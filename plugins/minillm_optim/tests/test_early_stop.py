@@ -30,7 +30,7 @@ from minillm_core import Plugin, Verdict
 
 
 class Broken(Plugin, api=1):
-    """Returns what is no verdict."""
+    """Returns what is not a verdict."""
 
     def on_evaluated(self, evaluated):
         return {returned}

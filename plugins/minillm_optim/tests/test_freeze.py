@@ -82,7 +82,7 @@ def test_for_good_they_are_in_no_group(planned: Any) -> None:
 
 
 def test_what_cannot_be_frozen_is_refused(planned: Any) -> None:
-    with pytest.raises(PlanError, match=r"'layers.9.*' is no parameter's name or role"):
+    with pytest.raises(PlanError, match=r"'layers.9.*' is not a parameter's name or role"):
         planned({"freeze": Freeze(of=("norm", "layers.9.*"))})
     with pytest.raises(PlanError, match=r"until=0.6 is not before freeze.after=0.4") as caught:
         planned({"freeze": Freeze(until=0.6, after=0.4)})

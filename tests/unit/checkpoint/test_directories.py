@@ -79,7 +79,7 @@ def test_what_is_offered_twice_or_is_no_format_is_refused(tmp_path: Path, offer:
     with pytest.raises(PluginError, match="several distributions have the layout one"):
         format_of("one")
     for call in (lambda: format_of("two"), lambda: read_directory(tmp_path)):
-        with pytest.raises(PluginError, match=r"is no minillm_core\.directories\.Dir"):
+        with pytest.raises(PluginError, match=r"is not a minillm_core\.directories\.Dir"):
             call()
 
 

@@ -173,7 +173,7 @@ def test_a_manifest_cannot_point_outside_its_folder(copy, name: str) -> None:
     document = json.loads((folder / MANIFEST).read_bytes())
     document["files"].append({"name": name, "size": 0, "xxh3_128": ""})
     forge(folder, document)
-    assert "is no file of a checkpoint" in verify(folder)[0]
+    assert "is not a file of a checkpoint" in verify(folder)[0]
 
 
 @pytest.mark.parametrize(

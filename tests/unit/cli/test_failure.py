@@ -118,6 +118,8 @@ def test_an_interruption_is_130_and_one_line(program: Program, monkeypatch) -> N
         ),
         (["train", "--steps", "x"], "Invalid value for '--steps'"),
         (["train", "--out", ""], "Invalid value for '--out': it is empty"),
+        (["train", "--out", "--resume"], "for '--out': '--resume' begins with a dash"),
+        (["export", "runs/a", "--to", "--json"], "for '--to': '--json' begins with a dash"),
         (["train", "--branch", ""], "Invalid value for '--branch': it is empty"),
         (["export", "runs/a", "--to", ""], "Invalid value for '--to': it is empty"),
         (["ablate", "--out", ""], "Invalid value for '--out': it is empty"),

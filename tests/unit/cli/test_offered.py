@@ -140,7 +140,7 @@ def test_a_name_that_cannot_be_taken_is_shown_and_changes_nothing(
     after = shown(program(*page, "--help")[1])
     assert shown(before[0]).partition(" Examples:")[0] in after
     reason = (
-        f"'{name.partition('__')[0]}' is no group that takes commands"
+        f"'{name.partition('__')[0]}' is not a group that takes commands"
         if name.endswith("more")
         else f"'{name.rpartition('__')[2]}' is a command of minillm itself"
     )
@@ -159,6 +159,14 @@ def test_two_that_offer_one_name_are_refused_with_both(program: Program, offer) 
     assert (code, out) == (2, "")
     assert err.startswith("command 'count' is offered by dist-one 1.0 and dist-two 1.0\n")
     assert "uninstall the distribution that you do not need: dist-one or dist-two" in err
+
+
+def test_two_that_judge_by_one_name_are_refused(program: Program, site) -> None:
+    for name in ("one", "two"):
+        site.install(f"judge-{name}", {"chats": f"pkg_{name}:judge"}, group="minillm.judges")
+    code, out, err = program("eval", "runs/a", "--chats", "chats.jsonl")
+    assert (code, out) == (2, "")
+    assert err.startswith("several distributions provide chats of minillm.judges\n")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +192,7 @@ def test_a_bad_name_is_broken(site, name: str) -> None:
     files = {"pkg_count/__init__.py": "", "pkg_count/tool.py": COUNT}
     site.install("dist-count", {name: "pkg_count.tool:count"}, files, group="minillm.commands")
     (entry,) = [one for one in installed_commands(bool) if one.distribution == "dist-count"]
-    assert "is no command's" in str(entry.broken)
+    assert "is not a command's" in str(entry.broken)
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,9 @@ def test_a_file_that_is_no_text_gives_nothing(
         ("train.lr=fast", 'train.lr must be a number of at least 0, not "fast"', "peak learning"),
         ("train.lr=inf", "train.lr must be a number of at least 0, not inf", ""),
         ("train.lr=nan", "train.lr must be a number of at least 0, not nan", ""),
+        (f"train.steps={10**400}", "train.steps must be a whole number of at least 1", "64 bits"),
+        (f"train.lr={10**400}", "train.lr must be a number of at least 0, not 100000", ""),
+        (f"data.seed={2**63}", "data.seed must be a whole number of at least 0", "64 bits"),
         ("train.lr=-1", "train.lr must be a number of at least 0, not -1", ""),
         ("train.rows=true", "train.rows must be a whole number of at least 1, not true", ""),
         ("train.rows=2.0", "train.rows must be a whole number of at least 1, not 2.0", ""),
@@ -358,6 +361,7 @@ def test_an_argument_is_refused(loaded: Load, argument: str, what: str, fix: str
         ("muon", "muon=3", "'muon' is a plugin: its options are muon.option"),
         ("muon", "muon.a.b=3", "muon.a.b has too many parts"),
         ("muon", "muon.lr=inf", "muon.lr must be a finite number, not inf"),
+        ("muon", f"muon.lr={10**400}", "muon.lr must be a finite number, not 100000"),
         ("muon", "mun.lr=1", "'mun' is neither a table of settings nor a plugin of this run"),
     ],
 )
@@ -365,6 +369,12 @@ def test_an_option_is_refused(loaded: Load, plugins: str, argument: str, what: s
     with pytest.raises(ConfigError, match=what) as caught:
         loaded(argument, plugins=plugins)
     assert caught.value.where == f"command line: {argument}"
+
+
+def test_very_many_heads_are_refused_at_once(loaded: Load) -> None:
+    with pytest.raises(ConfigError, match="query heads cannot share 3 key") as caught:
+        loaded(f"model.heads={2**60}", "model.kv_heads=3", "model.head_dim=2")
+    assert "model.kv_heads must divide model.heads: 1, 2, 4, 8" in (caught.value.fix or "")
 
 
 def test_prompts_of_no_samples_are_refused(loaded: Load) -> None:

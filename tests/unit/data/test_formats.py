@@ -226,7 +226,7 @@ def test_a_format_of_another_distribution_is_found_by_the_end_of_a_name(
 @pytest.mark.parametrize(
     ("offers", "said"),
     [
-        ([(".x", "minillm_core.data.formats:GROUP")], "is no minillm_core.documents.Format"),
+        ([(".x", "minillm_core.data.formats:GROUP")], "is not a minillm_core.documents.Format"),
         (
             [(".x", "minillm_core.data.formats:JSONL"), (".x", "minillm_core.data.formats:TEXT")],
             "several distributions read .x files",

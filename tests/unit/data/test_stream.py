@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minillm_core.data import Cursor, Documents
-from minillm_core.data.documents import fingerprint, order
+from minillm_core.data.documents import Stretches, fingerprint, order
 from minillm_core.data.stream import Stream, open_rows, overlapping, pack
 from minillm_core.errors import DataError
 
@@ -57,7 +57,7 @@ def test_stretches_are_gathered_as_they_stand_in_the_stream(
     first, counts = np.array(asked).T
     at = np.cumsum(counts + 1) - counts  # with a gap before each
     columns, starts = documents.room(int(sum(counts + 1)) + 1), np.zeros(sum(counts + 1) + 1, bool)
-    stream.gather(first, first + counts, at, columns, starts)
+    stream.gather(Stretches(first, first + counts, at), columns, starts)
     for place, count, here in zip(first, counts, at, strict=True):
         got = slice(here, here + count)
         np.testing.assert_array_equal(columns["ids"][got], expected[place : place + count])

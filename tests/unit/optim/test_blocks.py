@@ -179,7 +179,7 @@ def test_blocks_are_in_the_plan_and_counted(planned: Any) -> None:
 
 
 class Curve(Plugin, api=1):
-    """A schedule that is no number somewhere."""
+    """A schedule that is not a number somewhere."""
 
     def optimizer_factory(self, optimizer: Any) -> None:
         optimizer.set(lambda _, p: p.role == "norm", lr_mul=plateaus((0, 1.0), (0.5, 2.0)))

@@ -161,7 +161,7 @@ def test_an_unknown_slot_is_answered_with_those_there_are(
         planned(one=Attentive(asks=asks))
     said = refused.value
     assert said.exit_code == 2
-    assert said.what.startswith(f"{what} is no slot")
+    assert said.what.startswith(f"{what} is not a slot")
     assert said.where == "plugin 'one', build_attention"
     assert str(said.fix).startswith(fix)
     assert said.line == line(Attentive.build_attention, 4)

@@ -104,7 +104,7 @@ def test_a_plugin_joins_twice_under_two_names() -> None:
         (lambda: {"a": Extends()}, "'gradient' is joined, not replaced"),
         (lambda: {"a": Extends(how="rule")}, "a rule has no stage 'gradient'"),
         (lambda: {"a": Extends(how="inherit")}, "by=INHERITED, and no stage is replaced"),
-        (lambda: {"a": Extends(how="function")}, "stage gradient: .* is no stage"),
+        (lambda: {"a": Extends(how="function")}, "stage gradient: .* is not a stage"),
     ],
 )
 def test_what_cannot_join_is_refused(made: Callable[[], dict[str, Plugin]], said: str) -> None:

@@ -131,7 +131,7 @@ def planned(*plugins: Plugin, **changed: Any) -> Plan:
     [
         ({"name": "labels"}, "'labels' is a reserved name"),
         ({"name": "head"}, "'head' is a reserved name"),
-        ({"name": "train.lr"}, "no name of an argument"),
+        ({"name": "train.lr"}, "not the name of an argument"),
         ({"gives": "hidden"}, "a model gives no 'hidden'"),
         ({"place": "stream"}, "reads 'teacher', which nothing provides there"),
     ],
@@ -149,7 +149,7 @@ def test_two_meanings_of_a_name_are_refused() -> None:
     twice = [LoadedPlugin.of(name, plugin) for name, plugin in made.items()]
     with pytest.raises(PlanError, match="added by both 'one' and 'two'"):
         build_plan(settings(), twice)
-    with pytest.raises(PlanError, match="is no frozen model") as refused:
+    with pytest.raises(PlanError, match="is not a frozen model") as refused:
         planned(Refers())
     assert "FrozenModel(folder)" in str(refused.value)
 

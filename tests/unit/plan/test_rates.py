@@ -54,7 +54,7 @@ def test_every_rate_that_follows_the_run_has_it(planned: Planned) -> None:
 
 @pytest.mark.parametrize("what", ["stages", "scheduled", "number"])
 def test_another_factor_is_refused(planned: Planned, what: str) -> None:
-    with pytest.raises(PlanError, match="is no factor over the run"):
+    with pytest.raises(PlanError, match="is not a factor over the run"):
         planned(rates=Rates(what=what))
 
 

@@ -413,11 +413,11 @@ ALONE: dict[str, tuple[Made, str]] = {
         attention(lambda a: a.out.gate(Needs)),
         "Needs needs the argument 'width'",
     ),
-    "an argument that is no JSON": (
+    "an argument that is not JSON": (
         attention(lambda a: a.out.gate(Needs, width={1, 2})),
         "argument width={1, 2} is not JSON",
     ),
-    "an argument that is no number": (
+    "an argument that is not a number": (
         attention(lambda a: a.out.gate(Needs, width=float("nan"))),
         "argument width=nan is not JSON",
     ),
@@ -469,9 +469,9 @@ ALONE: dict[str, tuple[Made, str]] = {
     "a reserved field": (data(lambda d: d.field("labels")), "'labels' is a reserved name"),
     "a stream with dots": (
         model(lambda m: m.stream("layers.0.in", Late)),
-        "'layers.0.in' is no name of an argument",
+        "'layers.0.in' is not the name of an argument",
     ),
-    "a keyword as field": (data(lambda d: d.field("class")), "is no name of an argument"),
+    "a keyword as field": (data(lambda d: d.field("class")), "is not the name of an argument"),
     "an unknown dtype": (data(lambda d: d.field("prefix", "int64")), "has dtype int64"),
     "a field that nobody writes": (
         data(lambda d: d.field("prefix")),
@@ -490,7 +490,7 @@ ALONE: dict[str, tuple[Made, str]] = {
     "an unknown norm": (model(lambda m: m.norm("layers.0.in", X)), "there is no norm at"),
     "an unknown leaf": (
         model(lambda m: m.linear("layers.0.attention.queries", Linear2)),
-        "replaces the product of 'layers.0.attention.queries', which is no leaf",
+        "replaces the product of 'layers.0.attention.queries', which is not a leaf",
     ),
     "a product of other arguments": (
         model(lambda m: m.linear("layers.0.mlp.up", Swapped)),
@@ -498,7 +498,7 @@ ALONE: dict[str, tuple[Made, str]] = {
     ),
     "an unknown parameter": (
         model(lambda m: m.init("layers.0.mlp.upp.weight", value)),
-        "gives initial values to 'layers.0.mlp.upp.weight', which is no parameter",
+        "gives initial values to 'layers.0.mlp.upp.weight', which is not a parameter",
     ),
     "no layout": (attention(lambda a: a.layout(X)), "is not a Layout"),
     "a layout that reads": (
@@ -514,7 +514,7 @@ ALONE: dict[str, tuple[Made, str]] = {
         attention(lambda a: a.out.gate(Averaged)),
         "Averaged has statistics, reduced by 'average'",
     ),
-    "frequencies that are no numbers": (
+    "frequencies that are not numbers": (
         attention(lambda a: a.rope.scaling(not_numbers)),
         "rotary frequencies are NaN or infinite",
     ),
@@ -574,7 +574,7 @@ ALONE: dict[str, tuple[Made, str]] = {
     ),
     "a function for a stage": (
         optimizer(lambda o: o.rule("mine", lr=1.0, scale=scale)),
-        "is no stage",
+        "is not a stage",
     ),
     "a rule for nobody": (
         optimizer(lambda o: o.assign("adamw", lambda name, info: False)),
@@ -603,9 +603,9 @@ ALONE: dict[str, tuple[Made, str]] = {
         attention(lambda a: setattr(a.out, "gate", Y)),
         "Out.gate was assigned (type), which plans nothing",
     ),
-    "a form that is no number": (
+    "a form that is not a number": (
         loss(lambda lo: lo.logits(z=float("nan"))),
-        "plugin 'one', slot loss.logits: z=nan is no finite number",
+        "plugin 'one', slot loss.logits: z=nan is not a finite number",
     ),
     "a smoothing of more than all": (
         loss(lambda lo: lo.logits(smoothing=1.0)),
@@ -649,19 +649,19 @@ ALONE: dict[str, tuple[Made, str]] = {
     ),
     "a function as an initialiser": (
         model(lambda m: m.mlp(0, Drawn)),
-        "init='value' is no initialiser",
+        "init='value' is not an initialiser",
     ),
     "a function as a State's initialiser": (
         model(lambda m: m.mlp(0, Remembered)),
-        "init='value' is no initialiser",
+        "init='value' is not an initialiser",
     ),
     "statistics that nothing reads": (
         model(lambda m: m.mlp(0, Counts)),
         "plugin 'one': Counts has statistics, and no next_state",
     ),
-    "a factor that is no number": (
+    "a factor that is not a number": (
         optimizer(lambda o: o.set(lambda name, info: True, betas=(0.9, float("inf")))),
-        "plugin 'one', slot opt.set: betas=inf is no finite number",
+        "plugin 'one', slot opt.set: betas=inf is not a finite number",
     ),
     "a factor that compiles": (
         optimizer(lambda o: o.set(always, lr_mul=stages((0, 0), (0.5, 1)))),

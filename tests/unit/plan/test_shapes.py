@@ -210,7 +210,7 @@ def test_a_plugin_claims_shapes_by_step_and_seed() -> None:
 def test_an_answer_that_is_no_index_is_refused_while_planning(answer: Any) -> None:
     with pytest.raises(PluginCodeError, match="'mine' broke the rows in wild") as refused:
         planned({"mine": Sized(wild, answer=answer)})
-    assert "at step 5 is no index of 2 shapes" in str(refused.value.where)
+    assert "at step 5 is not an index of 2 shapes" in str(refused.value.where)
 
 
 @pytest.mark.parametrize(

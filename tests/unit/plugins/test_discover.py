@@ -105,13 +105,13 @@ def test_the_reserved_names_are_the_tables_of_the_config() -> None:
 
 def test_a_name_that_is_no_identifier_is_broken(site) -> None:
     site.trick("my-gate", point="pkg_my.trick:Trick")
-    assert "no identifier" in str(listed("my-gate").broken)
+    assert "not an identifier" in str(listed("my-gate").broken)
 
 
 def test_a_name_that_only_looks_like_another_is_broken_and_marked(site) -> None:
     name = "g\N{CYRILLIC SMALL LETTER A}te"
     site.trick(name, point="pkg_gate.trick:Trick")
-    reason = "the name 'g\\u0430te' is no identifier: letters a to z, digits and _ only"
+    reason = "the name 'g\\u0430te' is not an identifier: letters a to z, digits and _ only"
     assert listed(name).broken == reason
     with pytest.raises(PluginError, match="cannot be used: the name"):
         find(name)

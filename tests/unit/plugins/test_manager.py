@@ -148,7 +148,7 @@ def test_the_same_twice(site, make_plugin: Make, good: str) -> None:
 def test_what_the_base_class_refuses_names_the_plugin(make_plugin: Make) -> None:
     make_plugin("build_attention", "build_atention")
     error = refused("trick")
-    assert error.what == "plugin 'trick': Trick.build_atention is no hook"
+    assert error.what == "plugin 'trick': Trick.build_atention is not a hook"
     assert "build_attention" in str(error.fix)
     make_plugin("(self, attn)", "(self, attention)", name="other")
     assert "argument 'attention'" in refused("other").what
@@ -381,7 +381,7 @@ def test_what_can_run_there_passes(make_plugin: Make) -> None:
     [
         ("no-such-thing", "it is not installed"),
         ("pytest>=9999", "here is "),
-        ("pytest>", "this is no requirement"),
+        ("pytest>", "this is not a requirement"),
     ],
 )
 def test_what_a_plugin_requires_is_there_before_a_run(

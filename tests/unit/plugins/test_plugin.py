@@ -104,7 +104,7 @@ def test_a_misspelt_hook_is_refused_with_its_name(hook: str, data: st.DataObject
     drop = data.draw(st.integers(1, len(hook) - 1))
     misspelt = hook[:drop] + hook[drop + 1 :]
     assume(misspelt not in HOOKS)
-    with pytest.raises(PluginError, match=f"Made.{misspelt} is no hook") as refused:
+    with pytest.raises(PluginError, match=f"Made.{misspelt} is not a hook") as refused:
         make(**{misspelt: lambda self: None})
     assert f"did you mean {hook}?" in str(refused.value.fix)
     assert "test_plugin.py:" in str(refused.value.where)
@@ -113,7 +113,7 @@ def test_a_misspelt_hook_is_refused_with_its_name(hook: str, data: st.DataObject
 @given(names)
 def test_every_public_method_is_a_hook_or_refused(name: str) -> None:
     assume(name not in HOOKS)
-    with pytest.raises(PluginError, match="is no hook") as refused:
+    with pytest.raises(PluginError, match="is not a hook") as refused:
         make(**{name: lambda self: None})
     assert f"_{name}" in str(refused.value.fix)
     assert make(**{f"_{name}": lambda self: None}).hooks == ()

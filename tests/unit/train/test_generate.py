@@ -187,7 +187,7 @@ def run(bigram, tmp_path: Path, cache: Path) -> Callable[..., Path]:
         out = tmp_path / "out"
         here = Detected("torch", "cpu", "test")
         train(
-            Prepared(loaded, None, None, (), here),
+            Prepared(loaded, None, (), here),
             out=out,
             cache=cache,
             say=print,

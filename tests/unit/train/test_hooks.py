@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import wraps
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,8 +55,26 @@ class Some(Plugin, api=1):
         return batch
 
 
+def passed_on(hook: Callable) -> Callable:
+    """Wrap a hook as a decorator does that keeps its signature."""
+
+    @wraps(hook)
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        return hook(*arguments, **named)
+
+    return wrapper
+
+
+class Wrapped(Plugin, api=1):
+    """Accepts some of the arguments, through a decorator."""
+
+    on_batch = passed_on(Some.on_batch)
+
+
 @pytest.mark.parametrize("phase", ["train", "eval", "decode"])
-@pytest.mark.parametrize(("plugin", "told"), [(All(), [..., 300]), (Some(), [300])])
+@pytest.mark.parametrize(
+    ("plugin", "told"), [(All(), [..., 300]), (Some(), [300]), (Wrapped(), [300])]
+)
 def test_it_is_told_the_phase_and_the_vocabulary(plugin: Plugin, told: list, phase: str) -> None:
     one, seen = LoadedPlugin.of("one", plugin), Counter()
     hook = plan_hook(plan_of("one"), [one], seen=seen, streams=Streams(0))

@@ -43,8 +43,7 @@ from minillm_core.train.events import (
     Stepped,
     Unsaved,
 )
-from minillm_core.train.feed import EMPTY_IN_A_ROW
-from minillm_core.train.loop import Loop
+from minillm_core.train.loop import EMPTY_IN_A_ROW, Loop
 from minillm_core.train.progress import LineDisplay
 from minillm_core.train.signals import StopRequest, stop_on_signals
 

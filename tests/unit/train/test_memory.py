@@ -80,7 +80,7 @@ def test_a_gpu_is_counted_in_its_own_dtype() -> None:
 )
 def test_sizes_are_read(size: str, count: float | None) -> None:
     if count is None:
-        with pytest.raises(Refusal, match="'10kB' is no size"):
+        with pytest.raises(Refusal, match="'10kB' is not a size"):
             bytes_of(size)
     else:
         assert bytes_of(size) == count
@@ -88,7 +88,7 @@ def test_sizes_are_read(size: str, count: float | None) -> None:
 
 @pytest.mark.parametrize("size", ["", "GiB", "-1GiB", "20gib", "1e9", "20 GiB or so"])
 def test_what_is_no_size_is_refused(size: str) -> None:
-    with pytest.raises(Refusal, match="is no size"):
+    with pytest.raises(Refusal, match="is not a size"):
         bytes_of(size)
 
 

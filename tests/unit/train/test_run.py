@@ -132,7 +132,7 @@ class Job:
         given = {"out": self.out, "runs": self.runs, "cache": self.cache, "create": self.create}
         named = tuple(LoadedPlugin.of(name, plugin) for name, plugin in plugins.items())
         return train(
-            Prepared(loaded, None, None, named, HERE),
+            Prepared(loaded, None, named, HERE),
             say=self.said.append,
             **(given | options),
         )
@@ -905,6 +905,23 @@ def test_the_tokenizer_is_known_by_its_digest(job: Job) -> None:
         assert any("tokenizer.json of the run was" in line for line in job.said)
         assert path.read_text("utf-8") == text
     assert job.evaluate()["val_loss"] < loss
+
+
+def test_a_tokenizer_of_no_run_is_kept(job: Job) -> None:
+    path = job.out / "tokenizer.json"
+    job.out.mkdir()
+    path.write_text("mine")
+    with pytest.raises(
+        Refusal, match=r"tokenizer\.json is not the tokenizer of this run"
+    ) as refused:
+        job.train()
+    assert path.read_text() == "mine"
+    assert refused.value.fix
+
+    path.unlink()
+    job.train()
+    (job.out / "run.json").unlink()  # as after a kill before it was written
+    job.train()
 
 
 def test_a_tokenizer_that_was_given_is_compared_as_well(job: Job, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import threading
 
 import pytest
 
-from minillm_core.train.signals import MASHED, SIGNALS, StopRequest, stop_on_signals
+from minillm_core.plugins.attribution import SIGNALS
+from minillm_core.train.signals import MASHED, StopRequest, stop_on_signals
 
 
 @pytest.mark.parametrize("number", SIGNALS)

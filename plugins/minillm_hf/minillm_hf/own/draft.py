@@ -133,7 +133,7 @@ class Draft:
         return repr(number)
 
     def value(self, name: str) -> str | None:
-        """Return the code of a schedule's final value; None: ``name`` is no schedule."""
+        """Return the code of a schedule's final value; None: ``name`` is not a schedule."""
         if name not in self.values:
             return None
         number = self.values[name]

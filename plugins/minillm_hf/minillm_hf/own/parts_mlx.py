@@ -340,7 +340,7 @@ class ModelArgs:
         longest = config.get("max_position_embeddings", GEOMETRY.positions)
         if type(longest) is not int or not 0 < longest <= 1 << 24:
             raise ValueError(
-                f"max_position_embeddings={longest!r} in config.json is no length of a row"
+                f"max_position_embeddings={longest!r} in config.json is not a length of a row"
             )
         self.model_type = "minillm"
         self.max_position_embeddings = longest

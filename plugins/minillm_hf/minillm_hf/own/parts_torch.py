@@ -349,7 +349,7 @@ def check_sizes(config, sizes):
     longest = config.max_position_embeddings
     if type(longest) is not int or not 0 < longest <= 1 << 24:
         raise ValueError(
-            f"max_position_embeddings={longest!r} in config.json is no length of a row"
+            f"max_position_embeddings={longest!r} in config.json is not a length of a row"
         )
 
 

@@ -14,7 +14,7 @@ from minillm_kit.kernels.trial import PROPERTIES
 from minillm_kit.subject import Subject
 
 CAUSES = {
-    "output": "the forward pass: an edge, a size that is no power of two, a sum in a half dtype",
+    "output": "the forward pass: an edge, a size that is not a power of two, a sum in a half dtype",
     "gradient": "the backward pass: a factor, a term that is left out, a sum in a half dtype",
     "runs": "the kernel's code there, or a case that its accepts= should refuse",
 }

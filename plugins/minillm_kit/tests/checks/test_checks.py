@@ -383,7 +383,7 @@ def test_a_sources_documents_are_read_twice(
             "return [take().part(0, np.random.default_rng().integers(1, 9).item())]",
             "a second time, 'documents' of the same rows differs",
         ),
-        ("return []", "plugin 'rows' broke the rows in Own: [] is no row"),
+        ("return []", "plugin 'rows' broke the rows in Own: [] is not a row"),
         ("return 1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )

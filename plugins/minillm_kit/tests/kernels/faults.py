@@ -511,7 +511,7 @@ def _swiglu(fault: str) -> Any:
 def _logits(fault: str) -> Any:
     def kernel(hidden, weight, form):
         if len(weight) % 8:
-            raise ValueError("the vocabulary is no multiple of 8")
+            raise ValueError("the vocabulary is not a multiple of 8")
         return form.logits(torch, (hidden @ weight.T).float())
 
     return kernel

@@ -125,7 +125,7 @@ def test_the_command(program: Program) -> None:
     [
         (("swiglue",), "there is no op 'swiglue'", "did you mean swiglu?"),
         (("swiglu", "--shape", "V=3"), "no op that is timed has a size 'V'", "one of N, F"),
-        (("--shape", "N=x"), "'N=x' is no size", "--shape N=65536"),
+        (("--shape", "N=x"), "'N=x' is not a size", "--shape N=65536"),
         (("swiglu", "--shape", "N=0"), "a size is at least 1", "--shape N=1024"),
         (("--dtype", "float8"), "not timed in 'float8'", "did you mean float32?"),
         (

@@ -405,3 +405,23 @@ def test_finished_runs_are_not_repeated_after_a_kill(
     assert before.items() <= after.items()
     assert len(after) >= 9
     assert json.loads((tmp_path / "out" / "ablation.json").read_bytes())["finished"]
+
+
+def test_runs_begin_with_the_weights_of_a_run(
+    text: Path, given: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The result names it, and an ablation without it is another one."""
+    run = tmp_path / "run"
+    place = ("--data", str(text), "--out", str(run), "--device", "cpu", "--preset", "tiny")
+    assert main(["train", *place, *SMALL, "--steps", "30", "eval.samples=0"]) == 0
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    *_, trained = (one["val_loss"] for one in map(json.loads, lines) if "val_loss" in one)
+    short = ("--steps", "1", "--seeds", "1", "--no-equal-seconds", "train.lr=1e-30")
+    command = ["ablate", "--plugins", "qk_norm", *given, *short, "train.weight_decay=0.0"]
+    assert main([*command, f"init={run}"]) == 0
+    kept = json.loads((tmp_path / "out" / "ablation.json").read_bytes())
+    assert kept["begins_with"] == f"{run}@30"
+    assert losses(kept)["baseline", 0] == pytest.approx(trained, abs=1e-4)
+    capsys.readouterr()
+    assert main(command) == 2
+    assert "its begins_with is " in capsys.readouterr().err
