@@ -224,6 +224,8 @@ def train(
         Refusal: nothing was started, nothing was written into OUT.
         MinillmError: any other end of the run; its class has the exit code.
     """
+    from minillm_core.config.origins import TOML
+
     preset, plugins, detected = prepared.loaded.preset, prepared.plugins, prepared.detected
     assert detected is not None
     rank, size = launched()
@@ -231,6 +233,12 @@ def train(
         place, say = out or runs, lambda line: None
     else:
         place = choose_out(preset, out, runs=runs, resume=resume)
+        file = None if resume or prepared.request is None else prepared.request.file
+        if file is not None and file.resolve() == (place / TOML).resolve():
+            what = f"the run would write over {file}, which its settings are read from"
+            raise Refusal(
+                what, where=f"-c {file}", fix="another --out, or another name of the file"
+            )
     verb = "resuming" if resume and (place / RUN).is_file() else "writing to"
     say(
         f"{detected.backend} on {detected.device}, preset {preset}, {verb} {place} "

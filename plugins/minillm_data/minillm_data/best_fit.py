@@ -31,7 +31,7 @@ class BestFit(Plugin, api=1):
     """Rows of whole documents, the largest that fit first; the rest is padding."""
 
     buffer: int = option(
-        1000, ge=1, le=100_000, help="documents in the buffer from which rows are filled"
+        1000, ge=1, le=32_768, help="documents in the buffer from which rows are filled"
     )
 
     def build_data(self, data):

@@ -25,7 +25,7 @@ class EosAlign(Plugin, api=1):
 
     max_document: int | None = option(
         None,
-        ge=1,
+        ge=2,
         help="maximum number of tokens of a document, the rest is cut; none: a row's length",
     )
 

@@ -61,7 +61,7 @@ class LengthCurriculum(Plugin, api=1):
         8, ge=1, search=(4, 8, 16), help="number of cycles in which rows grow from short to long"
     )
     buffer: int = option(
-        1000, ge=1, le=100_000, help="maximum number of pieces that wait for a step of their length"
+        1000, ge=1, le=32_768, help="maximum number of pieces that wait for a step of their length"
     )
 
     def build_data(self, data):

@@ -39,7 +39,9 @@ class GaLore(Plugin, api=1):
     )
     every: int = option(200, ge=1, help="updates between two projections")
     scale: float = option(0.25, gt=0, help="factor on the update (the paper's alpha)")
-    iterations: int = option(2, ge=1, help="number of orthogonal iterations at each new projection")
+    iterations: int = option(
+        2, ge=1, le=100, help="number of orthogonal iterations at each new projection"
+    )
     damping: float = option(
         1e-3,
         gt=0,

@@ -147,6 +147,26 @@ def test_usage_errors_are_2(program: Program, arguments: list[str], what: str) -
     assert err.count("\n") <= LINES
 
 
+def test_a_settings_file_is_not_written_over(program: Program, tmp_path: Path) -> None:
+    """A run writes its settings to run.toml."""
+    file = tmp_path / "run.toml"
+    file.write_text(typed := "seed = 3  # of mine\n")
+    words = (
+        "train",
+        "-c",
+        str(file),
+        "--preset",
+        "tiny",
+        "--out",
+        str(tmp_path),
+        "--device",
+        "cpu",
+    )
+    code, _, err = program(*words)
+    assert (code, file.read_text(), [*tmp_path.iterdir()]) == (2, typed, [file])
+    assert "the run would write over" in err
+
+
 def test_a_repeated_option_is_noted(program: Program) -> None:
     code, _, err = program("plan", "--preset", "tiny", "--preset=nope", "--diff", "none", "muon")
     assert code == 2
