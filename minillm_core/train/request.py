@@ -128,12 +128,11 @@ def load_settings(request: RunRequest, *, to_run: bool, fit: bool = True) -> Pre
         default_preset=preset_here,
         **request.sources,
     )
-    notes = (*loaded.notes, *notes)
-    config = loaded.config
+    config, notes = loaded.config, (*loaded.notes, *notes)
     if initial is not None or of_run:  # a run's weights are recorded like a branch's
         config = config.model_copy(update={"init": place or None})
-    config = absolute(config)
-    loaded = replace(loaded, config=config, notes=notes, command=request.command, branch=branch)
+    changed = {"config": absolute(config), "notes": notes, "command": request.command}
+    loaded = replace(loaded, branch=branch, **changed)
     if below is None and fit:
         try:
             loaded = fit_vocabulary(loaded)
