@@ -359,9 +359,7 @@ def _impossible_stages(train: TrainConfig) -> Iterator[tuple[str, str, str | Non
     for number, (stage, shape) in enumerate(zip(train.stages, train.shapes, strict=False), 1):
         what, keys = f"stage {number}, which ends at {stage.until:g} of the run,", "train.stages"
         if int(stage.until * steps + 1e-6) <= int(before * steps + 1e-6):
-            fix = (
-                "more steps or longer stages" if stage.until > before else f"rising shares: {form}"
-            )
+            fix = "more steps" if stage.until > before else f"shares that rise: {form}"
             yield f"no step falls into {what}", f"{keys} train.steps", fix
         if not stage.model_fields_set - {"until"}:
             yield f"{what} changes nothing", keys, form

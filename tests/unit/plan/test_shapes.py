@@ -109,7 +109,7 @@ class Windowed(Plugin, api=1):
         ([{"until": 0.5}], "stage 1, which ends at 0.5 of the run, changes nothing"),
         (STAGES[::-1], "no step falls into stage 2, which ends at 0.25 of the run"),
         ([{"until": 0.1, "rows": 2}], "no step falls into stage 1, which ends at 0.1"),
-        ([{"until": 0.1, "rows": 2}], "fix:   more steps or longer stages"),
+        ([{"until": 0.1, "rows": 2}], "fix:   more steps"),
         ([{"until": 0.5, "seq_len": 33}], "stage 1, which ends at 0.5 of the run, has rows of 33"),
         ([{"until": 0.5, "rows": 2**40}], "is more than any machine holds"),
     ],
