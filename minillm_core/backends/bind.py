@@ -527,4 +527,4 @@ def _others(choice: Choice, offers: Sequence[Candidate], policy: Policy) -> Iter
         if candidate.name in choice.refused:
             yield Refused((candidate.name,), choice.refused[candidate.name], how="cannot serve")
         elif candidate.name != choice.kernel:
-            yield Refused((candidate.name,), f"it could: {why}", how="passed over")
+            yield Refused((candidate.name,), f"usable, but {why}", how="passed over")

@@ -386,6 +386,6 @@ class Cursor:
             type(data.get(name)) is int and data[name] >= 0 for name in names
         ):
             where, fix = repr(dict(data))[:200], "continue from another checkpoint"
-            raise DataError("the data cursor is not one", where=where, fix=fix)
+            raise DataError("the data cursor cannot be read", where=where, fix=fix)
         check_cursor(data, expected)
         return cls(data["fingerprint"], *(data[name] for name in names))

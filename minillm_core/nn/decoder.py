@@ -520,9 +520,9 @@ def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:
             if not isinstance(built[f"{block}.{name}"], (Attention, SwiGLU)):
                 raise PlanError(
                     f"plugin '{node.owner}' reads '{node.external[0]}' in the product of '{leaf}', "
-                    "to which its module hands x and the weight alone",
+                    "which is given x and the weight alone",
                     where=node.slot,
-                    fix="those of the plain attention (q, k, v, o) and SwiGLU (gate, up, down) read more",
+                    fix="products of plain attention (q, k, v, o) and SwiGLU (gate, up, down) can read it",
                 )
             built[block].inputs = tuple(sorted({*built[block].inputs, *node.external}))
     modules = dict(named_modules(model))

@@ -201,7 +201,7 @@ def node_of(
             raise ValueError(f"{cls.__name__} takes no argument '{key}' (it takes {known})")
     required = (key for key, one in parameters.items() if one.default is one.empty)
     if missing := [key for key in required if key not in (*arguments, "geometry")]:
-        raise ValueError(f"{cls.__name__} needs the argument '{missing[0]}': hand it to the slot")
+        raise ValueError(f"{cls.__name__} needs the argument '{missing[0]}': pass it to the slot")
     function = getattr(cls, call)
     if function is Module.forward:
         raise ValueError(f"{cls.__name__} has no method forward")

@@ -293,13 +293,13 @@ def _chain(chain: Chain) -> Iterator[SlotReport]:
 def _standing(link: Link, here: list[Link]) -> str:
     """Explain the position of a node among the nodes at its anchor."""
     present = {other.node.name for other in here} - {link.node.name}
-    reasons = [f"before '{name}', as it says" for name in link.before if name in present]
-    reasons += [f"after '{name}', as it says" for name in link.after if name in present]
+    reasons = [f"before '{name}', as it states" for name in link.before if name in present]
+    reasons += [f"after '{name}', as it states" for name in link.after if name in present]
     for other in here:
         if link.node.name in other.after:
-            reasons.append(f"before '{other.node.name}', as that says")
+            reasons.append(f"before '{other.node.name}', as that states")
         if link.node.name in other.before:
-            reasons.append(f"after '{other.node.name}', as that says")
+            reasons.append(f"after '{other.node.name}', as that states")
     return f"joins at {link.anchor}" + "".join(f"; {reason}" for reason in reasons)
 
 

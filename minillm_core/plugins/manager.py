@@ -309,9 +309,9 @@ class Manager:
                 result = one.call(hook, **arguments)
                 if result is not None:
                     raise PluginError(
-                        f"{one.called}: {hook} returned {type(result).__name__}, and what "
-                        "it returns is used for nothing",
-                        fix=f"say it through the slots of '{', '.join(arguments)}', and return nothing",
+                        f"{one.called}: {hook} returned {type(result).__name__}, but return values "
+                        "of hooks are not used",
+                        fix=f"call the slots of '{', '.join(arguments)}', and return nothing",
                     )
 
 

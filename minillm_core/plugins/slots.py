@@ -124,7 +124,7 @@ class Claim(Slot, Generic[T]):
         if owner in self.held:
             raise PlanError(
                 f"plugin '{owner}' claims slot {self.where} twice",
-                fix="claim it once; which of the two holds would be a guess",
+                fix="claim it once",
             ).concerning(self.where, plugins=(owner,))
         self.owners.add(owner)
         self.held[owner], self.lines[owner] = value, line or call_site()
@@ -240,8 +240,8 @@ class Chain(Slot):
                 here, there = place(link.anchor), place(links[other].anchor)
                 if (here > there) if word == "before" else (here < there):
                     raise PlanError(
-                        f"'{name}' in {self.where}.{link.anchor} wants to stand {word} '{other}', "
-                        f"which is in {links[other].anchor}: anchors come first",
+                        f"'{name}' in {self.where}.{link.anchor} cannot run {word} '{other}', which "
+                        f"is in {links[other].anchor}: the order of the anchors is fixed",
                         where=f"{self.where}.{link.anchor}",
                         fix=f"join at {links[other].anchor}, or leave out '{link.node.owner}'",
                     ).concerning(plugins=(link.node.owner, links[other].node.owner))
@@ -261,11 +261,11 @@ class Chain(Slot):
                 ready = [name for name in left if not earlier[name].intersection(left)]
                 if len(ready) != 1:
                     first, second, *_ = 2 * (ready or left)
-                    why = "is not stated" if ready else "goes round in a circle"
+                    why = "is not stated" if ready else "is circular"
                     raise PlanError(
                         f"the order of '{first}' and '{second}' in {self.where}.{anchor} {why}",
                         where=f"{self.where}.{anchor}",
-                        fix="one of them must say before= or after= the other; or leave out "
+                        fix="one of them must state before= or after= the other; or leave out "
                         f"'{links[first].node.owner}'",
                     ).concerning(plugins=(links[one].node.owner for one in (first, second)))
                 order += ready

@@ -96,7 +96,7 @@ class Evidence:
             # a plugin may offer kernels for many devices; one in use here is enough
             missing = [key for key in record.get("missing", ()) if not key.startswith("kernel:")]
             if missing:
-                self.say(f"warning: plugin '{name}' did not show everywhere: {few(missing)}")
+                self.say(f"warning: no trace of plugin '{name}' in {few(missing)}")
 
     def gather(self) -> None:
         """Gather the traces of the other ranks; once, and at the same step on all of them."""
@@ -133,7 +133,7 @@ class Evidence:
         for name, record in self._trace_records().items():
             if not record["shown"] and name not in self._switched_off():
                 self.say(
-                    f"warning: nothing shows yet that plugin '{name}' took part; "
+                    f"warning: there is no evidence yet that plugin '{name}' took part; "
                     f"it takes {STEPS} steps to be sure"
                 )
 

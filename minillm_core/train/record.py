@@ -90,7 +90,7 @@ def _refuse_strange(out: Path) -> None:
             other = "a file" if name == CHECKPOINTS else "no regular file"
             kind = "a folder" if stat.S_ISDIR(mode) else other
             fix = f"move {path} away, or name another folder"
-        raise Refusal(f"{path} is {kind}, and no run makes it so", where=str(path), fix=fix)
+        raise Refusal(f"{path} is {kind}, which no run creates", where=str(path), fix=fix)
 
 
 def refuse_unwritable(out: Path) -> None:

@@ -87,8 +87,7 @@ class Sealed(metaclass=_Sealing):
     def __setattr__(self, name: str, value: Any) -> None:
         if self._sealed:
             raise PlanError(
-                f"{type(self).__name__}.{name} was assigned ({type(value).__name__}), which plans "
-                "nothing",
+                f"{type(self).__name__}.{name} was assigned ({type(value).__name__}), without effect",
                 fix=f"call slots: .{name}(...); a builder's values are read-only",
             )
         super().__setattr__(name, value)

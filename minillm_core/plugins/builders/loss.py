@@ -279,7 +279,7 @@ class LossBuilder(Builder):
         there = self._slots.rows_there
         kept = max(1, round(keep * there))
         if not (0 < keep < 1 and kept < there):
-            what = f"keep={keep:g} of {there} rows is {kept}, and less than all are to be kept"
+            what = f"keep={keep:g} of {there} rows keeps {kept}; it must keep fewer than {there}"
             fix = "a smaller share, or more rows: train.rows"
             raise self._refusal("loss.rows", what, where=f"train.rows={there}", fix=fix)
         node = self._loss_node("loss.rows", ("losses",), cls, arguments, "rows")
@@ -305,7 +305,7 @@ class LossBuilder(Builder):
             loss.gather(buckets=16)
         """
         if buckets < 2:
-            what = f"buckets={buckets}, which is every position"
+            what = f"buckets={buckets} would compute every position"
             raise self._refusal("loss.gather", what, fix="2 or more, such as 16")
         self._slots.gather.add(self._owner, Gathering(self._owner, buckets))
 

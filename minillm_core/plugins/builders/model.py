@@ -150,7 +150,7 @@ class ModelSlots:
         order, circle = topological({name: node.external for name, node in nodes.items()})
         if circle:
             raise PlanError(
-                f"streams {', '.join(circle)} read each other in a circle",
+                f"streams {', '.join(circle)} read each other in a cycle",
                 where="model.streams",
                 fix="take one of the reads away",
             ).concerning(plugins=(self.streams.held[name][0] for name in circle))

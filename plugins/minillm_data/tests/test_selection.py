@@ -168,6 +168,6 @@ def test_the_estimate_counts_forward_passes_and_the_reference() -> None:
 
 
 def test_a_share_that_keeps_every_row_is_refused() -> None:
-    with pytest.raises(PlanError, match="less than all are to be kept") as refused:
+    with pytest.raises(PlanError, match="it must keep fewer than") as refused:
         Subject("jest", {"keep": 0.9}).planned()
     assert "train.rows=3" in str(refused.value)

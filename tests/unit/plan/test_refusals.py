@@ -463,7 +463,7 @@ ALONE: dict[str, tuple[Made, str]] = {
     ),
     "a circle of streams": (
         model(lambda m: (m.stream("one", Loop1), m.stream("two", Loop2))),
-        "streams one, two read each other in a circle",
+        "streams one, two read each other in a cycle",
     ),
     "a reserved stream": (model(lambda m: m.stream("x0", Late)), "'x0' is a reserved name"),
     "a reserved field": (data(lambda d: d.field("labels")), "'labels' is a reserved name"),
@@ -597,11 +597,11 @@ ALONE: dict[str, tuple[Made, str]] = {
     "nothing at all": (attention(lambda a: None), "plugin 'one' put nothing into the plan"),
     "a slot that is set": (
         attention(lambda a: setattr(a, "window", 8)),
-        "AttentionBuilder.window was assigned (int), which plans nothing",
+        "AttentionBuilder.window was assigned (int), without effect",
     ),
     "a chain that is set": (
         attention(lambda a: setattr(a.out, "gate", Y)),
-        "Out.gate was assigned (type), which plans nothing",
+        "Out.gate was assigned (type), without effect",
     ),
     "a form that is not a number": (
         loss(lambda lo: lo.logits(z=float("nan"))),
@@ -1047,7 +1047,7 @@ def lanes(*steps: tuple[Any, ...]) -> Made:
             [("stream", "lane", Lane, {"at": "layers.0.attention.q"})],
             "no residual site 'layers.0.attention.q'",
         ),
-        ([("stream", "lane", Lane, {"at": "layers.0.in"})], "read each other in a circle"),
+        ([("stream", "lane", Lane, {"at": "layers.0.in"})], "read each other in a cycle"),
         (
             [
                 ("stream", "lane", Late, {"at": "layers.1.in"}),
@@ -1093,7 +1093,7 @@ def lanes(*steps: tuple[Any, ...]) -> Made:
         ([("linear", "layers.0.mlp.up", Folded)], "(x, weight) alone, which are folded"),
         (
             [("mlp", 0, Leafy), ("linear", "layers.0.mlp.up", Further)],
-            "reads 'x0' in the product of 'layers.0.mlp.up', to which its module hands x",
+            "reads 'x0' in the product of 'layers.0.mlp.up', which is given x",
         ),
     ],
 )

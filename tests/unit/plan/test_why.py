@@ -297,10 +297,10 @@ def test_a_chain_says_what_ordered_it(asked: Asked, planned: Callable[..., Plan]
     assert [one.owner for one in held] == [node.owner for node in spec.out]
     assert [one.owner for one in between.held] == ["core"]
     why = {one.owner: one.why for one in gate.held}
-    assert why["late"].startswith("joins at gate; after 'early', as it says")
-    assert "after 'before', as that says" in why["late"]
-    assert "before 'late', as that says" in why["early"]
-    assert "before 'early', as it says" in why["before"]
+    assert why["late"].startswith("joins at gate; after 'early', as it states")
+    assert "after 'before', as that states" in why["late"]
+    assert "before 'late', as that states" in why["early"]
+    assert "before 'early', as it states" in why["before"]
 
 
 def test_a_closed_anchor_says_by_whom_and_who_ran_into_it(asked: Asked) -> None:

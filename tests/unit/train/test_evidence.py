@@ -159,7 +159,7 @@ def test_what_is_missing_is_said_and_recorded(model: Model, evidence, said: list
     assert record["shown"]
     assert record["missing"][-1] == "and 3 more"
     assert said == [
-        "warning: plugin 'gate' did not show everywhere: "
+        "warning: no trace of plugin 'gate' in "
         "node:layers.1.gate, node:layers.2.gate, node:layers.3.gate and 6 more"
     ]
 
