@@ -68,7 +68,7 @@ class TrainConfig(Section):
 
     steps: int | None = Field(None, ge=1, description="number of optimizer steps; or set minutes")
     minutes: float | None = Field(
-        None, gt=0, description="minutes of training, instead of steps; the schedule follows them"
+        None, gt=0, le=1e7, description="minutes of training, instead of steps; schedules follow"
     )
     rows: int = Field(ge=1, description="rows of one micro-batch on one device")
     accumulate: int = Field(1, ge=1, description="gradient accumulation: micro-batches per step")

@@ -313,6 +313,7 @@ def test_a_file_that_is_no_text_gives_nothing(
         ("train.lr=nan", "train.lr must be a number of at least 0, not nan", ""),
         (f"train.steps={10**400}", "train.steps must be a whole number of at least 1", "64 bits"),
         (f"train.lr={10**400}", "train.lr must be a number of at least 0, not 100000", ""),
+        ("train.minutes=1e308", "train.minutes must be a number above 0 and at most", "minutes of"),
         (f"data.seed={2**63}", "data.seed must be a whole number of at least 0", "64 bits"),
         ("train.lr=-1", "train.lr must be a number of at least 0, not -1", ""),
         ("train.rows=true", "train.rows must be a whole number of at least 1, not true", ""),
