@@ -318,7 +318,11 @@ def test_a_file_that_is_no_text_gives_nothing(
         ("train.lr=-1", "train.lr must be a number of at least 0, not -1", ""),
         ("train.rows=true", "train.rows must be a whole number of at least 1, not true", ""),
         ("train.rows=2.0", "train.rows must be a whole number of at least 1, not 2.0", ""),
-        ("train.minutes=0", "train.minutes must be a number above 0, not 0", ""),
+        (
+            "train.minutes=0",
+            "train.minutes must be a number above 0 and at most 10000000, not 0",
+            "",
+        ),
         ("train.warmup=2", "train.warmup must be a number from 0 to 1, not 2", ""),
         ("train.dtype=f32", "train.dtype must be one of auto, float32, bfloat16, float16", ""),
         ("train.betas=[0.9]", "train.betas must be a list of 2 numbers, not [0.9]", ""),
