@@ -6,6 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,14 +111,14 @@ def asked() -> Callable[..., Any]:
         import minillm_core as minillm
 
         loaded = minillm.load("tiny", plugins=[], settings=given)
-        loaded = loaded.__class__(
-            loaded.config.model_copy(update={"init": init}), loaded.origins, loaded.specs
+        begun: Any = SimpleNamespace(checkpoint=SimpleNamespace(step=branch), weights_only=anew)
+        loaded = replace(
+            loaded,
+            config=loaded.config.model_copy(update={"init": init}),
+            branch=None if branch is None else begun,
         )
         prepared: Any = SimpleNamespace(
             loaded=loaded,
-            branch=None
-            if branch is None
-            else SimpleNamespace(checkpoint=SimpleNamespace(step=branch), weights_only=anew),
             earlier=None,
             request=SimpleNamespace(given=given.get),
         )
