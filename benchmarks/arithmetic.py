@@ -52,7 +52,7 @@ POINTS = 100  # of the run at which schedules are sampled: window warm-ups, remo
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The counts of one optimizer step on one device; the run's mean where steps differ."""
+    """The counts of one optimizer step on one device; the run's mean if steps differ."""
 
     flops: Mapping[str, float]  # phase -> FLOPs of products
     least: Mapping[str, float]  # phase -> bytes, all but products and lookups fused away

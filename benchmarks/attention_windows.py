@@ -6,7 +6,7 @@
 Compiled, bfloat16; three warm-up steps, then ten measured one by one, each after a cache
 flush. One call is one layer, including its block mask; ``mask_milliseconds`` is the mask alone,
 which a model's layers share. Documents have 600 tokens on average, exponentially distributed.
-Rivals, where they are installed: FlashAttention-4 (``pip install --pre flash-attn-4``), by itself and as
+Rivals, if they are installed: FlashAttention-4 (``pip install --pre flash-attn-4``), by itself and as
 FlexAttention's FLASH backend, and ``torch.nn.attention.varlen``. The packed forms are given the documents'
 boundaries, found before the clock starts; minillm-cute, FlashAttention-4 within a compiled step, finds them
 itself. What a rival cannot do is its line's reason.
@@ -177,7 +177,7 @@ class Timed:
 
 
 def rivals(window: int | None, documents: Tensor | None) -> Iterator[Timed]:
-    """Yield the kernels of others that are installed, for one mask."""
+    """Yield the installed third-party kernels, for one mask."""
     their = partial(Timed, window=window, documents=documents, ours=False)
     bounds = None if documents is None else boundaries(documents)
     if find_spec("torch.nn.attention.varlen") and bounds is not None:
@@ -233,7 +233,7 @@ def fa4(
     documents: Tensor | None,
     bounds: tuple[Tensor, int] | None,
 ) -> Tensor:
-    """Call FlashAttention-4, packed where there are documents; q, k and v (B, T, H, D)."""
+    """Call FlashAttention-4, packed if there are documents; q, k and v (B, T, H, D)."""
     from flash_attn.cute.interface import (  # pyright: ignore[reportMissingImports]
         flash_attn_func,
         flash_attn_varlen_func,

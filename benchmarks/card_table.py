@@ -26,7 +26,7 @@ class Judged:
 
     plugin: str
     beside: tuple[str, ...] = REFERENCE
-    options: tuple[str, ...] = ()  # key=value, where the defaults do not suit this shape
+    options: tuple[str, ...] = ()  # key=value, if the defaults do not suit this shape
     cost: float = 1.0  # approximate cost of a run relative to the reference's, to divide the GPUs
 
     @property

@@ -6,7 +6,7 @@ Every trial damages the newest checkpoint of a real run, every fifth one the two
 one all of them (see benchmarks/trials/damage.py), and then runs two checks: ``verify``, and the checkpoint
 selection of ``--resume``, which must rename every damaged one to ``step-N.corrupt``, report
 it, and select the next older one. Every ``--whole``-th trial runs ``minillm train --resume`` to
-its end, which must be bitwise equal to an uninterrupted run; where all were damaged it must exit with 4,
+its end, which must be bitwise equal to an uninterrupted run; if all were damaged it must exit with 4,
 twice.
 """
 

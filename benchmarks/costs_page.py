@@ -43,7 +43,7 @@ EXPLANATIONS: Mapping[str, str] = {
     "not counted",
     "soap_muon": "QR decompositions, as with `soap`",
 }
-"""Technique -> the reason why its step time exceeds MOST; shown where it does."""
+"""Technique -> the reason why its step time exceeds MOST; shown if it does."""
 
 WITHOUT: Mapping[str, tuple[str, ...]] = {
     "it changes nothing at its defaults; its effect depends on the options that you choose": (

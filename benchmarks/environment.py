@@ -107,7 +107,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _output(*command: str) -> str | None:
-    """Return a command's output; None where it does not exist or fails."""
+    """Return a command's output; None if it does not exist or fails."""
     if shutil.which(command[0]) is None:
         return None
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -43,7 +43,7 @@ HOOKS = {
     "stage": "scaled",
     "kernel": "swiglu",
 }
-"""Place -> its name in the program's messages, where it differs."""
+"""Place -> its name in the program's messages, if it differs."""
 NONE = {
     *(("import", "mutated"), ("class", "mutated"), ("import", "non-finite")),
     *(("class", "non-finite"), ("kernel_provider", "non-finite"), ("build_data", "non-finite")),

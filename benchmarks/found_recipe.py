@@ -4,7 +4,7 @@ r"""A recipe that ``minillm search`` found beside ``speedrun``, for equal second
         --train train.jsonl.xz --val val.jsonl.xz --tokenizer bpe.json
 
 Both are compiled side by side and trained in turns on one GPU, with the same seeds on the same text. The
-cooldown of ``speedrun`` is the one of its rule for the number of steps that the time allows.
+cooldown of ``speedrun`` follows its rule for the number of steps that fit in the time.
 """
 
 from __future__ import annotations

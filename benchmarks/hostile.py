@@ -81,7 +81,7 @@ def prepared(reference: Reference, folder: Path) -> Path:
 
 
 def try_case(trial: Trial) -> list[str]:
-    """Run a case and return what is wrong; None where it is correct."""
+    """Run a case and return what is wrong; None if it is correct."""
     case, run = trial.case, trial.reference.run
     assert case is not None
     place = prepared(trial.reference, run.folder)

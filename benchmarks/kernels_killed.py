@@ -21,7 +21,7 @@ __all__ = ["main"]
 SETTINGS = (
     "--deterministic",
     *("train.dtype=bfloat16", "train.compile=off", "train.rows=4", "train.seq_len=128"),
-    # heads of 128 and sides that are multiples of 16, as kernels of others and fp8 need
+    # heads of 128 and sides that are multiples of 16, as third-party kernels and fp8 need
     *("model.dim=128", "model.heads=1", "model.kv_heads=1", "model.hidden=256"),
 )
 SETS: Mapping[str, tuple[str, ...]] = {

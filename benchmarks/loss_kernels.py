@@ -3,13 +3,13 @@
     python -m benchmarks.loss_kernels [--positions N] [--vocab V] [--width C] [--out FOLDER]
 
 Three warm-up steps, then ten measured one by one. Peak memory excludes the inputs and the last
-step's gradients. Errors are relative to gradients computed in chunks in float32. The three products alone
-are measured in the same run, as a lower bound. If liger-kernel is installed, its
+step's gradients. Errors are relative to gradients computed in chunks in float32. As a lower bound, the three
+products are also measured by themselves in the same run. If liger-kernel is installed, its
 function is also called directly, and then in turns with minillm's plugin ``liger``, step by step;
-if Triton is installed, the kernels of minillm's plugins ``triton`` and ``fp8_head`` are measured. Kernels of
-others in CuTe, QuACK's (``pip install quack-kernels``) and Liger's for Hopper, are called directly where
-``nvidia-cutlass-dsl`` is installed, QuACK's also through minillm-cute in a compiled step; what one of them
-cannot do is its line's reason.
+if Triton is installed, the kernels of minillm's plugins ``triton`` and ``fp8_head`` are measured.
+Third-party kernels in CuTe, QuACK's (``pip install quack-kernels``) and Liger's for Hopper, are called
+directly if ``nvidia-cutlass-dsl`` is installed, QuACK's also through minillm-cute in a compiled step. The
+line of a kernel that cannot run gives the reason.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def cutes(form: LossForm) -> list[tuple[str, Kernel, bool]]:
 def by_quack(
     hidden: Tensor, weight: Tensor, targets: Tensor, weights: None, form: LossForm, *, rows: int
 ) -> tuple[Tensor]:
-    """Compute the loss by QuACK, in chunks of so many positions."""
+    """Compute the loss by QuACK, in chunks of this many positions."""
     from quack.linear_cross_entropy import (  # pyright: ignore[reportMissingImports]
         chunked_linear_cross_entropy,
     )

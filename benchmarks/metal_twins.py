@@ -7,7 +7,7 @@
 
 ``write`` records every launch of every case in the emulator, translates its source, and stores its
 inputs and results. ``run`` launches each with the same inputs, and compares its results with those of
-the emulator and, where they are a case's results, with float64, by the op's contract. Nothing is
+the emulator and, if they are a case's results, with float64, by the op's contract. Nothing is
 timed: a warp replaces a simdgroup, and 8 x 8 products are shuffles.
 """
 

@@ -38,7 +38,7 @@ def swiglu(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
 
 
 def by_quack(mlp: str) -> Iterator[tuple[str, Kernel]]:
-    """Yield minillm-cute's form of an MLP, where QuACK is installed."""
+    """Yield minillm-cute's form of an MLP, if QuACK is installed."""
     if find_spec("quack"):
         from minillm_cute.kernels import mlp as kernels
 

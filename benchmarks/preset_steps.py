@@ -7,8 +7,8 @@
 
 The first variant is the preset alone. Schedules have their mid-run values; ids are drawn by
 Zipf's law, as in benchmarks.sparse_rows. ``ratio`` is tokens/s over the preset's, from the medians of all steps,
-and turn by turn; ``mfu`` is the model's FLOP/s (minillm plan) over the device's, None where these are unknown.
---profile adds a step of each by kernel, and ``host_ms``, the host's time to enqueue one: a GPU waits where that
+and turn by turn; ``mfu`` is the model's FLOP/s (minillm plan) over the device's, None if these are unknown.
+--profile adds a step of each by kernel, and ``host_ms``, the host's time to enqueue one: a GPU waits if that
 is longer than its own. --update adds the time of the optimizer's update alone, on a GPU, and its kernels.
 """
 
@@ -53,7 +53,7 @@ def figures_of(turns: Turns) -> dict[str, Any]:
 
 
 def mfu_of(variant: Any, speed: float) -> float | None:
-    """Return the model's FLOP/s at a speed in tokens/s over the device's dense FLOP/s; None where unknown."""
+    """Return the model's FLOP/s at a speed in tokens/s over the device's dense FLOP/s; None if unknown."""
     peak = variant.binding.peak_flops
     return round(speed * variant.plan.estimate().flops_per_token / peak, 4) if peak else None
 

@@ -63,7 +63,7 @@ def main_job(figures: Document) -> tuple[str, ...]:
 
 
 def provenance(documents: Iterable[Document]) -> str:
-    """Describe hardware, versions and commit; all of them where they differ."""
+    """Describe hardware, versions and commit; all of them if they differ."""
     environments = [document["environment"] for document in documents]
     gpus = unique(gpu["name"] for e in environments for gpu in e["hardware"]["gpus"])
     commits = unique(e["commit"][:7] for e in environments)

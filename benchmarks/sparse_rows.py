@@ -174,7 +174,7 @@ def main() -> None:
 
 
 def memory_of(backend: str) -> Memory:
-    """Return the counter of a GPU's memory, where torch uses one."""
+    """Return the counter of a GPU's memory, if torch uses one."""
     import torch
 
     if backend == "mlx" or not torch.cuda.is_available():

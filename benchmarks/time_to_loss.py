@@ -59,7 +59,7 @@ class Bench:
         settings: ``key=value`` of every job, such as the data.
         val: the held-out file.
         window: tokens of an evaluation row.
-        predictions: per evaluation, where a job does not set it.
+        predictions: per evaluation, if a job does not set it.
         cache: the token cache.
         backend: as for ``minillm train``.
         turn: a file that is locked while a job trains; None: no other process trains here.

@@ -150,7 +150,7 @@ def take_turns(
 
 @dataclass
 class Turns:
-    """The measured variants, and the reasons why others are missing."""
+    """The measured variants, and the reasons why the others are missing."""
 
     measured: dict[str, Measured] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)

@@ -31,7 +31,7 @@ class MinillmError(Exception):
         what: one sentence, without a full stop.
         where: the file, line, byte, key or slot concerned.
         fix: the input or change that resolves it.
-        line: file and line of the cause in a plugin, where ``where`` is a slot.
+        line: file and line of the cause in a plugin, if ``where`` is a slot.
     """
 
     exit_code = 1
@@ -131,7 +131,7 @@ class PluginCodeError(MinillmError):
         self.what = self._header()
 
     def offered(self, by: str | None) -> None:
-        """Add the distribution and its version, where not yet known."""
+        """Add the distribution and its version, if not yet known."""
         self._offered_by = self._offered_by or by
         self.what = self._header()
 

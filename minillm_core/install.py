@@ -24,7 +24,7 @@ _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_...
 
 
 def installed_version(distribution: str) -> str | None:
-    """Return the version of a distribution; None where it is not installed.
+    """Return the version of a distribution; None if it is not installed.
 
     Installations may change: importlib caches folders by their modification time, and an unchanged file
     of metadata is parsed once.

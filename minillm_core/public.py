@@ -16,7 +16,7 @@ from importlib import import_module
 def public_names(module: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return the ``__getattr__`` and ``__dir__`` of a module with a stub.
 
-    The stub has lines ``from HOME import name as name`` and, where a name is public under another,
+    The stub has lines ``from HOME import name as name`` and, if a name is public under another,
     ``from HOME import name`` with ``public = name``.
 
     Args:

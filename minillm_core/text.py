@@ -126,7 +126,7 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str], before: str = "") -> str:
-    """Return the question that begins a fix, ``did you mean muon? ``; empty where no name is near.
+    """Return the question that begins a fix, ``did you mean muon? ``; empty if no name is near.
 
     Args:
         name: the unknown name.

@@ -75,7 +75,7 @@ APART: Mapping[str, str] = {
     "mudd.ways": '["q", "v"]',
     "zero_init.attention": "false",
 }
-"""Settings that place plugins in separate layers where they conflict within one layer."""
+"""Settings that place plugins in separate layers if they conflict within one layer."""
 
 
 MIXERS = ("attn_sink", "dc_mha", "diff_attn", "forgetting_attn", "gated_delta", "mla", "prefix_kv")
@@ -103,7 +103,7 @@ READING = ("distill", "jest", "rho1")
 
 
 SPARSE = ("sparse_loss",)
-"""Plugins without effect where every token is supervised, as in plain text; their own tests train on chats."""
+"""Plugins without effect if every token is supervised, as in plain text; their own tests train on chats."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Form:
 
     @cached_property
     def left_out(self) -> str | None:
-        """The reason why a CPU step does not exercise it; None where one does."""
+        """The reason why a CPU step does not exercise it; None if one does."""
         manifest = self.cls.manifest
         if self.name in READING:
             return "it reads a model that was trained before"

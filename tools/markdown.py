@@ -36,7 +36,7 @@ def entry(heading: str, target: Any, first: str | None = None) -> str:
     Args:
         heading: its displayed name.
         target: the function or class.
-        first: its first line, where it differs from the docstring's.
+        first: its first line, if it differs from the docstring's.
     """
     doc = doc_of(target)
     parts = [f"### `{heading}`", doc.summary if first is None else first, *doc.body]

@@ -71,7 +71,7 @@ class Argument:
 
     text: str  # name, *name, **name, name=default
     name: str
-    annotation: str  # "" where there is none
+    annotation: str  # "" if there is none
 
 
 def arguments(function: Any) -> list[Argument]:

@@ -83,7 +83,7 @@ def run_page(
         folder: an empty folder.
         environment: environment variables of the commands.
         minillm: runs the program with arguments in a folder, and returns its exit code and its output; it takes
-            the place of a shell where the page runs nothing but ``minillm``, except for the first time.
+            the place of a shell if the page runs nothing but ``minillm``, except for the first time.
 
     Returns:
         The number of commands that were run.

@@ -191,7 +191,7 @@ class Trainer(Model):
         return nullcontext()
 
     def placeholders(self) -> dict[str, Any]:
-        """Return a snapshot's arrays, as defaults for :meth:`load` and :meth:`resume` where others are missing.
+        """Return a snapshot's arrays, as defaults for :meth:`load` and :meth:`resume` if others are missing.
 
         Each has the shape and dtype of the whole array; of a sharded one this process can read only its part.
         """
@@ -202,7 +202,7 @@ class Trainer(Model):
         return self.arrays()
 
     def local_tensors(self) -> Mapping[str, Any]:
-        """Return :meth:`local_arrays` as they are on the device, where the framework has them without a copy."""
+        """Return :meth:`local_arrays` as they are on the device, if the framework can do so without a copy."""
         return self.local_arrays()
 
     @abstractmethod

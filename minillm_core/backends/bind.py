@@ -297,9 +297,9 @@ def kernel_conflicts(
             error = _unused_op_error(owner, candidate)
         elif (op, candidate.name) in taken:
             error = BackendError(
-                f"plugin '{owner}' provides a kernel with the name of one of the core's",
+                f"plugin '{owner}' provides a kernel with the name of a core kernel",
                 where=_key(candidate),
-                fix="its authors should give it a name of its own; or leave the plugin out",
+                fix="its authors should give it another name; or leave the plugin out",
             )
         elif candidate.disable_option and (reason := candidate.refusal(asked[op])):
             instead, others = chosen[op].kernel, owner in serving
@@ -351,9 +351,9 @@ def _required_kernel_error(
     remedy = (
         f"{owner}.{candidate.disable_option} leaves the op to '{instead}'; or leave the plugin out"
     )
-    alone = f"leave the plugin out: '{instead}' serves then, and none of its others would here"
+    alone = f"leave the plugin out: '{instead}' serves instead; none of its kernels can"
     return BackendError(
-        f"plugin '{owner}' is there for {candidate.op}, and cannot serve it: {reason}",
+        f"plugin '{owner}' must serve {candidate.op}, but cannot: {reason}",
         where=_key(candidate),
         fix=remedy if others else alone,
     )

@@ -46,7 +46,7 @@ def _blocks(request: Request) -> str | None:
     """Return why FlexAttention cannot serve: it needs a window or documents, by which it skips blocks."""
     head_dim = request.facts.get("head_dim", LEAST_HEAD)
     if not _masked(request):
-        return "plainly causal: no blocks to skip but those that sdpa skips"
+        return "the mask is only causal: it has no blocks to skip beyond those that sdpa skips"
     if head_dim < LEAST_HEAD:
         return f"takes heads of {LEAST_HEAD} features or more, not {head_dim}"
     return None
@@ -67,7 +67,7 @@ def _fused_loss(request: Request) -> str | None:
         return f"sums in {request.dtype} on a CPU"
     vocab = request.facts.get("vocab", 0)
     if request.device == "cpu" and vocab > SUMMED:
-        return f"adds {vocab:,} logits one after another on a CPU, and leaves float32's tolerance"
+        return f"sums {vocab:,} logits one by one on a CPU, outside float32's tolerance"
     return _one_plain_target(request)
 
 
@@ -81,7 +81,7 @@ def _fast_rope(request: Request) -> str | None:
     """Return why mx.fast.rope cannot serve: positions are 0 .. T-1, angles float32 products."""
     positions = request.facts.get("positions")
     if positions is not None:
-        return f"counts positions from 0, and here each {positions} has its own"
+        return f"counts positions from 0, but here each {positions} has its own"
     if request.dtype == "float32":
         return "its angles are outside float32's tolerance"
     return None

@@ -85,7 +85,7 @@ def choose(machine: Machine, backend: str = "auto", device: str = "auto") -> Det
         raise BackendError(what, where=f"--device {device}", fix=f"--device {fix}{elsewhere}")
     if colon and (kind != "cuda" or not re.fullmatch("[0-9]{1,3}", number)):
         fix = "--device cuda:1" if kind == "cuda" else f"--device {kind}"
-        what = "the number of a device is one of cuda's, counted from 0"
+        what = "only cuda devices have a number, counted from 0"
         raise BackendError(what, where=f"--device {device}", fix=fix)
     if kind == "mps" and not machine.apple:
         what, fix = "this machine has no mps: it is the GPU of Apple silicon", "--device cpu"

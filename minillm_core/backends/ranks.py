@@ -97,9 +97,9 @@ class Ranks:
 
     def _refuse(self, processes: int, what: str, setting: str) -> None:
         if processes > 1:
-            why = f"those of {self.transport} do not" if self.size > 1 else "this one is alone"
+            why = f"{self.transport} cannot do that" if self.size > 1 else "there is only one"
             raise BackendError(
-                f"{processes} processes are to share each {what}, and {why}",
+                f"{processes} processes are to share each {what}, but {why}",
                 where=f"mesh.{setting}={processes}",
                 fix=f"mesh.{setting}=1, or processes on torch: --gpus {processes}, torchrun (docs/scale.md)",
             )
@@ -187,7 +187,7 @@ class Ranks:
 ALONE = Ranks()
 
 
-# SLURM_NTASKS and SLURM_PROCID are also set where one process runs: in a batch script, a shell, `srun -n 1`
+# SLURM_NTASKS and SLURM_PROCID are also set if only one process runs: in a batch script, a shell, `srun -n 1`
 TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
@@ -208,7 +208,7 @@ def launched() -> tuple[int, int]:
     names = ("RANK", "MLX_RANK", "WORLD_SIZE", "MLX_WORLD_SIZE", *TASKS)
     given = [(name, value) for name in names if (value := here(name))]
     if lone := [f"{key}={n}" for key, n in given if n != "1" or key.endswith("RANK")]:
-        what = "one of several processes would train alone: RANK or WORLD_SIZE is not set, or no number"
+        what = "one of several processes would train alone: RANK or WORLD_SIZE is missing or not a number"
         torchrun = "torchrun --nproc-per-node N -m minillm_core train"
         fix = f"{torchrun}, or srun {torchrun} (docs/scale.md); for separate runs unset these"
         raise BackendError(what, where=", ".join(lone), fix=fix)
@@ -223,7 +223,7 @@ def divides(asked: str, ranks: Ranks) -> str:
     """
     why = "one process trains" if ranks.size == 1 else ranks.unsharded_reason
     if asked in ("updates", "weights") and why:
-        fix = "mesh.shard=auto divides updates where that can be done"
+        fix = "mesh.shard=auto divides updates if that is possible"
         raise ConfigError(f"{asked} cannot be divided: {why}", where=f"mesh.shard={asked}", fix=fix)
     return "" if asked == "off" or why else asked.replace("auto", ranks.default_shard)
 
@@ -261,11 +261,11 @@ def launch(detected: Detected, gpus: int, arguments: Sequence[str]) -> int | Non
     """
     (_, size), here, where = launched(), probe().nvidia, f"--gpus {gpus}"
     if size > 1 and size != gpus:
-        fix = "leave --gpus out where a launcher has started the processes"
+        fix = "leave --gpus out if a launcher has started the processes"
         raise BackendError(f"{where} in one of {size} processes", where=where, fix=fix)
     if detected.device != "cuda" or gpus > here:
         what = f"{where} needs NVIDIA GPUs: {here} found, on device {detected.device}"
-        fix = "ask for no more; CPUs and MLX: without --gpus, by torchrun or mlx.launch (docs/scale.md)"
+        fix = "ask for fewer; on CPUs and MLX: torchrun or mlx.launch, no --gpus (docs/scale.md)"
         raise BackendError(what, where=where, fix=fix)
     return engine(detected.backend).launch(gpus, arguments) if gpus > size else None
 

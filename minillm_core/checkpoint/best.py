@@ -24,7 +24,7 @@ def mark(out: Path, step: int, loss: float) -> None:
 
 
 def read(out: Path) -> Best | None:
-    """Read the marker; None without one, or where its checkpoint is gone."""
+    """Read the marker; None if there is none, or its checkpoint was removed."""
     try:
         found = strict.parse(disk.read_file(out / "checkpoints" / layout.BEST, 4096))
     except (FileNotFoundError, ValueError):

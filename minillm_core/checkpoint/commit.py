@@ -125,7 +125,7 @@ def _unwritten(target: Path, step: int, size: int, error: Exception) -> MinillmE
         where += f", {shutil.disk_usage(parent).free / 1e6:,.1f} MB are free"
     full = any(os.strerror(code) in str(error) for code in FULL)  # also in another rank's words
     way = "make room (a lower checkpoint.keep needs less)" if full else "remove the cause"
-    fix = f"earlier ones are as they were; {way} and --resume, or continue training without it: "
+    fix = f"earlier ones are intact; {way} and --resume, or continue training without it: "
     return MinillmError(what + str(error), where=where, fix=fix + "checkpoint.on_error=continue")
 
 

@@ -60,7 +60,7 @@ class ModelDirectory(Protocol):
     def settings(self) -> dict[str, Any]:
         """The settings of a run of this model, by key: ``model.*``, ``data.tokenizer``, ``train.lr``.
 
-        An option such as ``sft.template`` applies where the run has its plugin.
+        An option such as ``sft.template`` applies if the run has its plugin.
         """
         ...
 
@@ -81,7 +81,7 @@ class ModelDirectory(Protocol):
 
     @property
     def begins(self) -> str | None:
-        """The token that begins a text, where it is not the end-of-text token; a run from it restarts the data."""
+        """The token that begins a text, if it is not the end-of-text token; a run from it restarts the data."""
         ...
 
     @property
@@ -112,10 +112,10 @@ class TrainedModel:
 
     Attributes:
         plan: the run's.
-        arrays: ``model.<parameter>`` and, where a plugin keeps state, ``state.<name>``.
+        arrays: ``model.<parameter>`` and, if a plugin keeps state, ``state.<name>``.
         tokenizer: the run's; None: it was trained on ids.
-        step: optimizer steps taken; 0 where unknown.
-        record: the run.json of the run; empty where there is none.
+        step: optimizer steps taken; 0 if unknown.
+        record: the run.json of the run; empty if there is none.
         specials: the ids of the special tokens that the plugins ask for, by name.
     """
 
@@ -196,7 +196,7 @@ def offers() -> EntryPoints:
 
 
 def format_of(layout: str) -> DirectoryFormat | None:
-    """Find the format of a layout; None where no installed distribution has it.
+    """Find the format of a layout; None if no installed distribution has it.
 
     Raises:
         PluginError: several distributions offer it, or the offered object is not a format.
@@ -206,7 +206,7 @@ def format_of(layout: str) -> DirectoryFormat | None:
 
 
 def read_directory(path: Path) -> ModelDirectory | None:
-    """Read a model directory with the format that recognises it; None where none does.
+    """Read a model directory with the format that recognises it; None if none does.
 
     Raises:
         PluginError: the object that a distribution offers is not a format.

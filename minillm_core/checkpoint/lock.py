@@ -133,7 +133,7 @@ class RunLock:
             fix = "do not touch that file while a run lasts; --resume continues from the last checkpoint"
         else:
             what = f"{self.out} was deleted or moved while this run was training"
-            fix = "where it was moved, --resume --out with its new path continues from the last checkpoint"
+            fix = "if it was moved, --resume --out with its new path continues from the last checkpoint"
         raise MinillmError(f"{what}: nothing more is written", where=str(self.out), fix=fix)
 
 
@@ -145,7 +145,7 @@ def lock(out: Path, say: Callable[[str], None] | None = None) -> Iterator[RunLoc
 
     Args:
         out: the run's folder, which exists.
-        say: prints a note where the file system cannot lock files.
+        say: prints a note if the file system cannot lock files.
 
     Raises:
         Refusal: another process trains there, or the folder is not writable; nothing was changed.
@@ -295,13 +295,13 @@ def _is_at(path: Path, handle: int) -> bool:
 
 
 def _refused(path: Path, owner: Owner | None, *, by_kernel: bool) -> Refusal:
-    who = f"by {owner}" if owner else "by a process that left no name"
+    who = f"by {owner}" if owner else "by an unknown process"
     fix = "wait until it has ended, or end it; or name another folder"
     if owner and owner.pid == os.getpid() and owner.here and owner.alive():
-        fix = "close() the Run of this process that trains there"
+        fix = "close() the Run that trains there in this process"
     elif by_kernel and owner and owner.here and not owner.alive():
         who += ", which has ended; but a process that it started still holds the file"
-        fix = f"end that one: `fuser -v {path}` shows it"
+        fix = f"end that process: `fuser -v {path}` shows it"
     elif not by_kernel and not (owner and owner.here and owner.alive()):
-        fix = f"if no process uses the folder any more, delete {path}"
+        fix = f"if no process still uses the folder, delete {path}"
     return Refusal(f"{path.parent} is in use {who}", where=str(path), fix=fix)

@@ -56,7 +56,7 @@ def reasons(files: Opened) -> list[str]:
     except ValueError as error:
         return [_named(layout.MANIFEST, error)]
     if files.folder.name != layout.folder(files.folder, step).name:
-        found.append(f"{layout.MANIFEST}: is that of step {step}")
+        found.append(f"{layout.MANIFEST}: belongs to step {step}")
     for name, expected in written.items():
         try:
             _check(files, name, expected)

@@ -107,7 +107,7 @@ def _search(
             complete = True
     if say:
         for path, reason in bad[:SHOWN]:
-            say(f"{path.name} does not verify and is passed over: {reason}")
+            say(f"{path.name} does not verify and is skipped: {reason}")
         if len(bad) > SHOWN:
             say(f"... and so are {len(bad) - SHOWN:,} more, down to {bad[-1][0].name}")
     return found, bad
@@ -147,8 +147,8 @@ def newest_or_refuse(out: Path, say: Callable[[str], None] | None = None) -> Che
     raise Refusal(
         "the run has no checkpoint",
         where=str(out / "checkpoints"),
-        fix="the first is saved after a twentieth of a run, and none with checkpoint.every=0: "
-        f"minillm train --resume --out {quoted(out)} trains on",
+        fix="the first is saved after a twentieth of a run, none with checkpoint.every=0: "
+        f"minillm train --resume --out {quoted(out)} continues training",
     )
 
 
@@ -164,7 +164,7 @@ def chosen_or_refuse(
 
     Args:
         out: the run's folder.
-        say: prints a line for each newer checkpoint that fails verification, where none was chosen.
+        say: prints a line for each newer checkpoint that fails verification, if none was chosen.
         step: number of optimizer steps taken.
         best: open the checkpoint that the run marked, with ``checkpoint.best``.
         typed: what is typed in front of a step.
@@ -175,7 +175,7 @@ def chosen_or_refuse(
     """
     steps = partial(_steps, out, typed)
     if best and step is not None:
-        fix = "one of them; the newest checkpoint is taken without"
+        fix = "give one of them, or neither for the newest checkpoint"
         raise Refusal("step and best are both given", where=f"step={step}, best", fix=fix)
     if isinstance(step, str | float):
         raise Refusal(f"a step is a whole number, not {step!r}", where="step", fix=steps())

@@ -26,7 +26,7 @@ from minillm_core.deferred import Deferred
 from minillm_core.disk import Buffer
 
 Read = Callable[[int, memoryview], None]
-"""Fill the buffer with a file's bytes from an offset; ValueError where the file is too short."""
+"""Fill the buffer with a file's bytes from an offset; ValueError if the file is too short."""
 
 DTYPES = {
     "F64": "<f8",

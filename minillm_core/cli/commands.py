@@ -137,7 +137,7 @@ class CommandGroup(TyperGroup):
             try:
                 return super().invoke(ctx)
             except typer.TyperException as error:
-                # the parser names no command where an option's value is missing
+                # the parser names no command if an option's value is missing
                 if getattr(error, "ctx", ctx) is None:
                     name, found = self._chosen
                     error.ctx = typer.Context(found, parent=ctx, info_name=name)  # type: ignore[attr-defined]
@@ -241,7 +241,7 @@ def _note_repeated(found: Any, arguments: Sequence[str]) -> None:
     for option in getattr(found, "params", ()):
         single = hasattr(option, "is_flag") and not (option.multiple or option.is_flag)
         if single and sum(typed[name] for name in option.opts) > 1:
-            say(f"note: {option.opts[0]} is given several times: the last one counts")
+            say(f"note: {option.opts[0]} is given several times: the last value is used")
 
 
 def _import(name: str, target: str) -> TyperCommand | TyperGroup:

@@ -32,7 +32,7 @@ class Messages(io.FileIO):
     """
 
     def write(self, data: Any) -> int:
-        """Write as much as the system takes; report all as written where it takes no more."""
+        """Write as much as the system takes; report all as written if it takes no more."""
         with suppress(OSError):
             return super().write(data)
         silence(self)

@@ -202,9 +202,9 @@ def _check_folder() -> None:
         os.getcwd()
     except FileNotFoundError as error:
         raise Refusal(
-            "the current folder does not exist any more",
+            "the current folder no longer exists",
             where=os.environ.get("PWD"),
-            fix="change to a folder that is there (cd ~), and type the command again",
+            fix="change to an existing folder (cd ~) and run the command again",
         ) from error
 
 
@@ -223,7 +223,7 @@ def _open_streams(*, own: bool) -> None:
     Otherwise the next opened file would get such a stream's descriptor, and all output written to it.
 
     Args:
-        own: the process is this program's: its stderr ends no command where it cannot be written.
+        own: the process is this program's: no command ends because its stderr cannot be written.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

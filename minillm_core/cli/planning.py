@@ -93,7 +93,7 @@ def _show_diff(asked: RunRequest, first: str, second: str, *, json: bool) -> Non
 
 
 def _planned(asked: RunRequest) -> tuple[Prepared, Plan]:
-    """Plan what a run would train; the steps of a tuning follow from the tokens, where these are known."""
+    """Plan what a run would train; the steps of a tuning follow from the tokens, if these are known."""
     prepared = fit_memory(prepare(asked, to_run=False))
     plan, budget_known = build_plan(prepared.loaded, prepared.plugins), True
     if plan.sourcing.epochs is not None:
@@ -140,7 +140,7 @@ def settings_table(loaded: Loaded) -> Table:
 
 
 def _given(values: Mapping[str, Any], key: str) -> str:
-    """Return ``train.lr=0.002``, or only the key where there is no value (a plugin, a cleared setting)."""
+    """Return ``train.lr=0.002``, or only the key if there is no value (a plugin, a cleared setting)."""
     if key.startswith("plugins."):
         return key.removeprefix("plugins.")
     value = reduce(getitem, key.split("."), values)

@@ -141,10 +141,10 @@ def _facts(shown: dict[str, Any]) -> list[tuple[str, str]]:
     if (mesh := shown.get("mesh")) is not None:
         named = shown["name"] if shown["distribution"] else shown["source"]
         tried = f"minillm plugins check {named} --only mesh tries it"
-        unknown = f"not known, since it was not planned: {tried} beside what it needs"
+        unknown = f"unknown, because it was not planned: {tried} with the plugins it needs"
         free = ", ".join(axis for axis in mesh if not mesh[axis])
         lines = [f"{axis}: refused, {why}" for axis, why in mesh.items() if why]
-        lines += [f"{free}: nothing in its plan rules it out, and it was not trained"] * bool(free)
+        lines += [f"{free}: nothing in its plan rules it out, but it was not trained"] * bool(free)
         facts.append(("mesh", "\n".join([*lines, tried]) if mesh else unknown))
     worded = provided(MEASURED, "worth")
     worth = worded(shown) if worded else [shown["cards_refused"]]

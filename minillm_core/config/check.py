@@ -116,7 +116,7 @@ def _nearest_or(listed: str, name: str, meant: str | None = None) -> str:
     Args:
         listed: the known names.
         name: the unknown one.
-        meant: the nearest key, where known.
+        meant: the nearest key, if known.
     """
     meant = meant or " or ".join(settings_like(name))
     hints = [ELSEWHERE[word] for word in name.split("_") if word in ELSEWHERE]
@@ -312,7 +312,7 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
         yield (
             f"the weight {wrong[0]:g} is not above 0" if wrong else what,
             "data.paths",
-            "PATH:WEIGHT for each path, once, such as a.jsonl:0.7 b.jsonl:0.3; or no weights",
+            "PATH:WEIGHT for each path, once, such as --data a.jsonl:0.7 --data b.jsonl:0.3; or no weights",
         )
     least = 4 * max(shape.seq_len for shape in train.shapes)
     if weights and config.data.block:
@@ -336,7 +336,7 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
         )
     if config.eval.prompts and config.eval.samples == 0:
         yield (
-            "prompts are given, and no samples are written",
+            "prompts are given, but no samples are written",
             "eval.prompts eval.samples",
             "leave eval.samples=0 or the prompts out",
         )

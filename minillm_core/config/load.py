@@ -100,7 +100,7 @@ def load(
         recorded: all settings of the run to resume; they replace the preset.
         branch: ``recorded`` belongs to the run that a new run branches from.
         initial: the settings of a model directory, above the preset.
-        default_preset: called where no source names a preset; returns its name and the reason.
+        default_preset: called if no source names a preset; returns its name and the reason.
 
     Raises:
         ConfigError: an unusable setting; with its place and the fix.
@@ -116,8 +116,8 @@ def load(
             if taken := set(layers[0].named) - taken_away(plugins):
                 initial.without |= taken
                 notes.append(
-                    f"the plugins of preset {chosen.value} are for a model that starts anew, and are "
-                    f"left out: {few(sorted(taken), 20)}; --plugins names those that are wanted"
+                    f"the plugins of preset {chosen.value} are for a model trained from scratch and are "
+                    f"left out: {few(sorted(taken), 20)}; --plugins adds the ones you want"
                 )
             layers.insert(1, initial)
     else:
@@ -139,13 +139,13 @@ def load(
     merged, options = _merged(layers, set(specs), without)
     merged["preset"] = chosen
     for key, by in cleared.items():
-        notes.append(f"{budget} ({by}) takes the place of {key} ({merged.pop(key).origin})")
+        notes.append(f"{budget} ({by}) replaces {key} ({merged.pop(key).origin})")
 
     options = {name: options.get(name, {}) for name in specs}
     values = {name: {key: one.value for key, one in its.items()} for name, its in options.items()}
     if initial is not None:
         notes += [
-            f"{key} is that of the model directory; {key}=... takes another"
+            f"{key} comes from the model directory; {key}=... overrides it"
             for key, own in initial.settings.items()
             if key not in schema.FIELDS and _last(layers, key) is own
         ]
@@ -279,7 +279,7 @@ def _merged(
             elif owner in without and option:
                 if layer.typed:
                     raise ConfigError(
-                        f"plugin '{owner}' is taken away, and {key} is an option of it",
+                        f"plugin '{owner}' is removed, but its option {key} is given",
                         where=setting.where,
                         fix=f"leave out {key}, or -{owner} in --plugins",
                     )
@@ -291,7 +291,7 @@ def _merged(
 
 
 def _check_depth(depth: Any, layers: Sequence[Layer], preset: Setting) -> None:
-    """Refuse ``--depth`` where no setting follows it, or outside the range that the preset defines.
+    """Refuse ``--depth`` if no setting follows it, or outside the range that the preset defines.
 
     Raises:
         ConfigError: with the valid depths.
@@ -301,7 +301,7 @@ def _check_depth(depth: Any, layers: Sequence[Layer], preset: Setting) -> None:
     ends = [(one[0][0], one[-1][0]) for one in knots]
     if not ends:
         raise ConfigError(
-            f"in preset {preset.value} nothing follows {key}",
+            f"no setting of preset {preset.value} follows {key}",
             where=f"--depth {depth}",
             fix=f"--preset {DEPTH} --depth {depth}; or {key}={depth}, which changes nothing else",
         )

@@ -159,8 +159,8 @@ def _check_knots(dial: str, key: str, knots: Any, where: str) -> None:
             fix=f'"{key}" = [[{dial}, {key}], ...], such as [[40, 0.3], [210, 0.4]]',
         )
     if any(x >= following for (x, _), (following, _) in pairwise(knots)):
-        what = f"{key}: the values of {dial} do not rise"
-        raise ConfigError(what, where=where, fix="smaller ones first, each once")
+        what = f"{key}: the values of {dial} do not increase"
+        raise ConfigError(what, where=where, fix="list each value once, in increasing order")
 
 
 _HEADER = re.compile(r"\s*\[+\s*([^\[\]]+?)\s*\]+\s*(?:#.*)?$")
@@ -200,7 +200,7 @@ def _toml(value: Any) -> Any:
 
 
 def line_of(text: str, path: tuple[str, ...]) -> int | None:
-    """Return the line, from 1, that sets the dotted ``path`` in TOML source; None where not found.
+    """Return the line, from 1, that sets the dotted ``path`` in TOML source; None if not found.
 
     The parser reports no positions; this finds keys and headers on lines of their own.
     """

@@ -285,7 +285,7 @@ class ValidationBatches(Sequence[Batch]):
         tokens: number of predictions; None, or more than there are: every one.
         seed: of the documents' order, as in training's first epoch; None for file order.
         on_batch: ``(batch, "eval") -> batch``.
-        share: fraction of the windows, spread evenly over all of them; at least one is kept, and all where
+        share: fraction of the windows, spread evenly over all of them; at least one is kept, and all if
             these have no label, as with few answers.
     """
 

@@ -31,7 +31,7 @@ from minillm_core.plugins.sourcing import PLAIN, Reserved
 
 _SECONDS = 0.05  # between two checks for a block
 _NICE = 10
-_REFUSED = 2  # exit code of that process where the text cannot be used
+_REFUSED = 2  # exit code of that process if the text cannot be used
 _RUN = "from minillm_core.data import blocks; blocks.tokenise_rest(json.loads(sys.argv[2]))"
 
 
@@ -64,7 +64,7 @@ class Blocks:
         return self._about
 
     def room(self, tokens: int) -> Columns:
-        """Return arrays of zeros for so many tokens."""
+        """Return arrays of zeros for this many tokens."""
         return self._opened[0].room(tokens)
 
     def block(self, number: int) -> Documents | None:

@@ -110,7 +110,7 @@ def python(code: str, *arguments: str) -> list[str]:
 def reason(code: int, errors: IO[bytes]) -> str:
     """Return the reason for a process's exit code: the last line that it wrote to ``errors``."""
     if code == -signal.SIGKILL:
-        return "it was killed, as it is where memory runs out"
+        return "it was killed, as happens if memory runs out"
     errors.seek(0)
     lines = errors.read(1 << 16).decode("utf-8", "replace").strip().splitlines()
     return f"exit code {code}" + (f", {lines[-1][:200]}" if lines else "")

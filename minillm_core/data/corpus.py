@@ -33,7 +33,7 @@ class Part:
         name: its path.
         weight: relative to those of the other sources.
         train: its training part.
-        val: its held-out part; None where ``data.val`` is a path.
+        val: its held-out part; None if ``data.val`` is a path.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Corpus:
     Attributes:
         train: the training part, in file order; in blocks with ``data.block``.
         val: the held-out part, in seeded order.
-        tokenizer: None where the data are ids and no tokenizer was named.
+        tokenizer: None if the data are ids and no tokenizer was named.
         fingerprint: digest of all ids, the split, the order's rule and its seed; the dataloader's
             cursors contain it.
         description: the origin and amount of the data, one sentence.
@@ -105,7 +105,7 @@ def open_corpus(
         DataError: any error of the data, their tokenizer or the cache folder.
     """
     if not isinstance(config.val, str) and not 0 <= config.val < 1:
-        what = "the held-out part must be a fraction from 0 up to, but not, 1"
+        what = "the held-out fraction must be at least 0 and less than 1"
         fix = "set data.val=0.05, or give a path: data.val=valid.txt"
         raise DataError(what, where=f"data.val={config.val}", fix=fix)
     ticker(progress, "checking the files", 0)
@@ -114,7 +114,7 @@ def open_corpus(
     files, parts = TokenCache(config.files, *common, config.block), ()
     given = resolved(files.sources) if len(config.files) > 1 else {}
     if again := [path for path, count in given.items() if count > 1]:
-        what = "its documents count twice, and a part that is held out may be trained on too"
+        what = "its documents count twice, so held-out text may also be trained on"
         say(f"{are(few(again), len(again))} given twice: {what}")
     if config.block:
         _check_blocks(files)
@@ -178,7 +178,7 @@ def _check_blocks(files: TokenCache) -> None:
     elif any(one.format.read is None for one in files.sources):
         what = "hold token shards"
     if what:
-        what = f"data.block tokenises text files while training reads them, and these data {what}"
+        what = f"data.block tokenises text files while training reads them, but these data {what}"
         raise DataError(what, where=files.where, fix="leave data.block out")
 
 
@@ -204,7 +204,7 @@ def reserved(tokenizer: Tokenizer | None, asked: Sourcing, vocab: int) -> dict[s
         return tokenizer.reserve(asked.specials, vocab)
     for one in asked.specials:
         raise DataError(
-            f"plugin '{one.owner}' asks for the special token {one.text}, and there is no tokenizer",
+            f"plugin '{one.owner}' asks for the special token {one.text}, but there is no tokenizer",
             where="the data, which hold ids",
             fix="name the tokenizer that the ids were made with: data.tokenizer=PATH",
         )
@@ -248,12 +248,12 @@ def open_documents(
 
     Args:
         paths: files or folders; none for the standard library.
-        tokenizer: the run's; None where its data are ids.
+        tokenizer: the run's; None if its data are ids.
         vocab: as for :func:`open_corpus`, like the rest.
         cache: as there.
         say: as there.
         progress: as there.
-        asked: as there; where its source reads no files, these are read by their formats.
+        asked: as there; if its source reads no files, these are read by their formats.
 
     Raises:
         DataError: as there.
@@ -279,7 +279,7 @@ def _long(documents: Documents, seq_len: int) -> str | None:
         return None
     return (
         f"{len(longer):,} of {counted(len(documents), 'document')} are longer than a row "
-        f"(train.seq_len={seq_len}), and rows cut them; of {late:,} the first row has nothing to learn"
+        f"(train.seq_len={seq_len}), and rows cut them; in {late:,} the first row has no loss"
     )
 
 

@@ -133,7 +133,7 @@ class Documents:
         spans: int64 (documents, 3): which array, first token, one past the last.
         vocab: ids are smaller than this.
         digest: identifies the content; the same text, tokenizer and split give the same digest.
-        files: the files behind the arrays, None for an array in memory; empty where all are.
+        files: the files behind the arrays, None for an array in memory; empty if all are.
     """
 
     arrays: tuple[np.ndarray, ...]
@@ -176,7 +176,7 @@ class Documents:
         return {**named, IDS: np.dtype(np.int32)}
 
     def room(self, tokens: int) -> Columns:
-        """Return arrays of zeros for so many tokens, for :meth:`read`."""
+        """Return arrays of zeros for this many tokens, for :meth:`read`."""
         return {name: np.zeros(tokens, dtype) for name, dtype in self.fields.items()}
 
     @cached_property
@@ -337,7 +337,7 @@ def claimed_order(
     """
     found = np.asarray(claimed.call(given, seed, epoch))
     if found.dtype.kind != "i" or not np.array_equal(np.sort(found), np.arange(count)):
-        said = f"epoch {epoch}: no permutation of the {count:,} {what}"
+        said = f"epoch {epoch}: not a permutation of the {count:,} {what}"
         raise claimed.broken(said, "return each index from 0 once, as an integer array")
     return found
 
@@ -350,8 +350,8 @@ def check_cursor(data: Mapping[str, Any], expected: str) -> None:
     """
     if data.get("fingerprint") != expected:
         where = f"fingerprint {expected} now, {data.get('fingerprint')} in the cursor"
-        fix = "give back the same files, tokenizer, data.val and data.seed, or start a new run"
-        raise DataError("the data are not those that the run was reading", where=where, fix=fix)
+        fix = "restore the same files, tokenizer, data.val and data.seed, or start a new run"
+        raise DataError("the data differ from those that the run was reading", where=where, fix=fix)
 
 
 @dataclass(frozen=True)

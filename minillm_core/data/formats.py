@@ -15,13 +15,13 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -140,11 +140,10 @@ def opened(path: Path, packing: str, reading: Reading) -> Iterator[io.BufferedRe
     """
     try:
         with io.BufferedReader(_Counted(path, reading.tick), _BUFFER) as raw:
-            if packing:
-                with PACKINGS[packing](raw) as unpacked:
-                    yield io.BufferedReader(unpacked, _BUFFER)  # type: ignore[arg-type]
-            else:
-                yield cast("io.BufferedReader", raw)
+            if packing and not raw.peek(1):
+                raise EOFError("it is empty")  # gzip reads such a file as an empty text
+            with PACKINGS[packing](raw) if packing else nullcontext(raw) as unpacked:
+                yield io.BufferedReader(unpacked, _BUFFER)  # type: ignore[arg-type]
     except _damage() as error:
         what = f"the {packing} file is damaged or cut short: {error}"
         raise DataError(what, where=str(path), fix="fetch or pack it again") from error
@@ -174,7 +173,7 @@ class Format:
     Attributes:
         name: for messages.
         suffixes: of the files to read from a folder.
-        read: path, packing and reading -> documents; None where files are mapped instead.
+        read: path, packing and reading -> documents; None if files are mapped instead.
         records: the same -> places, lines and objects, for formats whose documents are objects.
         text: path -> approximate bytes of text; None: the size of the decompressed file.
         end_of_text: path -> the id that begins the file's documents; None: it states none.
@@ -233,7 +232,7 @@ def read_records(path: Path, packing: str, reading: Reading) -> Iterator[Record]
             start += len(line)
             if len(line) > MAX_LINE_BYTES:
                 what = f"a line longer than {MAX_LINE_BYTES >> 20} MiB"
-                fix = "one JSON object a line; split the document, or give it as a text file"
+                fix = "one JSON object per line; split the document or give it as a text file"
                 reading.malformed(place.error(what, fix))
                 while line and not line.endswith(b"\n"):
                     start += len(line := file.readline(_BUFFER))
@@ -349,7 +348,7 @@ class Place:
 
 
 def _record(line: bytes, place: Place) -> dict[str, Any]:
-    fix = 'JSON lines have an object a line, {"text": "..."}; minillm data mix --malformed skip drops others'
+    fix = 'write one object per line, {"text": "..."}; minillm data mix --malformed skip drops other lines'
     try:
         record = _DECODER.decode(text := line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -365,7 +364,7 @@ def _record(line: bytes, place: Place) -> dict[str, Any]:
     except RecursionError as error:
         raise place.error(f"{_NOT_JSON}: nested too deeply", fix, 0, _NOT_JSON) from error
     if not isinstance(record, dict):
-        raise place.error(f"{_kind(record)} where a JSON object is needed", fix)
+        raise place.error(f"{_kind(record)} instead of a JSON object", fix)
     return record
 
 
@@ -418,7 +417,7 @@ def _ids(record: dict[str, Any], place: Place, reading: Reading) -> np.ndarray:
 
 def _not_utf8(data: bytes, error: UnicodeDecodeError, where: str) -> MalformedError:
     what = f"not UTF-8: byte 0x{error.object[error.start]:02x}, {error.reason}"
-    fix = "save it as UTF-8, or take the file away"
+    fix = "save it as UTF-8, or remove the file"
     if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         what, fix = f"{what} (it looks like UTF-16)", "save it as UTF-8"
     return MalformedError(what, where=where, fix=fix, reason="not UTF-8")
@@ -429,7 +428,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise json.JSONDecodeError(f"the key {twice[:40]!r} is there twice", "", 0)
+        raise json.JSONDecodeError(f"the key {twice[:40]!r} occurs twice", "", 0)
     return record
 
 

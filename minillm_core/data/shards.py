@@ -41,7 +41,7 @@ def map_shard(path: Path) -> tuple[np.ndarray, MappedFile]:
 
 def _map(file: BinaryIO, path: Path) -> np.ndarray:
     def refusal(what: str, byte: int) -> DataError:
-        fix = "write it again with minillm_core.data.write_shard, or take it away"
+        fix = "write it again with minillm_core.data.write_shard, or remove it"
         return DataError(what, where=f"{path}, byte {byte}", fix=fix)
 
     head, size = file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size

@@ -286,7 +286,7 @@ def fitting_entries(sources: Sequence[Source], entries: int) -> int:
         entries: the preset's vocabulary size.
 
     Returns:
-        The vocabulary size, at least 512; ``entries`` also where the data are token ids, which have
+        The vocabulary size, at least 512; ``entries`` also if the data are token ids, which have
         their own tokenizer.
     """
     if any(_holds_ids(source) for source in sources):

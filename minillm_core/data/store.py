@@ -46,7 +46,7 @@ BEGIN: Bookmark = 0, 0
 
 _IDS, _SPANS, _META, _TOKENIZER = "ids.bin", "spans.npy", "meta.json", "tokenizer.json"
 _NAME = re.compile(r"[0-9a-f]{32}(\.tmp-[0-9a-f]+)?")
-_ABANDONED_SECONDS = 24 * 3600  # age limit where the file system has no locks
+_ABANDONED_SECONDS = 24 * 3600  # age limit if the file system has no locks
 _LARGEST_META = 1 << 20  # bytes
 _DIGESTS = "digests.json"
 _HEX = re.compile("[0-9a-f]{32}")
@@ -65,7 +65,7 @@ class Entry:
         documents: mapped documents.
         end_of_text: the id that begins each.
         notes: "left out: ..." or "cut: ..." -> count.
-        tokenizer: the tokenizer.json trained for them; None where one was given, or none was
+        tokenizer: the tokenizer.json trained for them; None if one was given, or none was
             needed.
         sample: bytes of text that it was trained on, and of the whole text.
         paths: int64 (documents,): index of each document's path.
@@ -157,7 +157,7 @@ class CacheWriter:
             tokenizer: the tokenizer trained for the documents, if any.
             facts: JSON about them: end_of_text, the id that begins each; notes of the reading; sample,
                 the bytes of text that the tokenizer was trained on, and in all; paths, (index of a path,
-                documents from it) in order; place, that of the next documents, None where there are none.
+                documents from it) in order; place, that of the next documents, None if there are none.
 
         Raises:
             OSError, DataError: it cannot be written.
@@ -260,7 +260,7 @@ def open_entry(folder: Path, say: Callable[[str], None], **given: Any) -> Entry 
         given: shards, vocab, content, progress and fields, see :func:`_checked`.
 
     Returns:
-        None where there is no entry, or a damaged one, which is removed.
+        None if there is no entry, or a damaged one, which is removed.
 
     Raises:
         DataError: the entry or the cache belongs to another account.
@@ -273,7 +273,7 @@ def open_entry(folder: Path, say: Callable[[str], None], **given: Any) -> Entry 
     try:
         entry = _checked(folder, **given)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, MemoryError, OverflowError):
-        say(f"the tokens kept in {folder} are damaged: they are made again")
+        say(f"the tokens kept in {folder} are damaged, so the text is tokenised again")
         disk.remove(folder)
         return None
     with suppress(OSError):

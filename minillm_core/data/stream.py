@@ -387,7 +387,7 @@ class PackedRows:
         cut = counts["taken"] - counts["used"] - held
         if cut < counts["cut"]:
             what = f"{counts['cut'] - cut} tokens were laid out twice, or after they were cut"
-            raise broken(what, "keep in pending what is for later rows, and nothing else")
+            raise broken(what, "keep in pending only what is for later rows")
         counts["cut"] = cut
         self._stream.forget(min(places[::2], default=None))
         pending = [*map(list, packer.pending)]
@@ -433,7 +433,7 @@ class PackedRows:
         self._documents, broken, stream = 0, self._claimed.broken, self._stream
         row = self._packer.row(self._take)
         if not isinstance(row, (list, tuple)) or not row:
-            raise broken(f"{plain(repr(row), 60)} is not a row", "a list, with a piece at least")
+            raise broken(f"{plain(repr(row), 60)} is not a row", "a non-empty list of pieces")
         for one in row:
             known = isinstance(one, Piece) and isinstance(one[0], int) and isinstance(one[1], int)
             if not (known and 0 <= one[0] < one[1] <= stream.position):
@@ -441,7 +441,7 @@ class PackedRows:
                 fix = "return pieces that take() gave, or parts of them, by whole numbers"
                 raise broken(what, fix)
         if (tokens := sum([last - first for first, last in row])) > self._length:
-            what = f"a row of {tokens:,} tokens, where {self._length:,} have room"
+            what = f"a row of {tokens:,} tokens, but only {self._length:,} fit"
             raise broken(what, "fill a row up to self.capacity")
         self._counts["room"] += max(tokens, self._length - 1)  # the last one is only a label
         self._counts["used"] += tokens

@@ -50,7 +50,7 @@ SAMPLE = 64 << 20
 _RUN = 1 << 14  # bytes; shorter documents are sampled together with their neighbours
 _SEED = 0  # of the sample: the tokenizer depends on the text, not on data.seed
 _BATCH = 1 << 19  # characters and ids encoded together
-_BLOCK = 1 << 26  # tokens of a block where ``data.block`` is not set
+_BLOCK = 1 << 26  # tokens of a block if ``data.block`` is not set
 _TEXT = 4  # approximate bytes of a token: a tokenizer of blocks is trained on the first one
 _SECONDS = 0.25  # between two reports during encoding
 
@@ -84,7 +84,7 @@ class TokenCache:
         asked: what plugins require of the documents.
         sources: the files that were found.
         where: their name in messages.
-        block: fewest tokens of a block, where blocks are read one by one; 0: all are joined.
+        block: fewest tokens of a block, if blocks are read one by one; 0: all are joined.
         path_of: int64 (documents,): index in ``paths`` of each document; None before there are any.
     """
 
@@ -115,7 +115,7 @@ class TokenCache:
     def documents(self, tokenizer: Tokenizer | None, end_of_text: int) -> Documents:
         """Return the documents under a given tokenizer; without one, all must be ids.
 
-        Those of the first block, where blocks are read one by one.
+        Those of the first block, if blocks are read one by one.
 
         Raises:
             DataError: an error of the files or the cache.
@@ -130,7 +130,7 @@ class TokenCache:
         units.
 
         Returns:
-            No tokenizer where there is no text.
+            No tokenizer if there is no text.
 
         Raises:
             DataError: an error of the files or the cache.
@@ -212,7 +212,7 @@ class TokenCache:
         return self.folder / "tokens" / (digest(f"{key} {number}") if number else key)
 
     def _entries(self, key: str, encoding: Callable[[], Encoding]) -> Iterator[store.Entry]:
-        """Open or make each block in turn; the first alone, where blocks are read one by one.
+        """Open or make each block in turn; only the first, if blocks are read one by one.
 
         Args:
             key: digest of their inputs.
@@ -397,11 +397,11 @@ class TokenCache:
             for part, values in found:
                 if isinstance(part, str) and not text:
                     raise DataError(
-                        "the data hold text, and there is no tokenizer: the model is one of ids "
-                        "alone",
+                        "the data contain text, but there is no tokenizer: the model was trained "
+                        "on ids",
                         where=where,
-                        fix="give ids; or train with data.tokenizer=PATH, the one the ids were "
-                        "made with",
+                        fix="give ids; or train with data.tokenizer=PATH, the tokenizer that made "
+                        "the ids",
                     )
                 yield None if isinstance(part, Continued) else begins, part, values
                 begins = None
@@ -500,7 +500,7 @@ def encode_documents(
 
     Args:
         documents: text, or ids, which are passed through.
-        tokenizer: None where all are ids.
+        tokenizer: None if all are ids.
         reading: its notes count cuts, and its ``tick`` is called while it encodes.
 
     Yields:

@@ -99,7 +99,7 @@ class Tokenizer:
         least = len(pre_tokenizers.ByteLevel.alphabet()) + 1 + len(reserved)
         if vocab < least:
             what = f"a byte-level tokenizer has at least {least} entries"
-            fix = f"set model.vocab to {least} or more, better 4096"
+            fix = f"set model.vocab to {least} or more, preferably 4096"
             raise DataError(what, where=f"model.vocab={vocab}", fix=fix)
         try:
             learned = bpe.train_bpe(_trained_on(texts, beat), vocab, beat, reserved)
@@ -108,7 +108,7 @@ class Tokenizer:
             raise DataError(
                 f"training the tokenizer failed: {reason}",
                 where="the process that trains it, and its files in $TMPDIR",
-                fix="make room in memory or there, or name a tokenizer: data.tokenizer=PATH",
+                fix="free memory or disk space there, or name a tokenizer: data.tokenizer=PATH",
             ) from error
         return cls(tokenizers.Tokenizer.from_str(learned))
 
@@ -231,7 +231,7 @@ class Tokenizer:
 
     @property
     def encoder(self) -> str:
-        """The name of the encoding library, with the way to a faster one where that would apply."""
+        """The name of the encoding library, with the way to a faster one if that would apply."""
         if self._fastokens is not None:
             return f"fastokens {installed_version('fastokens')}, with the ids of tokenizers"
         here = f"tokenizers {tokenizers.__version__}"
@@ -406,7 +406,7 @@ def _factor(step: Any) -> int:
 def bytes_per_token(tokenizer: Tokenizer, vocab: int | None = None) -> np.ndarray:
     """Count the UTF-8 bytes of each id: int32 (vocab,), 0 for special and unused ids.
 
-    An id that begins documents has -1 where the tokenizer puts a space in front of a text, so that the sum
+    An id that begins documents has -1 if the tokenizer puts a space in front of a text, so that the sum
     over a document has the bytes of its text.
 
     Args:

@@ -28,7 +28,7 @@ LABELS = "rows.labels"
 rows stand for, the micro-batch's labels divided by the number of parts."""
 
 PARTS = (COLUMNS, LABELS)
-"""Batch entries that exist only where several processes divide a batch; no plan contains them."""
+"""Batch entries that exist only if several processes divide a batch; no plan contains them."""
 
 INPUTS = ("attention", "attention.q", "attention.k", "attention.v", "mlp")
 """Parts of a layer whose input may be a sum of its own instead of the residual stream; q, k and v one by one."""

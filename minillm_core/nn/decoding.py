@@ -152,8 +152,8 @@ class CachedScope(Scope):
         if attention.layout is not None and (made := call.k.shape[1]) != columns:
             did = f"made {made} positions of {self.cache.new} columns in"
             fix = (
-                f"it declares stretch = {attention.stretch}: so many positions a column, each "
-                "column's after those of the columns before it"
+                f"return stretch = {attention.stretch} positions per column, as the class declares, "
+                "in the order of the columns"
             )
             raise unusable(attention.layout, did, fix, "enter")
         k, v, documents = self.cache.append(
@@ -195,17 +195,17 @@ def check_lookbacks(modules: Mapping[str, Any]) -> None:
         lookback = module.lookback
         node = next((nodes[around] for around in outwards(path) if around in nodes), None)
         if type(lookback) is not int or lookback < 0:
-            problem = f"lookback = {lookback!r}, no number of columns"
+            problem = f"lookback = {lookback!r}, not a number of columns"
             fix = "a whole number from 0 on, or EVERYTHING"
         elif lookback and (isinstance(module, Layout) or path.endswith((".product", CORE_PATH))):
-            problem = f"lookback = {lookback}, and is given new columns alone"
-            fix = "layouts, products of leaves and cores of attention have no use for it"
+            problem = f"lookback = {lookback}, but receives only new columns"
+            fix = "remove it: layouts, products of leaves and cores of attention cannot look back"
         elif lookback and (node is None or node.lookback < lookback):
-            problem = f"lookback = {lookback}, and the node that it is part of looks back on less"
-            fix = "declare it in the node's own class, all that its parts need together"
+            problem = f"lookback = {lookback}, but the node that contains it declares less"
+            fix = "declare in the node's own class the total that its parts need"
         elif module.keeps and (lookback or isinstance(module, Layout)):
             problem = f"keeps = {module.keeps}, and {'looks back' if lookback else 'is a Layout'}"
-            fix = "a node that keeps arrays is given new columns alone; layouts keep nothing"
+            fix = "a node that keeps arrays receives only new columns; a layout cannot keep arrays"
         else:
             continue
         raise PlanError(f"{type(module).__name__} has {problem}", where=path, fix=fix)

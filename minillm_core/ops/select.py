@@ -21,7 +21,7 @@ class Request:
 
     Facts, each of which may be missing if it is not known yet:
         attention: ``window`` None, "static" or "dynamic"; ``documents`` bool; ``adjacent`` bool,
-            False where a document's tokens may lie apart, which those of batches do not;
+            False if a document's tokens may lie apart, which never happens in batches;
             ``grouped`` bool; ``head_dim`` and ``length`` int
         rotate: ``positions`` None, "row" (T,) or "batch" (B, T)
         linear_cross_entropy: ``targets`` int K; ``form`` LossForm; ``weights`` None, "target"
@@ -105,7 +105,7 @@ class Candidate:
                 self.accepts.__name__,
                 did=f"returned {type(reason).__name__} from",
                 where=f"kernel {self.op}={self.name}",
-                fix="None: it serves; else the reason why it does not, in words",
+                fix="return None if it serves, else the reason why it does not, as a string",
             )
         return reason or next(filter(None, map(lacking, self.requires)), None)
 
@@ -209,7 +209,7 @@ def _named(
         raise BackendError(
             f"no kernel '{name}' for {request.op}",
             where=where,
-            fix=f"{fix}; a plugin's kernels are there once --plugins names the plugin",
+            fix=f"{fix}; to use a plugin's kernel, name the plugin in --plugins",
         )
     reason = chosen.refusal(request)
     if reason is not None:
@@ -252,8 +252,8 @@ def _by_mode(
         raise BackendError(
             f"the preferred kernel '{preferred}' cannot serve {request.op}: {refused[preferred]}",
             where=f"--kernels {policy}",
-            fix=f"--kernels {named} takes '{able}' for it; "
-            f"--kernels {Policy('auto', policy.named)} what serves, for every op",
+            fix=f"--kernels {named} uses '{able}' for this op; "
+            f"--kernels {Policy('auto', policy.named)} uses the first that serves, for every op",
         )
     for c in ours:
         if c.name not in refused:

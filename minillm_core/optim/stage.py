@@ -141,7 +141,7 @@ class Draft:
         had = {} if other is None else dict(other.stage.arguments) | other.schedules
         for name in self.inherited:
             if name not in had:
-                raise ValueError(f"no stage is there that was given '{name}'")
+                raise ValueError(f"no replaced stage has an argument '{name}'")
             kind = schedules if isinstance(had[name], Schedule) else constants
             kind[name] = had[name]
         return Draft(replace(self.stage, arguments=tuple(sorted(constants.items()))), schedules)

@@ -241,7 +241,7 @@ def _check(made: Any, u: Any, stage: Stage, owner: str, where: str) -> None:
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], Mapping)):
         raise _did(stage, owner, "returned no (update, state) from", "return update, state", where)
     if got := mismatch(made[0], u):
-        fix = f"an update is made by ops, and has the shape that it came with, {tuple(u.shape)}"
+        fix = f"compute the update with ops and keep its shape, {tuple(u.shape)}"
         raise _did(stage, owner, f"returned an update of {got} from", fix, where)
     if made[0].dtype != u.dtype:
         got, kept = dtype_name(made[0]), dtype_name(u)
@@ -264,13 +264,13 @@ def _check_state(
     if made.keys() != held.keys():
         names = sorted({*made} ^ {*held})
         did = f"returned the state {sorted(made)} instead of {sorted(held)} from"
-        fix = f"give back what state= declares: {few(names)}"
+        fix = f"return the entries that state= declares: {few(names)}"
         if more := sorted({*made} - {*held}):
-            fix = f'declare state={{"{more[0]}": ...}}, or return the state as it came'
+            fix = f'declare state={{"{more[0]}": ...}}, or return the state unchanged'
         raise _did(stage, owner, did, fix, where)
     for name, old in held.items():
         if got := mismatch(made[name], old):
-            fix = f"state keeps the shape that it is declared with, here {tuple(old.shape)}"
+            fix = f"state keeps the shape that was declared, here {tuple(old.shape)}"
         elif made[name].dtype != old.dtype:
             got, kept = dtype_name(made[name]), dtype_name(old)
             fix = f"state is kept in {kept}: ops.astype({name}, {kept!r})"

@@ -317,7 +317,7 @@ def _check_absent(owner: str, place: str, at: str, site: str, model: builders.Mo
 
 
 def _check_shapes(shaping: Shaping, packer: Function | None, spec: DecoderSpec) -> None:
-    """Refuse rows of several lengths where a packer, or a target with an offset, does not support them."""
+    """Refuse rows of several lengths if a packer, or a target with an offset, does not support them."""
     lengths, who = {shape.seq_len for shape in shaping.shapes}, shaping.choose.owner
     if len(lengths) > 1 and packer and not resolve(packer.reference).any_capacity:
         raise PlanError(
@@ -338,7 +338,7 @@ def _check_shapes(shaping: Shaping, packer: Function | None, spec: DecoderSpec) 
 def _by_the_clock(who: str, what: str) -> PlanError:
     """Return the error for a run limited by minutes whose number of steps must be known."""
     return PlanError(
-        f"{what}, which a run by the clock does not know: batches are made ahead of training",
+        f"{what}, which is unknown if the run ends by the clock: batches are made ahead of training",
         where="train.minutes",
         fix=f"a number of steps instead (--steps N), or leave out '{who}'",
     ).concerning(plugins=(who,))
@@ -353,12 +353,12 @@ def _check_data(data: builders.DataSlots, manager: Manager, config: Config) -> N
             raise _by_the_clock(one.name, f"on_batch of plugin '{one.name}' takes progress")
     if (shaping := data.shaping()) and config.train.steps is None:
         who = shaping.choose.owner
-        raise _by_the_clock(who, f"'{who}' sizes batches by the share of the steps that are over")
+        raise _by_the_clock(who, f"'{who}' sizes batches by the share of the steps that are done")
     fields = {name for name, _, _ in data.fields.resolve()}
     for name, owner, _ in data.fields.resolve():
         if owner not in batchers and name not in data.given:
             raise PlanError(
-                f"plugin '{owner}' declares the batch field '{name}', and has no on_batch",
+                f"plugin '{owner}' declares the batch field '{name}', but has no on_batch",
                 where=f"data.field[{name}]",
                 fix="write the field in on_batch(batch, phase)",
             ).concerning(plugins=(owner,))
@@ -392,7 +392,7 @@ def _check_terms(model: Any, spec: DecoderSpec) -> None:
     for term in spec.loss.terms:
         if term.emitted is not None and not model.term_sources[term.key]:
             raise PlanError(
-                f"plugin '{term.owner}' adds the term '{term.emitted}' to the loss, and none of "
+                f"plugin '{term.owner}' adds the term '{term.emitted}' to the loss, but none of "
                 "its nodes emits it",
                 where=f"loss.term[{term.key}]",
                 fix=f"name it in a node's class: terms = ('{term.emitted}',)",
@@ -636,7 +636,7 @@ def _planned(
     keys += table.evidence(name)
     keys = keys or [f"slot:{p.slot}" for p in table.placements() if p.owner == name and p.settled]
     if not keys:
-        why = f": what it claims of parameters is that of {', '.join(sorted(over))}" if over else ""
+        why = f": its claims on parameters yield to {', '.join(sorted(over))}" if over else ""
         if rules and not over:
             why = f": no parameter follows its rule '{min(rules)}' (optimizer.assign)"
         raise PlanError(

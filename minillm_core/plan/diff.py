@@ -134,7 +134,7 @@ def _change(old: float, new: float) -> str:
 
 
 def _shown(*pair: Any) -> tuple[str, ...]:
-    """Return both values as text, with all digits where they would otherwise look equal."""
+    """Return both values as text, with all digits if they would otherwise look equal."""
     exact = [value if value is ABSENT else json.dumps(value) for value in pair]
     shown = [plain(rounded(text), 60) for text in exact]
     return tuple(shown if shown[0] != shown[1] else (plain(text, 60) for text in exact))

@@ -1,6 +1,6 @@
 """The cost of a plan: parameters, FLOPs and bytes, part by part, from declarations only.
 
-FLOPs are the model's, forward and backward: 6 per multiplied parameter and token (4 where the parameter is
+FLOPs are the model's, forward and backward: 6 per multiplied parameter and token (4 if the parameter is
 frozen and has no gradient), and 12 T H D per layer for attention over T keys, whether or not a kernel skips
 the keys hidden by the causal mask. Recomputation is not counted. MFU = tokens/s x flops_per_token / peak.
 """
@@ -146,7 +146,7 @@ def estimate(plan: Plan, dtype: str | None = None, *, dense_logits: bool = False
 
     Args:
         plan: the plan.
-        dtype: float32, bfloat16 or float16; None: train.dtype, float32 where that is auto.
+        dtype: float32, bfloat16 or float16; None: train.dtype, float32 if that is auto.
         dense_logits: the loss kernel keeps all logits at once; chunked kernels keep almost none.
 
     Raises:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from minillm_core.plugins.manager import LoadedPlugin
 
 BATCH = ("ids", "labels", "documents", "positions", "weights")
-"""The core's batch fields; ``weights`` only where a plugin or the data provide it."""
+"""The core's batch fields; ``weights`` only if a plugin or the data provide it."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Plan:
     schedule: TrainSchedule
     schedules: Mapping[str, tuple[str, Schedule]]  # value -> owner, schedule
     batch_fields: tuple[tuple[str, str, Field], ...]
-    arrangement: Mapping[str, Function]  # "order" and "packer", where plugins claim them
+    arrangement: Mapping[str, Function]  # "order" and "packer", if plugins claim them
     sourcing: Sourcing  # source, token fields and special tokens of plugins
     shaping: Shaping | None  # None: all batches have the sizes in train
     on_batch: tuple[str, ...]  # plugins, in the order in which they are called
@@ -254,7 +254,7 @@ class Plan:
 
     @property
     def tokens_per_step(self) -> int:
-        """rows x accumulate x seq_len, on one device; the mean over the steps where the shape changes."""
+        """rows x accumulate x seq_len, on one device; the mean over the steps if the shape changes."""
         tokens = sum(shape.tokens * steps for shape, steps in self.course.items())
         return round(tokens / sum(self.course.values()))
 

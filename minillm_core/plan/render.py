@@ -87,7 +87,7 @@ def amount(number: float) -> str:
 
 
 def parameters_of(plan: Plan) -> str:
-    """Format the number of parameters and, where some are frozen, of trained ones."""
+    """Format the number of parameters and, if some are frozen, of trained ones."""
     count, frozen = plan.num_parameters, plan.num_frozen
     held = f", {amount(count - frozen)} trained and {amount(frozen)} frozen" if frozen else ""
     return f"{amount(count)} parameters{held}"

@@ -48,7 +48,7 @@ NOTHING = "nothing"
 UNCLAIMED = "the default: no plugin claims it"
 
 USUAL = {"lr_mul": 1.0, "wd_mul": 1.0, "betas": None}
-"""The default values of a parameter, used where neither its module nor a plugin sets any."""
+"""The default values of a parameter, used if neither its module nor a plugin sets any."""
 
 
 def geometry_of(config: Config) -> ModelShape:
@@ -117,7 +117,7 @@ class Holder:
     inputs: tuple[str, ...] = field(default=(), compare=False, repr=False)
     """The batch fields, streams, taps and schedule values that it reads, sorted."""
     evidence: str = field(default="", compare=False, repr=False)
-    """The evidence in a run that it took part, where it is neither a node nor a parameter."""
+    """The evidence in a run that it took part, if it is neither a node nor a parameter."""
 
     @property
     def node(self) -> Node | None:
@@ -374,7 +374,7 @@ def optimizer_reports(
         what = "1 parameter follows it" if count == 1 else f"{count} parameters follow it"
         provider = Holder(slots.rules[name][0], what, "provides it")
         yield SlotReport(f"opt.rule[{name}]", "claim", (provider,), also=(name,))
-        yield from _stages(name, slots, followed=count > 0 or name == DEFAULT_RULE)
+        yield from _stages(name, slots, followed=count > 0)
     if slots.rates.held:
         yield _claim(slots.rates)
     for info in slots.parameters.values():
@@ -558,7 +558,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def located(layers: Iterable[int]) -> str:
-    """Format layers as ``layers 0-3`` or ``layer 2``; empty where there are none."""
+    """Format layers as ``layers 0-3`` or ``layer 2``; empty if there are none."""
     found = [*layers]
     return f"layer{'s' if len(found) > 1 else ''} {ranges(found)}" if found else ""
 

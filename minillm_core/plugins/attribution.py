@@ -154,7 +154,7 @@ class Origin:
         if isinstance(error, ModuleNotFoundError) and error.name:
             fix = f"install what provides the module '{plain(error.name)}', or {fix}"
         elif self.offered_by is None:
-            fix = "mend the file; --debug shows the whole traceback"
+            fix = "correct the file; --debug shows the whole traceback"
         else:
             fix = f"tell the authors of {self.offered_by}, or {fix}"
         return PluginCodeError(self.name, doing, offered_by=self.offered_by, where=where, fix=fix)

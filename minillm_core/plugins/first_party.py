@@ -52,7 +52,7 @@ _OFFERED = {
 FIRST_PARTY: Mapping[str, str] = {
     name: requirement for requirement, names in _OFFERED.items() for name in names.split()
 }
-"""Plugin -> its pip requirement, with an extra where the plugin needs another package to run."""
+"""Plugin -> its pip requirement, with an extra if the plugin needs another package to run."""
 
 _COMMANDS = {
     "minillm-chat": "chat",
@@ -118,7 +118,7 @@ def version_mix(versions: Mapping[str, str]) -> tuple[str, str] | None:
         versions: distribution -> installed version; nothing is compared unless the core is included.
 
     Returns:
-        The mismatch in words, and the pip line that fixes it; None where all versions are equal. The
+        The mismatch in words, and the pip line that fixes it; None if all versions are equal. The
         line names every distribution given, since any left out would not match afterwards.
     """
     core = versions.get(CORE)
@@ -168,7 +168,7 @@ def unusable(kind: str, name: str, offers: Sequence[Offer], requirement: str) ->
     (first, *more) = offers
     if more:
         others = sorted(distributions - {ours}) or [one.file or one.value for one in offers]
-        known = f" (minillm's own '{name}' is that of {ours})" if ours in distributions else ""
+        known = f" (minillm's own '{name}' comes from {ours})" if ours in distributions else ""
         return PluginError(
             f"{kind} '{name}' is offered by {' and '.join(one.offered_by for one in offers)}",
             where=", ".join(one.value for one in offers),

@@ -44,7 +44,7 @@ class Hooks:
         ids are below ``vocab``, which is model.vocab. ``progress`` is the step divided by train.steps, up
         to 1; in the other phases it is 1. ``specials``: name -> id of the special tokens that plugins
         declare, and ``end_of_text``. ``pieces``: the bytes of each id, in phase train only; empty bytes for
-        special and unused ids, and an empty tuple where the tokenizer is not known.
+        special and unused ids, and an empty tuple if the tokenizer is not known.
         """
         raise NotImplementedError
 

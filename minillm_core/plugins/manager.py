@@ -124,7 +124,7 @@ def _find_file(spec: FileSpec) -> FoundPlugin:
         raise PluginError(
             f"plugin '{name}', class {class_name}: {error.what}",
             where=str(path),
-            fix=error.fix or (f"it has {others}; or, {state}" if others else state),
+            fix=error.fix or (f"use {others}; or, {state}" if others else state),
         ) from error
     origin = Origin.of_file(name, str(spec), str(path))
     return _import_class(origin, class_name, lambda: _run_file(name, path))

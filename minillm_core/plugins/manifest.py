@@ -104,7 +104,7 @@ _EXPECTED: dict[str, tuple[str, Any]] = {
         lambda v: v is None or (isinstance(v, str) and v.isidentifier()),
     ),
     "requires": (
-        'a tuple of what pip takes, such as ("tensorboard>=2.16",)',
+        'a tuple of requirements for pip, such as ("tensorboard>=2.16",)',
         _some(_is_requirement),
     ),
 }

@@ -43,7 +43,7 @@ def option(
         width: int = option(12, ge=1, help="input features that the gate reads")
 
     Args:
-        default: the value where none is given; without a default the option is required.
+        default: the value if none is given; without a default the option is required.
         help: description with the unit, for ``minillm plugins info``.
         ge: smallest value.
         gt: the value is larger than this.
@@ -114,7 +114,7 @@ def expected(field: FieldInfo) -> str:
 
 
 def _typed(field: FieldInfo, value: Any) -> Any:
-    """Convert the word for None, where an option accepts None."""
+    """Convert the word for None, if an option accepts None."""
     return None if value == NONE and type(None) in typing.get_args(field.annotation) else value
 
 
@@ -206,7 +206,7 @@ def _example(field: FieldInfo, given: Any) -> str:
 
 
 def _shell(value: Any) -> str:
-    """Return a value as typed in a shell: a bare word, or quoted TOML where a shell would split it."""
+    """Return a value as typed in a shell: a bare word, or quoted TOML if a shell would split it."""
     text = value if isinstance(value, str) else show(value)
     return f"'{text}'" if set(text) & set(' []{}"*?$|<>&;()') else text
 

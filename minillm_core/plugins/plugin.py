@@ -35,8 +35,8 @@ class Plugin(BaseModel):
 
     Args of the class statement (literals, since ``minillm plugins list`` reads them unimported):
         api: the version of the hook API that the class is written for.
-        backends: the supported backends, where not all: ``("torch",)``.
-        devices: the supported kinds of device, where not all: ``("cuda",)``; others are cpu, mps and gpu (MLX's).
+        backends: the supported backends, if not all: ``("torch",)``.
+        devices: the supported kinds of device, if not all: ``("cuda",)``; others are cpu, mps and gpu (MLX's).
         capability: the compute capability of the NVIDIA GPUs that it needs: ``"==9.0"`` (Hopper alone) or
             ``">=8.9"`` (Ada, Hopper and later). On other GPUs a run is refused before it starts.
         identity_at_init: the model's output is unchanged before the first step.
@@ -50,7 +50,7 @@ class Plugin(BaseModel):
         task: the plugin provides the training data, so that ``--task`` may name it.
         unweighted: its ``on_batch`` adds no ``weights``, so that kernels of the loss serve that take none.
         requires: pip requirements that its hooks import when they first run:
-            ``("tensorboard>=2.16",)``. A run is refused before it starts where one is missing.
+            ``("tensorboard>=2.16",)``. A run is refused before it starts if one is missing.
 
     Raises:
         PluginError: when the class is created: another API version, an unknown keyword, a misspelt hook,

@@ -23,7 +23,7 @@ MEASURED = "minillm.measured"
 
 
 def provided(group: str, name: str) -> Any:
-    """Import the entry point of this name in a group; None where no installed distribution has it.
+    """Import the entry point of this name in a group; None if no installed distribution has it.
 
     Raises:
         PluginError: several distributions have it.

@@ -32,7 +32,7 @@ PLACES: Mapping[str, float] = {"in": 0.0, "attention": 0.2, "mid": 0.4, "mlp": 0
 
 
 def time_of(place: str) -> float:
-    """Return the position in a step of a place such as ``layers.3.mid``; AFTER where it is in no layer."""
+    """Return the position in a step of a place such as ``layers.3.mid``; AFTER if it is in no layer."""
     _, layer, name, *_ = [*place.split("."), "", "", ""]
     return int(layer) + PLACES[name] if name in PLACES and layer.isdigit() else AFTER
 

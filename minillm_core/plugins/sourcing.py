@@ -60,7 +60,7 @@ class Reserved(NamedTuple):
     text: str  # the token's text: <|fim_prefix|>
     owner: str
     add: bool  # add it to a tokenizer that lacks it
-    instead: str = ""  # what to type where a tokenizer has no room for it
+    instead: str = ""  # what to type if a tokenizer has no room for it
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class Watch:
 
         Args:
             what: ``plugin 'x', on_batch``; or a function that returns it for a report, or
-                None where there is nothing to report.
+                None if there is nothing to report.
             waits: the code waits for another thread; where a plugin runs there, that plugin is reported.
             after: seconds before the first report, if more than :data:`FIRST`.
         """

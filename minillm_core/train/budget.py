@@ -10,7 +10,7 @@ from minillm_core.config.schema import TrainConfig
 from minillm_core.errors import ConfigError
 
 EVALUATIONS = 6
-"""Evaluations of a run, evenly spaced, where eval.every is not set."""
+"""Evaluations of a run, evenly spaced, if eval.every is not set."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Budget:
 
 
 SAVES = 20
-"""Checkpoints of a whole run where checkpoint.every is not set.
+"""Checkpoints of a whole run if checkpoint.every is not set.
 
 Training waits for the save before the last one, so a kill costs two of these parts at most: a tenth.
 """

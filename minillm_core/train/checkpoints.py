@@ -92,7 +92,7 @@ class CheckpointManager:
 
     emit: Callable[[Event], None] = lambda event: None  # takes an event for each save that ended
     say: Callable[[str], None] = lambda line: None
-    check: Callable[[], None] = lambda: None  # raises where a save must not be written
+    check: Callable[[], None] = lambda: None  # raises if a save must not be written
     ranks: Ranks = ALONE  # the processes that train together
     trainer: Trainer | None = None  # its state is saved and restored
     writer: CheckpointWriter | None = None  # None: nothing is ever saved
@@ -171,7 +171,7 @@ class CheckpointManager:
             self.writer.submit(position.step, snapshot, scalars, snapshot.beside)
 
     def evaluated(self, position: Position, evaluated: Evaluated) -> None:
-        """Save the step of an evaluation with the lowest loss so far, where the best is kept."""
+        """Save the step of an evaluation with the lowest loss so far, if the best is kept."""
         better = bool(self.best and self.best.update_if_better(evaluated))
         self.save(position, due=better)
         if self.best and better:
@@ -224,7 +224,7 @@ class CheckpointManager:
 
         Returns:
             The run's new position and the number of steps whose batches are skipped; None, with nothing
-            changed, where no checkpoint that verifies is old enough.
+            changed, if no checkpoint that verifies is old enough.
         """
         if self.feed is None or self.trainer is None:
             return None
@@ -280,7 +280,7 @@ def is_spike(loss: float, losses: Sequence[float], nats: float) -> bool:
 class Guard:
     """A guard that counts non-finite steps and rewinds the run at a spike of the loss.
 
-    The device skips an update by itself where the loss or a gradient is not finite; here such a step
+    The device skips an update by itself if the loss or a gradient is not finite; here such a step
     is counted, one step late.
     """
 
@@ -336,7 +336,7 @@ class Guard:
             )
 
     def _spike(self, position: Position, step: int, loss: float) -> tuple[Position, Rewound] | None:
-        """Rewind the run where the loss has a spike."""
+        """Rewind the run if the loss has a spike."""
         if is_spike(loss, position.losses, self.spike):
             if position.rewinds >= REWINDS:
                 raise self._failed(
@@ -349,7 +349,7 @@ class Guard:
                 earlier.rewinds = position.rewinds + 1
                 return earlier, Rewound(step, loss, earlier.step, passed_over)
             self.say(
-                f"warning: the loss of step {step} is a spike ({loss:.4f}), and no checkpoint is "
+                f"warning: the loss of step {step} is a spike ({loss:.4f}), but no checkpoint is "
                 "old enough to go back to: the run continues"
             )
         position.losses = (*position.losses, loss)[-MEMORY:]

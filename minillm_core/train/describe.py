@@ -76,7 +76,7 @@ LOOKED_AT = 1000
 
 
 def _supervised_share(job: Job) -> Iterator[str]:
-    """Yield the share of supervised tokens, where the loss is computed at the other tokens as well."""
+    """Yield the share of supervised tokens, if the loss is computed at the other tokens as well."""
     loss, block = job.plan.spec.loss, job.corpus.train.block(0)
     weighed = any(one.name == WEIGHTS for one in job.plan.sourcing.fields)
     if loss.gather or loss.rows or not weighed or block is None:
@@ -148,7 +148,7 @@ def end(job: Job, out: Path, made: Outcome) -> Iterator[str]:
 
 
 def _best(made: Outcome) -> str:
-    """Return the step with the lowest held-out loss as text, empty where it is the last one."""
+    """Return the step with the lowest held-out loss as text, empty if it is the last one."""
     best, last = made.trend.best, made.trend.newest
     if best is None or last is None or best.step == last.step:
         return ""

@@ -28,7 +28,7 @@ def exit_code(error: BaseException) -> int:
 def newest_checkpoint(position: Position) -> str:
     """Name the newest checkpoint, for a message."""
     last = position.saved
-    return "no checkpoint was written" if last is None else f"the last good one: step {last}"
+    return "no checkpoint was written" if last is None else f"the last good checkpoint: step {last}"
 
 
 def stopped(stop: StopRequest, position: Position) -> MinillmError:
@@ -43,7 +43,7 @@ def interrupted(
     """Build the error for an interrupt outside the loop, which builds its own.
 
     Args:
-        out: the run's folder, where there is one.
+        out: the run's folder, if there is one.
         stop: holds the signal.
         plugins: those of the run.
         doing: the work that was interrupted: ``tokenising``.
@@ -52,7 +52,7 @@ def interrupted(
     kept = layout.folders(out) if out is not None else []
     by = f"{name} while {doing}" if doing else name
     saved = kept[0][0] if kept else None
-    error = _ended(by, saved, "nothing was saved; the same command begins again")
+    error = _ended(by, saved, "nothing was saved; the same command starts from the beginning")
     if out is not None and kept:
         error.where, error.fix = str(out), resume_line(out, plugins)
     return error
@@ -61,7 +61,7 @@ def interrupted(
 def _ended(by: str, saved: int | None, nothing: str) -> MinillmError:
     if saved is None:
         return Interrupted(f"ended by {by}; {nothing}")
-    return Stopped(f"ended by {by}; the checkpoint of step {saved} is there")
+    return Stopped(f"ended by {by}; the checkpoint of step {saved} was saved")
 
 
 def resume_line(out: Path, plugins: Iterable[LoadedPlugin]) -> str:
@@ -88,7 +88,7 @@ def command(
 def unsaved(reason: str, position: Position) -> MinillmError:
     """Build the error for a run whose last step could not be saved."""
     return MinillmError(
-        "the run is over, and its last checkpoint could not be written: "
+        "the run is over, but its last checkpoint could not be written: "
         + reason.partition("\n")[0],
         where=f"step {position.step}; {newest_checkpoint(position)}",
         fix="remove the cause, then --resume",
@@ -99,7 +99,7 @@ BYTES = 16
 """Bytes of a token of a batch on the host: ids, labels, documents and positions, int32 each."""
 
 CLIP = 1.0
-"""A bound of the gradient norm to try where there is none, or a larger one."""
+"""A bound of the gradient norm to try if there is none, or a larger one."""
 
 
 def remedies(train: TrainConfig, plugins: Sequence[str]) -> str:
@@ -124,7 +124,7 @@ def out_of_memory(
     detail = text.splitlines()[0][:200] if text else ""
     if not step:
         return OutOfMemory(
-            "out of memory while the model was made",
+            "out of memory while the model was built",
             where=detail,
             fix="a smaller model: model.dim, model.layers, model.hidden or model.vocab",
         )
@@ -147,7 +147,7 @@ def check_step(train: TrainConfig) -> None:
     if needed > here:
         raise ConfigError(
             f"a step of {_tokens(train):,} tokens takes {needed / 2**30:,.1f} GiB as arrays, before "
-            f"any model sees them; this machine has {here / 2**30:,.1f} GiB",
+            f"a model processes them; this machine has {here / 2**30:,.1f} GiB",
             where=f"train.rows={train.rows}, train.accumulate={train.accumulate}, "
             f"train.seq_len={train.seq_len}",
             fix="a smaller train.rows or train.accumulate",
@@ -165,7 +165,7 @@ def _fix(train: TrainConfig) -> str:
             f"{needed / 2**30:,.1f} GiB as arrays"
         )
     if train.stages:
-        return "fewer rows and as much more accumulate, there and in train.stages: the same result"
+        return "fewer rows, more accumulate in proportion, also in train.stages: the same result"
     divisors = [n for n in range(1, train.rows) if train.rows % n == 0]
     if divisors:
         rows = divisors[-1]
@@ -190,7 +190,7 @@ def suspects(job: Job) -> tuple[list[str], str]:
     that take part in the loss.
 
     Returns:
-        Their names, and a sentence with their functions; both empty where only the core's code ran.
+        Their names, and a sentence with their functions; both empty if only the core's code ran.
     """
     found: dict[str, dict[str, None]] = {}
     spoilt = {

@@ -12,7 +12,7 @@ class Event:
     """Base of all events; ``event`` is the name in metrics.jsonl."""
 
     event: ClassVar[str] = ""
-    seldom: ClassVar[tuple[str, ...]] = ()  # fields that JSON leaves out where they are empty
+    seldom: ClassVar[tuple[str, ...]] = ()  # fields that JSON leaves out if they are empty
 
     def data(self) -> dict[str, Any]:
         """Return the event as one JSON object, its name first."""
@@ -57,8 +57,8 @@ class Stepped(Event):
     tokens: int  # real tokens so far
     tokens_per_second: Throughput  # its .real, .padded and .supervised
     step_seconds: float
-    mfu: float | None  # share of the device's peak FLOP/s; None where that is unknown
-    peak_bytes: int | None  # None where the device does not report it
+    mfu: float | None  # share of the device's peak FLOP/s; None if that is unknown
+    peak_bytes: int | None  # None if the device does not report it
     grad_norm: float  # before clipping
     terms: Mapping[str, float] = field(default_factory=dict)  # terms of the loss, by name
 

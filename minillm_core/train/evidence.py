@@ -41,7 +41,7 @@ class Evidence:
 
     Args:
         expected: plugin -> the keys that its part of the plan must leave.
-        trainer: holds witnesses, and parameters where any is expected to move.
+        trainer: holds witnesses, and parameters if any is expected to move.
         seen: live counts of ``batch:`` and ``event:`` keys.
         say: prints a line about missing evidence.
         raised: live; plugin -> the errors of its observer.
@@ -109,7 +109,7 @@ class Evidence:
             self._elsewhere.update({"": 1} | found)
 
     def records(self) -> dict[str, dict[str, Any]]:
-        """Map each plugin to ``{"shown": bool, "what": [...]}``, with ``missing`` where a trace is.
+        """Map each plugin to ``{"shown": bool, "what": [...]}``, with ``missing`` if a trace is missing.
 
         The result of the check after ten steps; a shorter run is checked now. ``switched_off`` holds the
         last error of an observer that raised too often.
@@ -125,8 +125,8 @@ class Evidence:
         """Warn at the end of observers that were switched off, and of traces that a short run lacks."""
         for name, raised in self._switched_off().items():
             self.say(
-                f"warning: plugin '{name}' was switched off on the way, "
-                f"since its on_event raised {raised.times} times: {raised.last}"
+                f"warning: plugin '{name}' was switched off during the run, "
+                f"because its on_event raised {raised.times} times: {raised.last}"
             )
         if self._records is not None:
             return
@@ -146,14 +146,14 @@ class Evidence:
         if raised is not None:
             off = " and was switched off" if raised.off else ""
             return NoEvidence(
-                f"plugin '{name}' was named, and took no event in {counted(self._steps, 'step')}: "
+                f"plugin '{name}' was named, but handled no event in {counted(self._steps, 'step')}: "
                 f"its on_event raised {counted(raised.times, 'time')}{off}",
                 where=raised.last,
-                fix=f"mend its on_event, or leave out '{name}'",
+                fix=f"correct its on_event, or leave out '{name}'",
             )
         expected = ", ".join(self.expected[name][:3]) or "nothing: it changes nothing"
         return NoEvidence(
-            f"plugin '{name}' was named, and after {counted(self._steps, 'step')} nothing shows "
+            f"plugin '{name}' was named, but after {counted(self._steps, 'step')} nothing shows "
             "that it took part",
             where=f"expected: {expected}",
             fix=f"leave out '{name}', or check its options: minillm plugins info {name}",
@@ -182,7 +182,7 @@ class Evidence:
         """Count the ``parameter:`` keys whose parameters a gradient reached.
 
         Optimizer state of the parameter's own shape proves it (a moment, a momentum). A change of the weights
-        alone could be weight decay; it counts only where there is no such state.
+        alone could be weight decay; it counts only if there is no such state.
         """
         arrays, moments = self._arrays()
         moved = {name: arrays[f"model.{name}"] != first for name, first in self._initial.items()}

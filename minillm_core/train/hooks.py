@@ -46,11 +46,11 @@ def plan_hook(
         progress: called once for each batch of phase train: the progress of the run, 0..1.
         specials: the ids of the special tokens that plugins asked for, by name; default: those of a
             tokenizer that is trained here.
-        pieces: the bytes of each id, as many as the vocabulary has; empty where no tokenizer is known.
+        pieces: the bytes of each id, as many as the vocabulary has; empty if no tokenizer is known.
 
     Returns:
-        The function, which raises PluginCodeError where a plugin raises or returns no batch of the
-        input's shape; None where no plugin has the hook. Fields that a source declares are 0 where
+        The function, which raises PluginCodeError if a plugin raises or returns no batch of the
+        input's shape; None if no plugin has the hook. Fields that a source declares are 0 if
         the batch has none, as in phase decode.
     """
     counted = Counter() if seen is None else seen
@@ -277,7 +277,7 @@ class Observers:
 
 
 def _place(error: Exception) -> str:
-    """Return the plugin's innermost line, where it is known."""
+    """Return the plugin's innermost line, if it is known."""
     where = error.where if isinstance(error, PluginCodeError) else None
     frames = (where or "").splitlines()[:-1]  # the last line is the error itself
     return f", at {frames[-1].strip()}" if frames else ""

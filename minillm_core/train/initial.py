@@ -1,9 +1,9 @@
 """The initial state of a new run: a model directory's weights, or another run's checkpoint.
 
 ``minillm train --branch RUN[@STEP] --out NEW``: the new run takes the old one's settings, overlaid by
-those given, its weights, optimizer state, step and place in the data. Where its plan differs, arrays
-are matched by name and shape, and the others start anew. ``--init RUN[@STEP]`` takes settings and
-weights alone, and begins at step 0, at the start of its data and its schedules.
+those given, its weights, optimizer state, step and place in the data. If its plan differs, arrays
+are matched by name and shape, and the others are newly initialised. ``--init RUN[@STEP]`` takes only
+settings and weights, and begins at step 0, at the start of its data and its schedules.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def initial_layer(
     """Read the shape and the tokenizer of a model directory as settings.
 
     Args:
-        directory: its path; or, where no such path exists, the name of a published model, to be fetched.
+        directory: its path; or, if no such path exists, the name of a published model, to be fetched.
         say: prints notes for the user.
 
     Returns:
@@ -103,11 +103,11 @@ class Initial:
         """Load the weights into the trainer; yields lines to print."""
         arrays, lines = copy_leaders(trainer.plan, 0.0, self.fitted.arrays)
         trainer.load(trainer.placeholders() | arrays)
-        yield f"the weights are those of {self.directory.published or self.directory.path}"
+        yield f"the weights come from {self.directory.published or self.directory.path}"
         yield from lines
         yield from self.directory.notes
         if own := self.fitted.initial:
-            yield f"not in there, and as new: {few(own)}"
+            yield f"not in the directory, so newly initialised: {few(own)}"
 
     def data(self) -> dict[str, Any]:
         """Describe the weights' origin for run.json."""
@@ -136,7 +136,7 @@ def copy_leaders(
         if any(not np.array_equal(arrays.get(key, array), array) for key, array in led.items()):
             share = f"{plan.follows[name].until:.3g} of the run"
             lines.append(
-                f"{name} begins as {leader}, which it is until {share}: its own is left behind"
+                f"{name} starts as a copy of {leader}, tied to it until {share}; its own value is dropped"
             )
         found |= led
     return found, lines
@@ -300,7 +300,7 @@ class Branch(RunFolder):
         notes = [*self._take(trainer, held, progress), *self._place(position, corpus, same_seed)]
         resized = self.config.train.seq_len != config.train.seq_len
         if resized and "windows" in trainer.plan.arrangement:
-            notes.append("rows of another length: some text of this epoch is read twice, some not")
+            notes.append("the row length changed: some text of this epoch is read twice, some not")
         return position, tuple(notes)
 
     def _take(
@@ -320,19 +320,19 @@ class Branch(RunFolder):
         yield from lines
         anew = sorted(name for name in new if name not in fits)
         if weights := [name for name in anew if name.startswith(("model.", "state."))]:
-            yield f"weights that start anew: {few(weights)}"
+            yield f"newly initialised weights: {few(weights)}"
         state = [name for name in anew if name.startswith("optimizer.")]
         if state and not self.weights_only:
-            yield f"optimizer state that starts anew: {few(state)}"
+            yield f"newly initialised optimizer state: {few(state)}"
         derived = ("random.", VIEWED)
         if left := sorted(n for n in own if n not in new and not n.startswith(derived)):
-            yield f"left behind, since this model has no place for it: {few(left)}"
+            yield f"dropped, because this model has no place for it: {few(left)}"
 
     def _place(self, position: Position, corpus: Corpus, same_seed: bool) -> Iterator[str]:
         """Keep the place in the data if data and order are the same, else read them from their start."""
         if self.checkpoint.scalars.get("fingerprint") != corpus.fingerprint:
             position.cursor, position.before = {}, position.tokens
-            yield "the data or their order are others: they are read from their start"
+            yield "the data or their order changed: they are read from the start"
         elif not same_seed:
             position.cursor = {k: v for k, v in position.cursor.items() if k != "random"}
 

@@ -40,7 +40,7 @@ class Job:
     branch: Branch | None = None  # the checkpoint that the run begins with
     # that of the checkpoint, also of a resumed run
     begins: Position = field(default_factory=Position)
-    branched: tuple[str, ...] = ()  # lines on the state that is taken over, and on what starts anew
+    branched: tuple[str, ...] = ()  # lines on the state that is restored or newly initialised
     seen: Counter[str] = field(default_factory=Counter)  # batches and events seen by plugins
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     raised: dict[str, ObserverErrors] = field(default_factory=dict)  # errors of plugins' observers
@@ -64,7 +64,7 @@ class Job:
 
     @cached_property
     def pieces(self) -> tuple[bytes, ...]:
-        """The bytes of each id, for ``on_batch``; empty where no plugin has the hook."""
+        """The bytes of each id, for ``on_batch``; empty if no plugin has the hook."""
         tokenizer, vocab = self.corpus.tokenizer, self.config.model.vocab
         return bytes_by_id(tokenizer, vocab) if tokenizer and self.plan.on_batch else ()
 

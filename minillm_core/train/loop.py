@@ -373,7 +373,7 @@ class Figures:
 
     seconds: float  # of this step alone
     tokens_per_second: Throughput  # over the last steps
-    mfu: float | None  # over the last steps; None where the peak is unknown
+    mfu: float | None  # over the last steps; None if the peak is unknown
 
 
 class Meter:
@@ -383,8 +383,8 @@ class Meter:
 
     Args:
         flops_per_token: forward and backward, from the plan.
-        flops_per_label: the part of these that a token costs only where it is supervised.
-        peak_flops: the device's dense FLOP/s in the compute dtype, where known.
+        flops_per_label: the part of these that a token costs only if it is supervised.
+        peak_flops: the device's dense FLOP/s in the compute dtype, if known.
         window: number of steps that a figure covers.
     """
 

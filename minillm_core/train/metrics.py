@@ -37,7 +37,7 @@ def events(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        Refusal: it is a link, no file, or larger than a run can write.
+        Refusal: it is a link, not a regular file, or larger than a run can write.
     """
     try:
         for text in read_lines(path, longest=LONGEST, limit=LARGEST):
@@ -58,7 +58,7 @@ def read_events(out: Path) -> Iterator[Mapping[str, Any] | None]:
     """Yield the events of a run's metrics.jsonl; None for a truncated line.
 
     Raises:
-        Refusal: the file is a link, no file, or larger than a run can write.
+        Refusal: the file is a link, not a regular file, or larger than a run can write.
     """
     try:
         yield from (event for _, event in events(out / METRICS))
@@ -72,7 +72,7 @@ def truncate(path: Path, step: int) -> list[dict[str, Any]]:
     Readers see the old file or the new one. It may be large, and is not held in memory.
 
     Returns:
-        The remaining events, in order; some of them, where there are very many.
+        The remaining events, in order; some of them, if there are very many.
 
     Raises:
         Refusal: as :func:`events`.

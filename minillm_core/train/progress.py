@@ -30,7 +30,7 @@ from minillm_core.train.events import Evaluated, Event, Sampled, Saved, Stepped
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-PATIENCE = 2.0  # seconds of a task before it is printed where there is no terminal
+PATIENCE = 2.0  # seconds of a task before it is printed if there is no terminal
 QUIET = 9.0  # seconds between two lines there: ten on a busy machine
 SKIPS = 60.0  # seconds between two lines about skipped batches, or about saves
 MEAN = 32  # steps whose mean loss the bar shows
@@ -46,7 +46,7 @@ def duration(seconds: float) -> str:
 
 
 def losses(nats: float, bits: float | None) -> str:
-    """Format a loss in nats per token, and in bits per byte where that is known."""
+    """Format a loss in nats per token, and in bits per byte if that is known."""
     return f"{nats:.3f}" + ("" if bits is None else f", {bits:.3f} bits/byte")
 
 
@@ -140,7 +140,7 @@ class Task:
         return f"{done} of {total} MiB" if 0 < self.done < self.total else f"{done} MiB"
 
     def left(self, now: float) -> float | None:
-        """Estimate the seconds left at the rate so far; None where no rate is known."""
+        """Estimate the seconds left at the rate so far; None if no rate is known."""
         spent = now - self.began
         if not 0 < self.done < self.total or spent < 1.0:
             return None
@@ -164,7 +164,7 @@ class Course:
     """The progress of a run's steps, for the console."""
 
     progress: Callable[[], float]  # share of the budget that is spent
-    steps: int | None  # total number, where it is known
+    steps: int | None  # total number, if it is known
     epochs: Callable[[int], float] | None = None  # of the tokens so far; None: not shown
     bytes_per_token: float | None = None  # None: losses are not shown in bits per byte
     vocab: int | None = None  # vocabulary size of the model
@@ -187,7 +187,7 @@ class Course:
 
     @property
     def title(self) -> str:
-        """The step and the number of steps, where it is known: ``step 12/360``."""
+        """The step and the number of steps, if it is known: ``step 12/360``."""
         step = self.last.step if self.last else 0
         return f"step {step:,}" + (f"/{self.steps:,}" if self.steps else "")
 
@@ -441,7 +441,7 @@ class BarDisplay(Display):
 
 
 def display(say: Callable[[str], None]) -> Display:
-    """Return a bar where stderr is a terminal, else lines through ``say``."""
+    """Return a bar if stderr is a terminal, else lines through ``say``."""
     from rich.console import Console
 
     console = Console(stderr=True)

@@ -36,7 +36,7 @@ PACKAGES = ("minillm-core", "numpy", "pydantic", "tokenizers")
 
 
 def split_run(given: str) -> tuple[str, str]:
-    """Split ``RUN[@STEP]`` into the run's folder and the step, empty where none is named."""
+    """Split ``RUN[@STEP]`` into the run's folder and the step, empty if none is named."""
     folder, _, step = (given, "", "") if Path(given).exists() else given.rpartition("@")
     return (folder, step) if folder else (given, "")
 
@@ -74,7 +74,7 @@ def _refuse_strange(out: Path) -> None:
     """Refuse a folder in which links or other files have the names of a run's files.
 
     Raises:
-        Refusal: ``checkpoints`` is a link or a file, or a file of a run is a link or no file.
+        Refusal: ``checkpoints`` is a link or a file, or a file of a run is a link or not a regular file.
     """
     for name, is_right in FILES.items():
         path = out / name
@@ -85,9 +85,9 @@ def _refuse_strange(out: Path) -> None:
         if is_right(mode):
             continue
         if stat.S_ISLNK(mode):
-            kind, fix = "a link", f"put the whole folder elsewhere, and make {out} the link"
+            kind, fix = "a link", f"move the whole folder, and make {out} a link to it"
         else:
-            other = "a file" if name == CHECKPOINTS else "no regular file"
+            other = "a file" if name == CHECKPOINTS else "not a regular file"
             kind = "a folder" if stat.S_ISDIR(mode) else other
             fix = f"move {path} away, or name another folder"
         raise Refusal(f"{path} is {kind}, which no run creates", where=str(path), fix=fix)
@@ -172,7 +172,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object that minillm wrote and that may have been changed since, such as run.json.
 
     Raises:
-        Refusal: there is none, or it is a link, no file, larger than any of ours, or no JSON.
+        Refusal: there is none, or it is a link, not a regular file, not JSON, or larger than any of ours.
     """
     from minillm_core import strict
     from minillm_core.disk import read_file

@@ -234,9 +234,9 @@ def train(
         place = choose_out(preset, out, runs=runs, resume=resume)
         file = None if resume or prepared.request is None else prepared.request.file
         if file is not None and file.resolve() == (place / TOML).resolve():
-            what = f"the run would write over {file}, which its settings are read from"
+            what = f"the run would overwrite {file}, from which its settings are read"
             raise Refusal(
-                what, where=f"-c {file}", fix="another --out, or another name of the file"
+                what, where=f"-c {file}", fix="another --out, or another name for the file"
             )
     verb = "resuming" if resume and (place / RUN).is_file() else "writing to"
     say(

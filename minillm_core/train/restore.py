@@ -62,7 +62,7 @@ class SavedModel:
     plan: Plan
     tokenizer: Tokenizer | None  # None: it was trained on ids
     path: Path  # the folder that its arrays are in
-    step: int  # optimizer steps taken; 0 where unknown
+    step: int  # optimizer steps taken; 0 if unknown
     # reads the model's parameters and state, float32, under the names of Model.load
     arrays: Callable[[], dict[str, np.ndarray]]
 
@@ -202,8 +202,8 @@ def _check_same_model(folder: RunFolder, plan: Plan, say: Callable[[str], None])
     if is_compatible(record["plan"], plan):
         by = "; ".join(others) or "a changed run.json"
         say(
-            f"note: trained with {plain(by)}: what differs is its training, and the model is read "
-            "as it was trained"
+            f"note: trained with {plain(by)}: only its training differs, and the model is read as it "
+            "was trained"
         )
         return
     settings = _settings(rest)
@@ -215,7 +215,7 @@ def _check_same_model(folder: RunFolder, plan: Plan, say: Callable[[str], None])
         )
     named = [line for line in in_words(rest) if not line.startswith(("versions.", "digests."))]
     raise Refusal(
-        f"another model than the run's would be read here: {few(named)}",
+        f"the model read here would differ from the run's: {few(named)}",
         where="; ".join(others) or f"{where}: the plan was changed, or the program was",
         fix="install the versions that run.json names" if others else RESTORE,
     )
@@ -382,8 +382,8 @@ class FrozenModel:
         saved = open_run(Path(self.path), say=self.notes.append)
         if saved.plan.on_batch:
             raise Refusal(
-                f"on_batch of plugin '{saved.plan.on_batch[0]}' made the batches of this model: it "
-                "cannot read those of another run",
+                f"on_batch of plugin '{saved.plan.on_batch[0]}' made the batches of this model, so "
+                "it cannot read those of another run",
                 where=self.path,
                 fix="a reference that was trained without it",
             )
@@ -431,13 +431,13 @@ def check_references(
         own, held = model.plan.config.model.vocab, model.saved.tokenizer
         fix = f"train with its tokenizer: data.tokenizer={model.path}/{TOKENIZER} model.vocab={own}"
         if own != vocab:
-            what = f"the reference knows {own:,} ids, and model.vocab is {vocab:,}"
+            what = f"the reference has {own:,} ids, but model.vocab is {vocab:,}"
             raise DataError(what, where=model.path, fix=fix)
         if held is not None and tokenizer is not None and held.digest != tokenizer.digest:
             what = "the tokenizer of the reference is not the run's"
             raise DataError(what, where=model.path, fix=fix)
         if recorded is not None and before != {**(before or {}), **model.identity}:
             what = f"the reference '{one.name}' is not the model that the run began with"
-            fix = "give the folder as it was: a checkpoint that came later changes it"
+            fix = "restore the folder as it was: a checkpoint saved later changes it"
             raise Refusal(what, where=model.path, fix=fix)
         yield from (f"reference '{one.name}': {line}" for line in model.notes)

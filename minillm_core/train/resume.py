@@ -93,7 +93,7 @@ def _other_run(
 
 
 def environment_changes(earlier: RunFolder, binding: Binding) -> Iterator[str]:
-    """Yield notes where the device, or a library's version, differs from that of the process before.
+    """Yield notes if the device, or a library's version, differs from that of the process before.
 
     Versions of the core and of plugins are part of the plan, and are compared with it.
     """
@@ -114,7 +114,7 @@ def environment_changes(earlier: RunFolder, binding: Binding) -> Iterator[str]:
     if was is not None and was != binding.device_name:
         found.append(f"device {was} then, {binding.device_name} now")
     if found:
-        yield plain(f"{'; '.join(found)}: the result may not be the same to the bit", 1000)
+        yield plain(f"{'; '.join(found)}: the result may not be identical bit for bit", 1000)
 
 
 def _steps(earlier: RunFolder, before: int | None, plan: Plan) -> Iterator[str]:
@@ -138,7 +138,7 @@ def _steps(earlier: RunFolder, before: int | None, plan: Plan) -> Iterator[str]:
 
 
 def check_data(earlier: RunFolder, corpus: Corpus, config: Config) -> None:
-    """Refuse data that differ from those of the newest checkpoint, or of the record where there is none.
+    """Refuse data that differ from those of the newest checkpoint, or of the record if there is none.
 
     Raises:
         DataError: the fingerprints differ.
@@ -157,7 +157,7 @@ def check_data(earlier: RunFolder, corpus: Corpus, config: Config) -> None:
 
 def finished(earlier: RunFolder, budget: Budget) -> str | None:
     """Return the reason why a run is finished; None if it has steps left."""
-    if earlier.record.get("exit") != 0:  # None where it was killed
+    if earlier.record.get("exit") != 0:  # None if it was killed
         return None
     checkpoint = earlier.newest
     if checkpoint is None:  # no checkpoint was kept: the record alone shows the end
@@ -192,9 +192,9 @@ def newest(out: Path, earlier: RunFolder | None, say: Callable[[str], None]) -> 
         flag = "--init" if branched.get("weights_only") else "--branch"
         origin = f"{branched.get('out', 'RUN')}@{branched.get('step', 'STEP')}"
         raise Refusal(
-            "the run began with another's weights, and has no checkpoint: it cannot start anew",
+            "the run began with another's weights and has no checkpoint, so it cannot restart",
             where=str(out / "checkpoints"),
-            fix=f"begin again: {flag} {quoted(origin)} --out NEW",
+            fix=f"start a new run: {flag} {quoted(origin)} --out NEW",
         )
     if checkpoint is None:
         say("no checkpoint of the run was ever written: starting at step 0")

@@ -62,7 +62,7 @@ class RunFolder:
         return newest(self.out)
 
     def part(self, key: str) -> Mapping[str, Any]:
-        """Return an object of the record; empty where it is missing or of another type."""
+        """Return an object of the record; empty if it is missing or of another type."""
         found = self.record.get(key)
         return found if isinstance(found, Mapping) else {}
 
@@ -142,10 +142,10 @@ class RunFolder:
     # tokenizer
 
     def digest(self) -> str | None:
-        """Return the sha256 of tokenizer.json; None where there is none.
+        """Return the sha256 of tokenizer.json; None if there is none.
 
         Raises:
-            Refusal: it is a link, no file, or larger than a tokenizer can be.
+            Refusal: it is a link, not a regular file, or larger than a tokenizer can be.
         """
         path = self.out / TOKENIZER
         try:
@@ -201,11 +201,11 @@ class RunFolder:
         if found is None:
             return None
         if expected is None:
-            say(f"the run is of a version that kept no digest of {TOKENIZER}: it is used unchecked")
+            say(f"the run's version kept no digest of {TOKENIZER}: the tokenizer is used unchecked")
         elif not expected:
             say(
-                f"the run was trained on ids, and {TOKENIZER} was put there later: it is used "
-                "unchecked"
+                f"the run was trained on ids, and {TOKENIZER} was added later: the tokenizer is "
+                "used unchecked"
             )
         return Tokenizer.load(path, self.config.model.vocab, self.config.data.end_of_text)
 

@@ -176,7 +176,7 @@ class Session:
             details.append(of_vocabulary)
         if earlier:
             if observing := [*observers(plugins)]:
-                notes.append(f"started again with the run, to observe it: {', '.join(observing)}")
+                notes.append(f"plugins that observe the run start again: {', '.join(observing)}")
             notes += resume.environment_changes(earlier, trainer.binding)
         about = notes, details, warnings, initial, branch
         if self.ranks.size > 1:
@@ -219,7 +219,7 @@ class Session:
         """
         running = self._started()
         while (event := next(running, None)) is not None:
-            yield event  # not `yield from`, which would end the run where a caller breaks off
+            yield event  # not `yield from`, which would end the run if a caller breaks off
 
     def run(self) -> None:
         """Train to the end; an error between two events, such as Ctrl-C, ends the run too."""
@@ -296,7 +296,7 @@ class Session:
             job.config.preset, given, runs=self.runs or record.RUNS, resume=self.resume
         )
         if self.out != announced:
-            self.shown.say(f"another run has taken {announced} meanwhile: writing to {self.out}")
+            self.shown.say(f"another run took {announced} in the meantime: writing to {self.out}")
         with lock(self.out, self.shown.say) as held:
             if not self.resume:  # a run may have begun and ended since the check
                 record.refuse_taken(self.out)
@@ -308,7 +308,7 @@ class Session:
             self.shown.say(line)
         if job.plan.frozen and not (self.resume or job.initial or job.branch):
             self.shown.say(
-                "warning: frozen parameters keep the random values that they begin with: start from "
+                "warning: frozen parameters keep their random initial values: start from "
                 "trained ones, with --init RUN or DIR"
             )
 
@@ -317,7 +317,7 @@ class Session:
         earlier, out, say = self.earlier, held.out, self.shown.say
         commit.sweep(out)
         if earlier is None and (kept := commit.archive_orphans(out)) is not None:
-            say(f"checkpoints of an unknown run were there; they are kept in {kept.name}")
+            say(f"found checkpoints of an unknown run, now kept in {kept.name}")
         position, checkpoint = job.begins, None
         with self.shown.phase("loading the checkpoint") if self.resume else nullcontext():
             if self.resume:
@@ -639,7 +639,7 @@ class Samples:
             self.prompts = given or prompts(job.corpus.val, tokenizer, 2) or [""]
 
     def _question_source(self) -> Any | None:
-        """Build the question source that replaces prompts, where the plan's source has one; else None.
+        """Build the question source that replaces prompts, if the plan's source has one; else None.
 
         An entry point of the group ``minillm.questions`` names its class. It is called with the plan's
         sourcing, the tokenizer, and the ids of special tokens by name, and has

@@ -78,7 +78,7 @@ class Validation:
         by, fix = "", "give other text to evaluate on (train data.val=PATH, eval --data)"
         if names:
             by = " after on_batch of " + " and ".join(f"'{name}'" for name in names)
-            fix = f"let '{names[-1]}' keep labels in phase eval, or give text where it leaves some"
+            fix = f"let '{names[-1]}' keep labels in phase eval, or give text where it keeps some"
         what = "there is nothing to predict in the evaluation: every label is -1"
         return DataError(what + by, where=self.text, fix=fix)
 

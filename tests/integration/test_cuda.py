@@ -120,7 +120,7 @@ def test_run_json_has_the_kernels_that_served(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (("--plugins", "liger,mtp"), "leave the plugin out: 'chunked' serves then"),
+        (("--plugins", "liger,mtp"), "leave the plugin out: 'chunked' serves instead"),
         (("--plugins", "liger,mtp", "train.compile=off"), "liger.loss=false leaves the op to"),
         (("--plugins", "liger", "train.dtype=float16"), "float16"),
         (("--plugins", "liger", "--kernels", "reference"), "plugin 'liger' brings serves"),

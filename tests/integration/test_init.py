@@ -77,8 +77,8 @@ def test_it_starts_with_the_shape_weights_and_tokenizer(
     gate = ("--plugins", f"muon,{tmp_path}/gate.py:Gate", "muon.lr=1e-30")
     assert start(folder, tmp_path / "out", *STILL, "--backend", backend, *gate) == 0
     said = capsys.readouterr().err
-    assert f"the weights are those of {folder / 'model'}\n" in said
-    assert "not in there, and as new: layers.0.attention.out.gate.bias" in said
+    assert f"the weights come from {folder / 'model'}\n" in said
+    assert "not in the directory, so newly initialised: layers.0.attention.out.gate.bias" in said
 
     ours, theirs = (newest_or_refuse(out, print) for out in (tmp_path / "out", folder / "run"))
     found, expected = ours.arrays("model."), theirs.arrays("model.")

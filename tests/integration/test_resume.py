@@ -504,9 +504,9 @@ def test_a_branch_may_differ_in_anything_and_says_what_starts_anew(
     assert main([*shown, "train.lr=0.001", "--steps", "14"]) == 0
     record = json.loads((out / "run.json").read_text())
     assert json.loads(shell.capsys.readouterr().out)["plan_hash"] == record["plan_hash"]
-    assert "weights that start anew: model.layers.2.attention.k.weight" in shell.err
-    assert "optimizer state that starts anew: optimizer." in shell.err
-    assert "left behind, since this model has no place for it: optimizer.precondition" in shell.err
+    assert "newly initialised weights: model.layers.2.attention.k.weight" in shell.err
+    assert "newly initialised optimizer state: optimizer." in shell.err
+    assert "dropped, because this model has no place for it: optimizer.precondition" in shell.err
     assert [e["step"] for e in events(out, "step")] == list(range(7, 15))
     started = newest(origin)
     assert started
@@ -523,7 +523,7 @@ def test_a_branch_on_other_text_keeps_the_tokenizer_and_reads_from_the_start(
     other = tmp_path / "other.txt"
     other.write_text("Call me Ishmael. Some years ago, never mind how long precisely.\n" * 40)
     out = branch(shell, str(origin), "--data", str(other), "--steps", "13")
-    assert "the data or their order are others: they are read from their start" in shell.err
+    assert "the data or their order changed: they are read from the start" in shell.err
     assert (out / "tokenizer.json").read_bytes() == (origin / "tokenizer.json").read_bytes()
     assert [e["step"] for e in events(out, "step")] == [11, 12, 13]
     assert "13 steps of 64 tokens, 0.08 epochs" in shell.err  # 3 of them, of 2,395 tokens
@@ -539,7 +539,7 @@ def test_a_run_that_starts_from_the_weights_of_another_starts_its_schedules_and_
     lr = "train.lr=0.001"
     assert shell("--init", f"{origin}@6", "--steps", "8", lr, out=shell.out) == 0, shell.err
     assert f"with the weights of step 6 of {origin}" in shell.err
-    assert "starts anew" not in shell.err
+    assert "newly initialised" not in shell.err
     steps, before = events(shell.out, "step"), events(origin, "step")
     assert [one["step"] for one in steps] == list(range(1, 9))
     assert steps[0]["lr"] / 0.001 == pytest.approx(before[0]["lr"] / 0.003, rel=0.3)  # warm-up
@@ -567,7 +567,7 @@ def test_a_run_that_starts_from_the_weights_of_another_starts_its_schedules_and_
     assert f"--init {origin}@6" in shown
     shutil.rmtree(killed / "checkpoints")
     assert shell("--resume", "--steps", "9", out=killed) == 2
-    assert f"begin again: --init {origin}@6" in shell.err
+    assert f"start a new run: --init {origin}@6" in shell.err
 
 
 @pytest.mark.parametrize(
@@ -609,7 +609,7 @@ def test_a_branch_without_its_checkpoints_does_not_start_at_step_0(
     out = branch(shell, f"{origin}@6")
     shutil.rmtree(out / "checkpoints")
     assert shell("--resume", "--steps", "12", out=out) == 2
-    assert "began with another's weights, and has no checkpoint" in shell.err
+    assert "began with another's weights and has no checkpoint" in shell.err
     assert f"--branch {origin}@6 --out NEW" in shell.err
 
 

@@ -120,7 +120,7 @@ class MLXFramework(Framework):
                 "a module inside a block draws random numbers without a key of its own: MLX would "
                 "draw others where it recomputes the block, and its gradients would be wrong",
                 where="train.checkpointing on mlx",
-                fix="train.checkpointing=false, or --backend torch, which draws the same again",
+                fix="train.checkpointing=false, or --backend torch, which draws the same numbers again",
             )
         return result
 

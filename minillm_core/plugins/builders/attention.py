@@ -313,7 +313,7 @@ class AttentionBuilder(Builder):
 
         ``mask`` is True where a query may see a key: bool (T, S), or (B, 1, T, S) with document masking.
         ``distance`` is the query's position minus the key's, int32 (T, S). ``window`` (keys per query) and
-        ``documents`` (int32 (B, S)) are None where unset; the mask already applies both. ``scale`` is a
+        ``documents`` (int32 (B, S)) are None if unset; the mask already applies both. ``scale`` is a
         number. x (B, T, C) is the sublayer's input at the queries.
 
         The class may set ``calls = ("attention",)`` if it calls that kernel itself, and may define a
@@ -336,7 +336,7 @@ class AttentionBuilder(Builder):
 
         Args:
             number: a constant or a schedule; with ``stages`` a step is compiled for each window.
-            name: names the schedule, where groups of layers follow different schedules.
+            name: names the schedule, if groups of layers follow different schedules.
 
         ::
 

@@ -33,7 +33,7 @@ class ValueTable:
         """Register a schedule value; equal schedules under one name are one value.
 
         Returns:
-            The value's name: ``name``, or ``name.place`` where a different schedule holds ``name``.
+            The value's name: ``name``, or ``name.place`` if a different schedule holds ``name``.
         """
         for candidate in (name, f"{name}.{place}" if place else name):
             if self.held.setdefault(candidate, (owner, schedule)) == (owner, schedule):

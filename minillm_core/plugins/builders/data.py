@@ -92,7 +92,7 @@ class DataSlots:
         if windows and other:
             slot = "data.packer" if "packer" in found else "data.order"
             raise PlanError(
-                f"plugin '{windows.owner}' shuffles rows, and nothing would be left of the "
+                f"plugin '{windows.owner}' shuffles rows, which would undo the "
                 f"{slot.partition('.')[2]} of plugin '{other.owner}'",
                 where=f"data.windows, {slot}",
                 fix=f"leave out '{windows.owner}' or '{other.owner}'",
@@ -100,7 +100,7 @@ class DataSlots:
         return found
 
     def shaping(self) -> Shaping | None:
-        """Resolve the batch shapes: a plugin's, or those of the settings; None where all are equal.
+        """Resolve the batch shapes: a plugin's, or those of the settings; None if all are equal.
 
         Raises:
             PlanError: two plugins claim them, or a plugin claims them and train.stages is set.
@@ -149,8 +149,8 @@ class DataBuilder(Builder):
     """The slots of the data, bound to one plugin: documents, their order, rows, the fields of ``on_batch``.
 
     Attributes:
-        seq_len: T, the length of a training row in tokens; the longest, where lengths change.
-        rows: the rows of a micro-batch, where they do not change.
+        seq_len: T, the length of a training row in tokens; the longest, if lengths change.
+        rows: the rows of a micro-batch, if they do not change.
         sources: number of sources of a mixture (--data PATH:WEIGHT); 0 without one.
     """
 
@@ -192,11 +192,11 @@ class DataBuilder(Builder):
                 The name ``weights`` is reserved for loss weights: float32, not negative, the weight of
                 predicting a token; 0 masks the label, in evaluations too.
             files: False if the source reads no files; data paths in the settings are then refused.
-            chat_template: the chat template of the exported tokenizer, where documents are chats.
+            chat_template: the chat template of the exported tokenizer, if documents are chats.
             chat_ends: names of the template's special tokens that end an answer; the exported model stops there.
             chat_prompt: ``chat_prompt(question, **arguments)`` returns the segments of a user's question, up to
                 the start of the answer; samples of the run then answer questions.
-            epochs: passes over the documents where a run starts from a trained model (--init, --branch) and
+            epochs: passes over the documents if a run starts from a trained model (--init, --branch) and
                 train.steps is not set; None: the number of steps is chosen as for any run.
             arguments: keyword arguments of the function, JSON values.
 
@@ -240,7 +240,7 @@ class DataBuilder(Builder):
             add: add the token to an existing tokenizer that lacks it, in an unused row of the
                 embedding.
             instead: the settings with which the plugin needs no such token, such as ``sft.template=plain``,
-                for the error where a tokenizer lacks it.
+                for the error if a tokenizer lacks it.
 
         Raises:
             PlanError: another plugin declares the same name.

@@ -30,7 +30,7 @@ class KernelBuilder(Builder):
         devices = (("device", device, Candidate.devices) for device in candidate.devices)
         for kind, name, known in (("op", candidate.op, CONTRACTS), *devices):
             if name not in known:
-                what = f"plugin '{self._owner}' brings a kernel for '{name}', and there is no such {kind}"
+                what = f"plugin '{self._owner}' brings a kernel for '{name}', but there is no such {kind}"
                 fix = f"{did_you_mean(name, known)}{kind}s are {', '.join(known)}"
                 raise PlanError(what, where=f"kernel[{candidate.op}]", fix=fix)
         reason = missing_reference(candidate.reference)
@@ -38,7 +38,7 @@ class KernelBuilder(Builder):
             raise PlanError(
                 f"the function of plugin '{self._owner}' for kernel {key} is not there: {reason}",
                 where=f"kernel[{candidate.op}], {candidate.reference}",
-                fix='mend its reference: "package.module:function"',
+                fix='correct its reference: "package.module:function"',
             )
         if key in self._slots:
             what, where = f"kernel {key} is offered", f"kernel[{candidate.op}]"

@@ -23,7 +23,7 @@ GIVES = {"losses": "losses", "logits": "all_logits"}
 LEFT_OUT = "gather:positions left out of the head"
 """The evidence key of gathering: how many positions were saved."""
 POSITIONS = "gather:positions"
-"""The number of all positions, where a plan gathers."""
+"""The number of all positions, if a plan gathers."""
 
 
 @dataclass(frozen=True)

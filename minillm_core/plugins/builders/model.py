@@ -60,7 +60,7 @@ class InitSlots:
             if not chosen:
                 raise PlanError(
                     f"plugin '{owner}' gives initial values to parameters of the role '{role}', "
-                    "and the model has none",
+                    "but the model has none",
                     where=f"model.init_role[{role}]",
                     fix="roles are " + ", ".join(sorted(set(roles.values()))),
                 ).concerning(plugins=(owner,))
@@ -130,7 +130,7 @@ class ModelSlots:
         self.init = InitSlots()
 
     def site(self, name: str) -> SiteSpec | None:
-        """Resolve a residual site or the input of a part; None where no plugin claims anything there."""
+        """Resolve a residual site or the input of a part; None if no plugin claims anything there."""
         held = self.residual[name] if name in self.residual else self.inputs[name]
         entries = tuple((key, owner, value) for key, owner, value in held.resolve())
         computed = self.ordered_streams(name)
@@ -459,7 +459,7 @@ class ModelBuilder(Builder):
         staged = isinstance(times, Stages) and min(times.all()) >= 1
         if first > last or not (staged or (isinstance(times, int) and times >= 1)):
             what = f"layers {first} to {last}, {times!r} times"
-            fix = "layers that rise; 2, or stages((0, 1), (0.75, 2))"
+            fix = "first <= last; times=2, or stages((0, 1), (0.75, 2))"
             raise self._refusal("model.loop", what, fix=fix)
         loop = Loop(self._owner, first, last, self._setting("loop", times))
         self._slots.loop.add(self._owner, None if times == 1 else loop)

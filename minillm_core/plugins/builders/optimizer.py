@@ -114,7 +114,7 @@ class OptimizerSlots:
 
     def resolve(self) -> tuple[Group, ...]:
         """Resolve to the parameter groups of all trained parameters; raise on a conflict."""
-        # registered even where a plugin replaces AdamW's write: a step's report shows train.lr
+        # registered even if a plugin replaces AdamW's write: a step's report shows train.lr
         self.values.add("core", "train.lr", Scheduled(self.train.lr))
         added = [(rule, min(c.held), c.where) for (rule, _), c in sorted(self.extensions.items())]
         added += [(rule, o.owner, f"opt.rule[{rule}].{GRADIENT}") for rule, o, _, _ in self.chained]
@@ -210,11 +210,11 @@ class OptimizerSlots:
         if rule.name != other.name:
             return f"they have the rules '{rule.name}' and '{other.name}'"
         if own.overrides != led.overrides:
-            return "they have other betas"
+            return "they have different betas"
         for field in ("lr_mul", "wd_mul"):
             factors = {getattr(own, field), getattr(led, field)}
             if len(factors) > 1 and any(isinstance(factor, str) for factor in factors):
-                return f"the {field} of one has a schedule that the other's has not"
+                return f"the {field} of only one of them follows that schedule"
         return None
 
     def drop_outranked(self) -> None:
@@ -266,7 +266,7 @@ class OptimizerSlots:
         """Return the error for a split parameter whose rule does not work on matrices."""
         claim = self.blocks[name]
         return PlanError(
-            f"plugin '{claim.owner}' splits '{name}' into matrices, and it follows the rule '{rule}'",
+            f"plugin '{claim.owner}' splits '{name}' into matrices, but it follows the rule '{rule}'",
             where=claim.where,
             fix=f"leave out '{claim.owner}', or the plugin that keeps '{name}' from a rule for matrices",
         ).concerning(name, claim.where, plugins=(claim.owner,))
@@ -302,7 +302,7 @@ class OptimizerSlots:
         (writes, of_write), (looks, _) = held["write"], held.get("lookahead", held["write"])
         if (beside := [entry for entry, _ in of_write.stage.state]) and looks != writes:
             where = f"opt.extend({name}, lookahead)"
-            kept = f"{listed(beside)} for where it left them"
+            kept = f"{listed(beside)} for the parameters that it wrote"
             what = f"'{looks}' moves parameters after the write of '{writes}', which keeps {kept}"
             refusal = PlanError(what, where=where, fix=clash_fix(looks, writes))
             raise refusal.concerning(where, plugins=(looks, writes))

@@ -379,7 +379,9 @@ class _Written:
         earlier = (self._first(one, max) for one in range(index - 1, -1, -1))
         earliest = next((one for one in earlier if one is not None), 0)
         opening = asked.removeprefix(self._render(self.messages[:index]))
-        if opening != asked:
+        if index and not opening:  # the answer begins where the message before it ends
+            return self._end(index - 1, asked)
+        if opening and opening != asked:
             # for earlier turns a template may render only the beginning of the generation prompt,
             # without the empty reasoning at its end
             special = self.template._special.search(opening)

@@ -344,7 +344,7 @@ def test_a_run_that_starts_from_a_directory_has_its_template(
     words = ["train", "--data", str(data), "--preset", "tiny", "--steps", "1", *init]
     words += ["train.seq_len=64", "train.rows=4", "eval.samples=0"]
     assert main([*words, "--task", "sft", "--out", str(tmp_path / "chat")]) == 0
-    assert "sft.template is that of the model directory" in capsys.readouterr().err
+    assert "sft.template comes from the model directory" in capsys.readouterr().err
     assert ChatModel.of(minillm.Run.open(tmp_path / "chat")).template.source.endswith(source)
     named = [*words, "--task", "sft", "--out", str(tmp_path / "plain"), "sft.template=plain"]
     assert main(named) == 0

@@ -80,7 +80,7 @@ def test_where_everything_is_learnt_a_run_fails_and_says_so(tmp_path: Path) -> N
         (text / f"{n}.txt").write_text(f"{n}. A dark and stormy night. " * 20)
     with pytest.raises(minillm.MinillmError) as refused:
         run(text, tmp_path / "out", "sparse_loss", **{"train.steps": 12})
-    assert "plugin 'sparse_loss' was named, and after 10 steps nothing shows" in str(refused.value)
+    assert "plugin 'sparse_loss' was named, but after 10 steps nothing shows" in str(refused.value)
     assert refused.value.where == f"expected: {LEFT_OUT}"
 
 

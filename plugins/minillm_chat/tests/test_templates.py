@@ -269,6 +269,20 @@ GPT_OSS = """\
 {%- endif -%}
 """
 
+MISTRAL = """\
+{%- if messages[0].role == 'system' %}{%- set system_message = messages[0].content %}{%- endif %}
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'user' and loop.last and system_message is defined %}
+        {{- '[INST] ' + system_message + '\\n\\n' + message.content + '[/INST]' }}
+    {%- elif message.role == 'user' %}
+        {{- '[INST] ' + message.content + '[/INST]' }}
+    {%- elif message.role == 'assistant' %}
+        {{- ' ' + message.content + eos_token }}
+    {%- endif %}
+{%- endfor %}
+"""
+
 CHATML = """\
 {% for message in messages %}{{'<|im_start|>' + message['role'] + '
 ' + message['content'] + '<|im_end|>' + '
@@ -401,6 +415,13 @@ BY_HAND = {
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
         "<|im_start|>assistant\n[[ Hello. <|im_end|>]]\n<|im_start|>user\nAnd now?<|im_end|>\n"
         "<|im_start|>assistant\n[[Bye<|im_end|>]]\n",
+    ),
+    "mistral": (
+        MISTRAL,
+        PLAIN_TURNS,
+        None,
+        "<|endoftext|>[INST] Hi[/INST][[  Hello. <|endoftext|>]]"
+        "[INST] And now?[/INST][[ Bye<|endoftext|>]]",
     ),
     "the built-in chatml": (
         "chatml",

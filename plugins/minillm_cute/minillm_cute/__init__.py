@@ -1,1 +1,1 @@
-"""CuTe kernels of others as candidates for minillm's ops; the entry point names the plugin's module."""
+"""Third-party CuTe kernels as candidates for minillm's ops; the entry point names the plugin's module."""

@@ -82,7 +82,7 @@ def accepts_attention(request: Request) -> str | None:
     if head_dim not in HEADS:
         return f"takes heads of 32, 64 or 128 features, for which its gradients are right, not {head_dim}"
     if request.facts.get("window") == "dynamic":
-        return "reads its window on the host, and this one is computed on the GPU"
+        return "reads its window on the host, but this one is computed on the GPU"
     if not request.facts.get("adjacent", True):
         return "takes documents whose tokens are adjacent"
     return gpu_refusal(HOPPER)
@@ -124,7 +124,7 @@ def _bound(form: LossForm) -> float:
 
 
 def accepts_gram(request: Request) -> str | None:
-    """Accept any matrices, where an update rule multiplies some, on Hopper GPUs."""
+    """Accept any matrices, if an update rule multiplies some, on Hopper GPUs."""
     if not request.facts.get("matrices", True):
         return "no rule of the optimizer takes whole matrices, as muon does"
     return gpu_refusal(HOPPER)
@@ -139,9 +139,9 @@ def gram_rank(request: Request) -> int:
 
 
 def loss_rank(request: Request) -> int:
-    """Rank before minillm's Triton kernel, whose rank is 0: 25 ms for 65,536 positions, where that takes 29.
+    """Rank before minillm's Triton kernel, whose rank is 0: 25 ms for 65,536 positions instead of 29.
 
-    With a softcap behind it and the core's, so that it is used where it is named: 26.9 ms in half of the memory,
+    With a softcap behind it and the core's, so that it is used only if it is named: 26.9 ms in half of the memory,
     but no whole run with it is measured yet.
     """
     form: LossForm = request.facts.get("form", LossForm())

@@ -16,7 +16,7 @@ def check_sizes(sizes: dict[str, int], instead: str) -> None:
 
     Args:
         sizes: setting or option -> its value.
-        instead: what to do where another size is not a choice.
+        instead: what to do if no other size can be chosen.
 
     Raises:
         PlanError: one is not a multiple of 8.
@@ -24,7 +24,7 @@ def check_sizes(sizes: dict[str, int], instead: str) -> None:
     for key, size in sizes.items():
         if size % MULTIPLE:
             raise PlanError(
-                f"QuACK's products take multiples of {MULTIPLE}, and one side is {size}",
+                f"QuACK's products take multiples of {MULTIPLE}, but one side is {size}",
                 where=f"{key}={size}",
                 fix=f"{key}={-(-size // MULTIPLE) * MULTIPLE}, or {instead}",
             )

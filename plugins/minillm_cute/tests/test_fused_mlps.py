@@ -171,10 +171,10 @@ def test_what_it_cannot_multiply_is_refused(kernels: Any, name: str) -> None:
 
 
 def test_a_hidden_width_it_cannot_multiply_is_refused() -> None:
-    with pytest.raises(PlanError, match="multiples of 8, and one side is 44") as refused:
+    with pytest.raises(PlanError, match="multiples of 8, but one side is 44") as refused:
         planned("fused_relu2", hidden=44)
     assert "fused_relu2.hidden=48" in str(refused.value.fix)
-    with pytest.raises(PlanError, match="multiples of 8, and one side is 44") as refused:
+    with pytest.raises(PlanError, match="multiples of 8, but one side is 44") as refused:
         planned("fused_swiglu", settings=("model.hidden=44",))
     assert "model.hidden=48" in str(refused.value.fix)
 

@@ -83,10 +83,10 @@ def test_a_required_kernel_is_refused_before_the_run_with_what_to_do(
             BackendError, match=r"capability 9\.0, and this machine has 8\.0"
         ) as refused:
             refuse()
-        assert "plugin 'cute' is there for linear_cross_entropy" in refused.value.what
+        assert "plugin 'cute' must serve linear_cross_entropy" in refused.value.what
         assert refused.value.where == "linear_cross_entropy=quack"
-        assert "leave the plugin out: 'chunked' serves then" in (refused.value.fix or "")
-    with pytest.raises(BackendError, match="plugin 'cute' is there for attention"):
+        assert "leave the plugin out: 'chunked' serves instead" in (refused.value.fix or "")
+    with pytest.raises(BackendError, match="plugin 'cute' must serve attention"):
         bind(CUDA, cute())
 
 

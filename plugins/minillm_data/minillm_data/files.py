@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from minillm_core import DataError
-from minillm_core.commands import counted
+from minillm_core.commands import counted, few
 from minillm_core.documents import MalformedError, Progress, Reading, Source, find, ticker
 
 Malformed = Literal["strict", "skip"]
@@ -52,6 +52,7 @@ class Files:
         if shards and self.no_shards:
             what, fix = self.no_shards
             raise DataError(what, where=str(shards[0].path), fix=fix)
+        tell_repeated(self.sources, self.say)
 
     @property
     def size(self) -> int:
@@ -70,6 +71,13 @@ class Files:
         if self.malformed == "skip":
             reading.malformed = _counting(reading.notes)
         return reading
+
+
+def tell_repeated(sources: Sequence[Source], say: Callable[[str], None]) -> None:
+    """Name the files that are given more than once, by their resolved paths."""
+    given = Counter(str(source.path.resolve()) for source in sources)
+    if again := [path for path, count in given.items() if count > 1]:
+        say(f"given more than once: {few(again)}; each time the documents are read again")
 
 
 def _counting(notes: Counter[str]) -> Callable[[MalformedError], None]:

@@ -50,7 +50,7 @@ class Inspection:
         tokens: total number of tokens, without the end-of-text ids that begin documents in shards;
             None for text without a tokenizer.
         text_bytes: UTF-8 bytes of the text documents.
-        unit: unit of lengths, "tokens" or "characters".
+        unit: unit of lengths, "tokens", "characters", or "characters or ids" of texts beside ids.
         lengths: mean, and the quantiles 0, 0.1, 0.5, 0.9, 0.99 and 1, by name.
         histogram: (first, last, documents) per power of two.
         largest_id: largest id in documents of ids; None for text alone.
@@ -118,7 +118,8 @@ def inspect(
     lengths = np.frombuffer(tally.lengths, np.int64)
     ids_alone = tally.texts == 0
     found.documents, found.text_bytes = len(lengths), tally.text_bytes
-    found.unit = "tokens" if chosen or ids_alone else "characters"
+    without = "characters" if tally.texts == len(lengths) else "characters or ids"
+    found.unit = "tokens" if chosen or ids_alone else without
     found.tokens = int(lengths.sum()) if found.unit == "tokens" else None
     found.largest_id = tally.largest_id
     found.lengths = _quantiles(lengths)

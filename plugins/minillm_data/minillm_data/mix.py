@@ -18,7 +18,7 @@ from typing import Any
 
 from minillm_core import ConfigError, DataError
 from minillm_core.documents import Progress, Tokenizer, grouped, next_source, weighted_path
-from minillm_data.files import ANY, Malformed
+from minillm_data.files import ANY, Malformed, tell_repeated
 from minillm_data.output import Output, check_outside, key_of
 from minillm_data.report import page
 from minillm_data.rows import Row, Rows, text_of
@@ -124,6 +124,8 @@ def mix(
     check_outside(Path(to), [one.path for one in found])
     measure = Measure(None if tokenizer is None else Path(tokenizer))
     sources = [Rows([one.path], malformed, say) for one in found]
+    if len(found) > 1:
+        tell_repeated([source for rows in sources for source in rows.sources], say)
     if like:
         from minillm_data.importance import pick
 
@@ -361,9 +363,10 @@ class Mixing:
         parts = learnt["weights"] if learnt else [one.weight or 0.0 for one in self.inputs]
         if not any(parts):
             sizes = [self._size(rows, progress) for rows in self.sources]
-            parts = [float(size) ** (1 / self.temperature) for size in sizes]
             if self.temperature == 1:
                 return sizes, sizes
+            parts = [(size / max(sizes)) ** (1 / self.temperature) for size in sizes]
+        parts = [part / max(parts) for part in parts]  # whose sum is finite
         return [max(1, round(part / sum(parts) * _PRECISION)) for part in parts], sizes
 
     def _size(self, rows: Rows, progress: Progress | None) -> int:

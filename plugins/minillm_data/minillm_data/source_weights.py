@@ -27,12 +27,19 @@ class SourceWeights(Plugin, api=1):
                 where="source_weights.weights",
                 fix="a weight for each --data PATH:WEIGHT, in their order",
             )
+        least = min(self.weights, default=0.0)
+        if least < 0 or (self.weights and not any(self.weights)):
+            raise ConfigError(
+                f"the weight {least:g} is below 0" if least < 0 else "all weights are 0",
+                where="source_weights.weights",
+                fix="0 or more for each source, and above 0 for at least one, such as [1.5,0.5]",
+            )
 
     def on_batch(self, batch: Any, phase: str) -> Any:
         if phase != "train":
             return batch
         weights = batch.get("weights", np.ones(batch["ids"].shape, np.float32))
         if self.weights:
-            given = np.array(self.weights, np.float32)
-            weights = weights * (given / given.mean())[batch["source"]]
+            given = np.array(self.weights) / max(self.weights)  # whose sum is finite
+            weights = weights * (given / given.mean()).astype(np.float32)[batch["source"]]
         return {**batch, "weights": weights}

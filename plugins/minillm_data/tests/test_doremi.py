@@ -141,8 +141,11 @@ def run_of(sources: list[str], tmp_path: Path, **options: Any) -> minillm.Run:
     return minillm.Run(minillm.build_plan(loaded), cache=tmp_path / "cache")
 
 
-def test_each_source_weighs_what_it_is_given_with_a_mean_of_one() -> None:
-    plugin = SourceWeights(weights=(3.0, 1.0))
+@pytest.mark.parametrize("weights", [(3.0, 1.0), (1.5e308, 0.5e308)])
+def test_each_source_weighs_what_it_is_given_with_a_mean_of_one(
+    weights: tuple[float, ...],
+) -> None:
+    plugin = SourceWeights(weights=weights)
     batch = {"ids": np.zeros((2, 3), np.int32), "source": np.array([[0] * 3, [1] * 3], np.int32)}
     found = plugin.on_batch(dict(batch), "train")["weights"]
     np.testing.assert_array_equal(found, [[1.5] * 3, [0.5] * 3])
@@ -165,9 +168,11 @@ def test_equal_weights_train_as_none_do(sources: list[str], tmp_path: Path) -> N
         ([1.0], True, "1 weights for the 2 sources"),
         ([1.0, 2.0, 9.0], True, "3 weights for the 2 sources"),
         ([1.0, 2.0], False, "2 weights for the 0 sources"),
+        ([1.0, -0.5], True, "the weight -0.5 is below 0"),
+        ([0.0, 0.0], True, "all weights are 0"),
     ],
 )
-def test_weights_for_other_sources_are_refused(
+def test_weights_that_do_not_fit_the_sources_are_refused(
     sources: list[str], tmp_path: Path, weights: list[float], mixed: bool, said: str
 ) -> None:
     options: dict[str, Any] = {"source_weights.weights": weights}

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,6 +88,21 @@ def test_a_digest_changes_with_any_content_or_boundary(jsonl: Write) -> None:
     found.add(inspect([jsonl([{"ids": [1, 2]}])]).digest)
     found.add(inspect([jsonl([{"ids": [1]}, {"ids": [2]}])]).digest)
     assert len(found) == 7
+
+
+@pytest.mark.parametrize(
+    ("records", "unit", "tokens"),
+    [
+        ([{"text": "abcd"}], "characters", None),
+        ([{"ids": [1, 2]}], "tokens", 2),
+        ([{"text": "abcd"}, {"ids": [1, 2]}], "characters or ids", None),
+    ],
+)
+def test_lengths_have_the_unit_of_every_document(
+    jsonl: Write, records: list[dict[str, Any]], unit: str, tokens: int | None
+) -> None:
+    found = inspect([jsonl(records)])
+    assert (found.unit, found.tokens) == (unit, tokens)
 
 
 def test_a_long_text_is_one_document(tmp_path: Path) -> None:

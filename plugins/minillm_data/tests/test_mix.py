@@ -139,6 +139,23 @@ def test_a_temperature_raises_small_sources(tmp_path: Path) -> None:
     assert (report["total"], report["ended"]) == (6000, "the size is reached")
 
 
+@pytest.mark.parametrize(
+    ("weights", "temperature", "shares"),
+    [
+        (("1.5e308", "0.5e308"), None, [0.75, 0.25]),
+        (("", ""), 0.001, [1, 0]),
+        (("", ""), 1e-320, [1, 0]),
+    ],
+)
+def test_extreme_weights_and_temperatures_have_the_shares_that_they_ask_for(
+    tmp_path: Path, weights: Sequence[str], temperature: float | None, shares: list[float]
+) -> None:
+    paths = [write(tmp_path / "a.jsonl", [10] * 800), write(tmp_path / "b.jsonl", [10] * 100)]
+    named = [f"{path}:{weight}".rstrip(":") for path, weight in zip(paths, weights, strict=True)]
+    report = mix(named, tmp_path / "out", temperature=temperature)
+    assert [one["share"] for one in report["sources"]] == pytest.approx(shares, abs=1e-8)
+
+
 def test_a_source_that_is_used_up_ends_the_mixture_and_the_rest_is_said(tmp_path: Path) -> None:
     paths = [write(tmp_path / "a.jsonl", [10] * 10), write(tmp_path / "b.jsonl", [10] * 100)]
     report = mix([f"{paths[0]}:0.5", f"{paths[1]}:0.5"], tmp_path / "out")

@@ -60,7 +60,7 @@ def test_a_run_counts_its_rows_and_branches_with_the_same_packer_alone(
     tokens = int(re.findall(r"documents \(([\d,]+) tokens\) from", said)[0].replace(",", ""))
     assert f"6 steps, {(counts['used'] + counts['cut']) / tokens:.2g} epochs" in said
 
-    anew = "the data or their order are others: they are read from their start"
+    anew = "the data or their order changed: they are read from the start"
     branch = ["train", "--branch", str(out), "--steps", "9", "--out"]
     for name, more, starts_anew in (
         ("same", ["train.lr=0.001"], False),
@@ -93,7 +93,7 @@ def test_a_branch_with_rows_of_another_length_says_what_it_reads_twice(
     shuffled = ["train", "--data", str(text), "--plugins", "shuffle_rows", *given]
     assert main([*shuffled, "--out", str(out), "--steps", "6"]) == 0
     capsys.readouterr()
-    note = "rows of another length: some text of this epoch is read twice, some not"
+    note = "the row length changed: some text of this epoch is read twice, some not"
     for name, more in (("same", ()), ("length", ("train.seq_len=8",))):
         branch = ["train", "--branch", str(out), "--steps", "8", "--out", str(tmp_path / name)]
         assert main([*branch, *more]) == 0

@@ -15,6 +15,7 @@ from minillm_data import rows as module
 from minillm_data.dedup import dedup
 from minillm_data.filter import filter_rows
 from minillm_data.inspect import inspect
+from minillm_data.mix import mix
 from minillm_data.rows import Rows
 from minillm_data.texts import Texts
 
@@ -83,7 +84,7 @@ def test_of_a_line_with_ids_and_text_the_ids_are_read(jsonl: Write, tmp_path: Pa
 
 BAD = {
     b'{"text": "a\\ud800"}': '"text" holds a lone surrogate',
-    b"[1]": "a list where a JSON object is needed",
+    b"[1]": "a list instead of a JSON object",
     b'{"text": 5}': '"text" is a number, not a string',
     b'{"ids": null, "text": "a"}': '"ids" is not a list of integers',
     b'{"messages": 5}': 'a chat whose messages are not a list, or a "prompt" without a "completion"',
@@ -149,3 +150,17 @@ def test_no_path_is_not_the_default_text() -> None:
     for read in (Rows, Texts, inspect):
         with pytest.raises(DataError, match="no file is named"):
             read([])
+
+
+def test_files_given_more_than_once_are_named(jsonl: Write, tmp_path: Path) -> None:
+    path = jsonl([{"text": "a"}], "a.jsonl")
+    said: list[str] = []
+    for read in (Rows, Texts, inspect):
+        said.clear()
+        read([tmp_path, path], say=said.append)
+        assert [str(path) in line for line in said if "given more than once" in line] == [True]
+        said.clear()
+        read([path], say=said.append)
+        assert not [line for line in said if "given more than once" in line]
+    mix([tmp_path, path], tmp_path.parent / f"{tmp_path.name}_mixed", say=said.append)
+    assert any(f"given more than once: {path};" in line for line in said)

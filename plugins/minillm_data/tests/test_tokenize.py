@@ -192,7 +192,7 @@ def test_what_cannot_be_read_stops_or_is_counted(
     code, out, _ = program(*words, "--malformed", "skip", "--json")
     assert code == 0
     assert json.loads(out)["notes"] == {
-        "left out: a list where a JSON object is needed": 2,
+        "left out: a list instead of a JSON object": 2,
         "left out: not UTF-8": 1,
     }
     code, _, err = program(*words, "--malformed", "skp")

@@ -200,7 +200,7 @@ def _refusals(names: Sequence[str]) -> Iterator[None]:
         raise Refusal(
             f"a task cannot be evaluated: {plain(what, 300)}",
             where=where,
-            fix="mend its YAML, or name another task",
+            fix="correct its YAML, or name another task",
         ) from error
 
 
@@ -222,7 +222,7 @@ def _defects(names: Sequence[str]) -> Iterator[None]:
         raise Refusal(
             f"a template of a task fails: {plain(str(error), 300)}",
             where=_where(names),
-            fix="mend its YAML, or name another task",
+            fix="correct its YAML, or name another task",
         ) from error
 
 

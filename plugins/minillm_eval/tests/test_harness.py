@@ -313,14 +313,14 @@ def test_tasks_that_are_not_asked(said: dict[str, Any], fix: str) -> None:
 @pytest.mark.parametrize(
     ("line", "body", "said", "fix"),
     [
-        ("doc_to_text: '{{nothing.deeper}}'", "", "'nothing' is undefined", "mend its YAML"),
-        ("doc_to_choice: '{{options}}'", "", "'options' is undefined", "mend its YAML"),
-        ("doc_to_target: 99", "", "IndexError list index out of range", "mend its YAML"),
+        ("doc_to_text: '{{nothing.deeper}}'", "", "'nothing' is undefined", "correct its YAML"),
+        ("doc_to_choice: '{{options}}'", "", "'options' is undefined", "correct its YAML"),
+        ("doc_to_target: 99", "", "IndexError list index out of range", "correct its YAML"),
         (
             "doc_to_text: '{{question if answer == 0 else nothing}}'",  # not of the first document
             "",
             "'nothing' is undefined",
-            "mend its YAML",
+            "correct its YAML",
         ),
         ("process_docs: !function own.f", "import absent.part", "absent", "pip install absent"),
         (

@@ -181,7 +181,7 @@ def test_a_run_is_recorded_with_the_commit_that_it_started_from(
     said = capsys.readouterr().err
     assert code == 0, said
     assert f"note: {NAME} of the hub at commit {COMMITS[0]}" in said
-    assert f"the weights are those of {NAME}@{COMMITS[0]}" in said
+    assert f"the weights come from {NAME}@{COMMITS[0]}" in said
     record = json.loads((out / "run.json").read_text())
     assert record["initial"]["published"] == f"{NAME}@{COMMITS[0]}"
     folder = record["initial"]["directory"]

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from minillm_core import Plan, PlanError
+from minillm_core import MinillmError, Plan, PlanError
 from minillm_core.commands import pip_line
 from minillm_hf import export_layout, exported, scaling_of, write_own
 from minillm_kit.check import Failed, NotApplicable
@@ -36,7 +36,8 @@ OWN_BOUND = 1e-4
 def exports(subject: Subject) -> str:
     """Check that the exported tensors give the plugin's logits in the published model of that layout.
 
-    A model of no layout that others know is written with its own modeling file.
+    A model of no layout that others know is written with its own modeling file. So is a model that the
+    claimed layout refuses because of the plugin's options, if it takes the model of the default options.
     """
     plan, claimed = subject.plan(), subject.found.cls.manifest.export
     if plan.export.layout is None:
@@ -56,7 +57,9 @@ def exports(subject: Subject) -> str:
     except PlanError as error:
         if claimed is None:
             return _own(subject, plan)
-        raise Failed(error.what, cause=cause) from error
+        if not subject.options or _refused_by_default(subject):
+            raise Failed(error.what, cause=cause) from error
+        return f"{_own(subject, plan)} (with these options, {error.what})"
     config = layout.document(
         plan.config.model,
         positions=row["ids"].shape[1],
@@ -72,6 +75,19 @@ def exports(subject: Subject) -> str:
             cause=cause,
         )
     return f"{layout.name}: logits {apart:.0e} apart"
+
+
+def _refused_by_default(subject: Subject) -> bool:
+    """Return whether the claimed layout also refuses the model of the plugin's default options."""
+    try:
+        plan = Subject(subject.spec).plan()
+    except MinillmError:
+        return False  # such as where an option is required
+    try:
+        export_layout(plan)
+    except PlanError:
+        return True
+    return False
 
 
 def _own(subject: Subject, plan: Plan) -> str:

@@ -134,7 +134,7 @@ def test_a_backend_that_it_does_not_have_is_said(program: Program, quiet: Any) -
         (
             ("./quiet.py:Quite",),
             "defines no class Quite",
-            "it has ./quiet.py:Quiet; or, in the file: class Quite",
+            "use ./quiet.py:Quiet; or, in the file: class Quite",
         ),
         (("muon", "--only", "slope"), "no check 'slope'", "did you mean 'slopes'?"),
         (("muon", "--only", "x"), "no check 'x'", "one of "),

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from minillm_core import (
     Interrupted,
     MinillmError,
@@ -100,6 +102,20 @@ class RunProgress:
 Watch = Callable[[RunProgress, float], None]
 
 
+class _Earlier(BaseModel):
+    """The entries of ablation.json that a later start reads."""
+
+    model_config = ConfigDict(strict=True)
+
+    design: str = ""
+    plugins: dict[str, dict[str, Any]] = {}
+    seeds: list[int] = []
+    variants: dict[str, dict[str, Any]] = {}
+    steps: int | None = None
+    minutes: float | None = None
+    eval_tokens: int | None = None
+
+
 class Ablation:
     """An ablation in a folder: trains the runs of a design and compares them.
 
@@ -139,7 +155,7 @@ class Ablation:
         self.pool, self.turns, self.equal_seconds = pool, turns, equal_seconds
         self.out, self.design, self.seeds, self.study = out, design, tuple(seeds), study
         # Runs of earlier versions do not say how they were evaluated.
-        earlier = read(out / RESULT) or {}
+        earlier = self._earlier()
         evaluated = {key: earlier[key] for key in ("eval_tokens",) if key in earlier}
         self.members = Members(out, study, "ablation", defaults=BOUND | evaluated)
         self.minutes, self.about, self.say, self.watch = minutes, dict(about), say, watch
@@ -268,7 +284,12 @@ class Ablation:
     def replaced(self) -> Iterator[str]:
         """Yield a line for each part of OUT's earlier result that this one does not have."""
         path = self.out / RESULT
-        earlier = read(path) or {}
+        earlier = self._earlier()
+        if not earlier and path.exists():
+            yield (
+                f"warning: {path} is not as minillm writes it, and is written anew from the runs in "
+                f"{self.out / RUNS}"
+            )
         if (kind := earlier.get("design", self.design.kind)) != self.design.kind:
             yield (
                 f"{path} has the result of {FLAGS.get(kind, kind)}, which is replaced now. Its runs are kept; "
@@ -293,6 +314,15 @@ class Ablation:
             yield (
                 f"{path} will be without {which} {few([*map(str, left_out)])}: the runs stay{again}"
             )
+
+    def _earlier(self) -> Mapping[str, Any]:
+        """Read the result of an earlier start; empty without one, and where it is damaged."""
+        found = read(self.out / RESULT) or {}
+        try:
+            _Earlier.model_validate(found)
+        except ValidationError:
+            return {}
+        return found
 
     def result(self, *, finished: bool) -> dict[str, Any]:
         """Return the results so far as JSON."""
@@ -442,7 +472,7 @@ class Ablation:
 
         The number of an earlier start is reused, unless its first variant was another set of plugins.
         """
-        earlier, first = read(self.out / RESULT) or {}, self.reference
+        earlier, first = self._earlier(), self.reference
         before = next(iter(earlier.get("variants", {}).values()), {}).get("plugins")
         same = before == [one.name for one in first.plan.active]
         if earlier.get("steps") and earlier.get("minutes") == self.minutes and same:

@@ -21,7 +21,7 @@ from minillm_lab.figure import (
     line_chart,
 )
 from minillm_lab.markup import Markup, joined, tag
-from minillm_lab.worth import MOST_PAIRS, times
+from minillm_lab.worth import MOST_PAIRS, times, too_wide
 
 Json = Mapping[str, Any]
 
@@ -265,6 +265,10 @@ def _times_row(name: str, effect: Json | None, why: str, *, better_below: bool) 
         judged = "better" if (mean < 1) == better_below else "worse"
         return Interval(name, mean, low, high, judged, words)
     note = _undecided(effect) if "pairs_needed" in effect else "within noise"
+    if too_wide(effect):
+        return Interval(
+            name, mean, verdict="unknown", words=f"{times(mean)} ×, too few pairs", note=note
+        )
     return Interval(name, mean, low, high, "unknown", words, note)
 
 

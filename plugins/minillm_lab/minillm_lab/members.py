@@ -9,12 +9,15 @@ import json
 import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from minillm_core import Interrupted, MinillmError, NonFinite, OutOfMemory, Plan, Refusal, Stopped
-from minillm_core.commands import counted
+from minillm_core.commands import counted, plain
 from minillm_core.studies import (
     ABLATION,
     RUN,
@@ -103,20 +106,25 @@ class Members:
             The run, or the reason of its failure; None where the file does not exist.
 
         Raises:
-            Refusal: the run belongs to another study.
+            Refusal: the run belongs to another study, or the file is not as minillm writes it.
         """
         path = self.out / RUNS / file
         if (kept := read(path)) is None:
             return None
-        if (was := {**self._defaults, **kept["identity"]}) != identity:
+        with understood(path, "remove this file: its run is trained again"):
+            was, wall = {**self._defaults, **kept["identity"]}, float(kept.get("wall_seconds", 0.0))
+            outcome = str(kept["failed"]) if "failed" in kept else Trained.of(kept["run"])
+            if isinstance(outcome, Trained) and not outcome.curve:
+                raise ValueError("its curve is empty")
+        if was != identity:
             raise Refusal(
                 f"{self.out} holds the runs of another {self._kind}",
                 where=f"{path}: {unlike(was, identity)}",
                 fix="--out with another folder, or take that one away",
             )
-        self._count(kept.get("wall_seconds", 0.0))
+        self._count(wall)
         self.start()
-        return kept.get("failed") or Trained.of(kept["run"])
+        return outcome
 
     def make(
         self,
@@ -317,3 +325,25 @@ def read(path: Path) -> dict[str, Any] | None:
         return read_json(path)
     except Refusal:
         return None
+
+
+@contextmanager
+def understood(path: Path, fix: str) -> Iterator[None]:
+    """Refuse a file of a study whose content is not as minillm writes it.
+
+    Args:
+        path: the file that is interpreted within the context.
+        fix: what the user can do about it.
+
+    Raises:
+        Refusal: interpreting the file raised.
+    """
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError, ArithmeticError) as error:
+        why = f"{type(error).__name__}: {plain(str(error), 120)}"
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            why = f"{'.'.join(map(str, first['loc']))}: {plain(first['msg'])}"
+        what = f"{path.name} is not as minillm writes it"
+        raise Refusal(what, where=f"{path}: {why}", fix=fix) from error

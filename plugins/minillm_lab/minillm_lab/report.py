@@ -15,7 +15,9 @@ from minillm_lab.ablation import PAGE, RESULT
 from minillm_lab.ablation_page import ablation_page
 from minillm_lab.comparison import comparison_page
 from minillm_lab.history import History, read_history
+from minillm_lab.members import understood
 from minillm_lab.run_page import run_page
+from minillm_lab.search import RESTORED
 from minillm_lab.search_page import PAGE as SEARCH_PAGE
 from minillm_lab.search_page import RESULT as SEARCH
 from minillm_lab.search_page import search_page
@@ -134,7 +136,11 @@ def _written(path: Path, make: Callable[[], str]) -> Path:
 
 
 def _of_ablation(out: Path, plugins: str | None, sample: bool, say: Say) -> str:
-    return ablation_page(read_json(out / RESULT))
+    result = read_json(out / RESULT)
+    with understood(
+        out / RESULT, "its minillm ablate command, given again, writes the file anew from its runs"
+    ):
+        return ablation_page(result)
 
 
 def _of_search(out: Path, plugins: str | None, sample: bool, say: Say) -> str:
@@ -145,7 +151,8 @@ def _of_search(out: Path, plugins: str | None, sample: bool, say: Say) -> str:
             where=str(out / SEARCH),
             fix="give its minillm search command again, with --resume",
         )
-    return search_page(result)
+    with understood(out / SEARCH, RESTORED):
+        return search_page(result)
 
 
 def _of_run(out: Path, plugins: str | None, sample: bool, say: Say) -> str:

@@ -28,6 +28,7 @@ from minillm_core.studies import (
     added,
     lock,
     prepare,
+    read_json,
     refuse_unwritable,
     settings_file,
     stop_on_signals,
@@ -42,6 +43,7 @@ from minillm_lab.members import (
     facts_of,
     read,
     stopped,
+    understood,
 )
 from minillm_lab.paired_runs import Length, PairedRuns, Watch, in_words, with_evaluation
 from minillm_lab.pool import Pool, check_devices, shared
@@ -70,6 +72,9 @@ BEST, TEXT = "best.toml", "search.md"
 
 UNFINISHED = "the search is not finished: this is its recipe so far"
 """A remark in ``best.toml``, which is written after each stage, since a search may be cut off."""
+
+RESTORED = f"restore {RESULT} from a copy, or begin another search: --out with another folder"
+"""The fix for a damaged result of a search, which holds what its runs do not."""
 
 FIRST = 20
 """Steps of the first run towards a target loss; each further run is longer by the factor ``LONGER``."""
@@ -244,13 +249,15 @@ def search(request: Request) -> tuple[dict[str, Any], Path]:
     out = request.out or choose_folder(request.runs, "search")
     refuse_folder(out, resume=request.resume)
     if request.resume:
-        space = begun_with(
-            space,
-            read(out / RESULT) or {},
-            plugins=not all_installed,
-            values=request.space is not None,
-            removed=removed,
-        )
+        earlier = read_json(out / RESULT)
+        with understood(out / RESULT, RESTORED):
+            space = begun_with(
+                space,
+                earlier,
+                plugins=not all_installed,
+                values=request.space is not None,
+                removed=removed,
+            )
         for one in space.plugins:  # as with the command that began it
             find_plugin(str(named.get(one, one)), where=str(out / RESULT))
     notes = list[str](prepared.loaded.notes)
@@ -312,14 +319,19 @@ class Job:
             out, study, "search", findings=(MinillmError,), way_on=continuing(out, "--resume")
         )
         self.earlier = read(out / RESULT) or {}
+        self.before = 0.0  # seconds that the earlier start spent
         self.halving: SuccessiveHalving | None = None
         self.reached: dict[str, Any] = {}
 
     def run(self) -> dict[str, Any]:
         """Measure the speed, run the rounds and write the result; raises as :func:`search`."""
-        refuse_changed(self.out, self.earlier, self.about["asked"])
+        with understood(self.out / RESULT, RESTORED):
+            refuse_changed(self.out, self.earlier, self.about["asked"])
+            self.before = float(self.earlier.get("spent_seconds", 0.0))
+            if measured := self.earlier.get("measured"):
+                float(measured["tokens_per_second"])
         base = self.plans(self.plans.base)
-        self.measured = self.earlier.get("measured") or self._measure(base)
+        self.measured = measured or self._measure(base)
         speed = float(self.measured["tokens_per_second"])
         self.pool = self._pool(base)
         self.study.release()  # the first run is to compile, as it is counted
@@ -550,7 +562,7 @@ class Job:
     def _write(self, *, finished: bool) -> dict[str, Any]:
         """Write the results, unless those of the earlier start reach further than this one has so far."""
         result = self.result(finished=finished)
-        if not finished and self.members.spent < self.earlier.get("spent_seconds", 0.0):
+        if not finished and self.members.spent < self.before:
             return result
         self.members.write(RESULT, result)
         self.members.write_page(PAGE, search_page(result), self.say)

@@ -17,6 +17,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from pydantic import TypeAdapter
+
 from minillm_core import Evaluated, Event, MinillmError, NonFinite, Plan, PlanError, Run, Stepped
 from minillm_core.commands import cache_folder, display
 from minillm_core.inspection import ALONE, Config, check_support, choose, probe
@@ -38,7 +40,7 @@ from minillm_core.studies import (
     variants_of,
 )
 from minillm_lab.profiling import profiler_of
-from minillm_lab.speeds import remember
+from minillm_lab.speeds import Positive, remember
 
 WARM = 2
 """Warm-up steps before timing: the first compiles, the second has allocated all memory."""
@@ -74,8 +76,8 @@ class Trained:
     seed: int
     steps: int
     tokens: int
-    seconds: float
-    tokens_per_second: float  # real tokens
+    seconds: Positive
+    tokens_per_second: Positive  # real tokens
     peak_bytes: int | None  # None: the framework cannot attribute memory to this run
     curve: tuple[Point, ...]
 
@@ -99,8 +101,15 @@ class Trained:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> Trained:
-        """Parse results from JSON: the inverse of :meth:`data`."""
-        return cls(**{**data, "curve": tuple(Point(**point) for point in data["curve"])})
+        """Parse results from JSON: the inverse of :meth:`data`.
+
+        Raises:
+            ValueError: a field is missing, or of another type.
+        """
+        return _TRAINED.validate_python(data)
+
+
+_TRAINED = TypeAdapter(Trained)
 
 
 @dataclass(frozen=True)

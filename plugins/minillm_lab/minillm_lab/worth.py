@@ -374,6 +374,16 @@ FINEST = 9
 """Maximum decimals of a ratio: 1e-9 of 80 GB is 80 bytes."""
 
 
+WIDEST = 100.0
+"""Quotient of the ends of a ratio's interval from which it shows nothing but that there are too few pairs."""
+
+
+def too_wide(ratio: Mapping[str, Any]) -> bool:
+    """Return whether a ratio's 95 % interval contains 1 and is too wide to be worth reading."""
+    low, high = ratio["low"], ratio["high"]
+    return low is not None and low <= 1 <= high and high > WIDEST * low
+
+
 def times(value: float) -> str:
     """Format a ratio with three decimals, or more where a value other than 1 would round to 1."""
     apart = abs(value - 1)

@@ -118,6 +118,15 @@ def test_one_pair_and_none_have_no_interval() -> None:
     assert text.count("gone") == 1  # it has no row in the table of costs
 
 
+def test_an_undecided_ratio_of_too_few_pairs_has_no_interval() -> None:
+    wide = finding([-0.1, -0.2], speed=judged(0.202, 1e-8, 4e6, 4))
+    assert "0.202 x, too few pairs" in (text := shown(result({"muon": wide}), 200))
+    assert "within noise (4)" in text
+    assert "4000000" not in text
+    decided = finding([-0.1, -0.2], speed=judged(0.05, 0.001, 0.5))
+    assert "0.050 x [0.001, 0.500]" in shown(result({"muon": decided}), 200)
+
+
 def test_what_was_left_out_together_is_said_below() -> None:
     found = {"muon": finding([0.1, 0.2]) | {"together": ["normuon", "head_muon"]}}
     said = "muon was left out together with what builds on it: normuon, head_muon"

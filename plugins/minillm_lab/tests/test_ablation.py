@@ -296,6 +296,52 @@ def test_what_a_result_replaces_is_said(ablation: Any, rigged: Any, tmp_path: Pa
     assert [*other.replaced()][-1].endswith("will be without seed 0: the runs stay")
 
 
+@pytest.mark.parametrize(
+    "content",
+    ['{"design": ', '{"plugins": 3}', '{"variants": {"+rule": []}}', '{"seeds": ["0", 1]}'],
+)
+def test_a_damaged_result_is_named_and_written_anew(
+    ablation: Any, rigged: Any, tmp_path: Path, content: str
+) -> None:
+    whole = ablation(rigged({}), ("rule",), steps=None, minutes=0.1).run()
+    path, again = tmp_path / "ablation.json", rigged({})
+    path.write_text(content)
+    opened = ablation(again, ("rule",), steps=None, minutes=0.1)
+    (line,) = opened.replaced()
+    assert line.startswith(f"warning: {path} is not as minillm writes it, and is written anew")
+    assert opened.run() == whole
+    assert not again.made
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "said"),
+    [
+        ("identity", None, "TypeError: "),
+        ("run", {}, "seed: Field required"),
+        ("wall_seconds", [], "TypeError: "),
+        (("run", "curve"), [], "its curve is empty"),
+        (("run", "seconds"), "x", "seconds: Input should be a valid number"),
+        (("run", "tokens_per_second"), 0, "tokens_per_second: Input should be greater than 0"),
+    ],
+)
+def test_a_damaged_run_is_named(
+    ablation: Any, rigged: Any, tmp_path: Path, part: Any, value: Any, said: str
+) -> None:
+    ablation(rigged({}), ("rule",)).run()
+    path = tmp_path / "runs" / "with-rule-seed1-100.json"
+    document = table = json.loads(path.read_text())
+    *above, last = (part,) if isinstance(part, str) else part
+    for name in above:
+        table = table[name]
+    table[last] = value
+    path.write_text(json.dumps(document))
+    with pytest.raises(Refusal, match=f"{path.name} is not as minillm writes it") as refused:
+        ablation(rigged({}), ("rule",)).run()
+    assert f"{path}: " in str(refused.value.where)
+    assert said in str(refused.value.where)
+    assert refused.value.fix == "remove this file: its run is trained again"
+
+
 def test_a_signal_before_the_first_run_leaves_nothing(ablation: Any, rigged: Any) -> None:
     rig = rigged({})
     rig.stop_after = 0

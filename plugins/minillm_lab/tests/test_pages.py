@@ -436,8 +436,9 @@ def test_plugins_that_make_no_sample_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["run.json", "ablation.json"])
 def test_what_is_not_understood_is_refused(tmp_path: Path, name: str, content: str) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(Refusal):
+    with pytest.raises(Refusal) as refused:
         report(tmp_path, say=print)
+    assert str(tmp_path / name) in str(refused.value)
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 

@@ -607,6 +607,22 @@ def test_a_resumed_search_keeps_the_result_until_it_has_reached_as_far(
     assert len(result["rounds"]) >= len(earlier["rounds"])
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [{"asked": []}, {"measured": "x"}, {"measured": {"peak_bytes": 1}}, {"spent_seconds": None}],
+)
+def test_a_damaged_result_is_named(
+    job: Any, measured: Any, tmp_path: Path, damage: dict[str, Any]
+) -> None:
+    job(measured({}), space("rule")).run()
+    path = tmp_path / "out dir" / "search.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+    with pytest.raises(Refusal, match=r"search\.json is not as minillm writes it") as error:
+        job(measured({}), space("rule")).run()
+    assert str(path) in str(error.value.where)
+    assert str(error.value.fix).startswith("restore search.json from a copy, or ")
+
+
 def test_a_full_disk_does_not_look_like_a_defect_and_the_search_continues(
     job: Any, measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

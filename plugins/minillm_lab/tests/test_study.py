@@ -164,7 +164,7 @@ def test_steps_by_hand_take_the_batches_of_training(
 def test_settings_of_several_processes_are_refused(
     planned: Callable[..., Plan], settings: dict[str, Any]
 ) -> None:
-    with pytest.raises(MinillmError, match=r"one process trains|this one is alone"):
+    with pytest.raises(MinillmError, match=r"one process trains|there is only one"):
         bind(planned(**settings), DETECTED)
 
 

@@ -23,7 +23,7 @@ def loss(request: Request) -> str | None:
 def eager(request: Request) -> str | None:
     """Accept every request; the rank depends on compilation."""
     if request.compiled:
-        return "the compiled step fuses this op into its neighbours; a kernel apart would not"
+        return "the compiled step fuses this op into its neighbours; a separate kernel would not"
     return None
 
 

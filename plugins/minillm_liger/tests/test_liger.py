@@ -137,12 +137,14 @@ def test_an_eager_run_takes_all_four() -> None:
 @pytest.mark.parametrize("plugin", [Asymmetric(), Ahead()])
 def test_a_loss_that_it_cannot_serve_is_refused_while_planning(plugin: Plugin) -> None:
     for refuse in (kernel_preflight, lambda plan: bind(CUDA, plan)):
-        with pytest.raises(BackendError, match="'liger' is there for linear_cross") as refused:
+        with pytest.raises(BackendError, match="'liger' must serve linear_cross") as refused:
             refuse(planned(plugin, compile="off"))
         assert "liger.loss=false leaves the op to 'chunked'" in (refused.value.fix or "")
-        with pytest.raises(BackendError, match="'liger' is there for linear_cross") as refused:
+        with pytest.raises(BackendError, match="'liger' must serve linear_cross") as refused:
             refuse(planned(plugin))  # no option makes its other kernels serve
-        assert (refused.value.fix or "").startswith("leave the plugin out: 'chunked' serves then")
+        assert (refused.value.fix or "").startswith(
+            "leave the plugin out: 'chunked' serves instead"
+        )
     kernel_preflight(planned(plugin, loss=False, compile="off"), CUDA)
     plan = planned(plugin, loss="auto", compile="off")
     kernel_preflight(plan)

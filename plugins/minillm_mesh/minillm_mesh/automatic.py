@@ -1,4 +1,4 @@
-"""The mesh of a run whose settings leave sizes open, and its forecast: ``minillm plan --gpus N``.
+"""The mesh for settings that leave sizes open, and its forecast: ``minillm plan --gpus N``.
 
 A size of 0 in ``mesh.context``, ``mesh.tensor`` or ``mesh.pipeline`` is open. It becomes 1, since data
 parallelism sends least. Two things ask for more: a step that exceeds a card's memory by the plan's

@@ -1,7 +1,7 @@
 """Collectives of torch under names common to all versions, and the usual cause of their errors.
 
 Those of models have gradients. They are torch's functional collectives: an autograd Function that writes into a
-buffer in place returns it twice where torch 2.11 compiles it, and its gradient is lost.
+buffer in place returns it twice if torch 2.11 compiles it, and its gradient is lost.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIRST_WITH_GRADIENTS = Version("2.11")
 
 
 LOST = re.compile(r"[Cc]onnection|[Bb]roken pipe|peer(?! access)|remote process")
-"""Words of the errors of gloo and NCCL about another process that has ended, and of no others."""
+"""Words that appear only in the errors of gloo and NCCL about another process that has ended."""
 
 STORE = (dist.DistNetworkError, dist.DistStoreError)
 """torch's errors of the connection to the store, whatever they say."""

@@ -157,7 +157,7 @@ class ContextScope(Scope):
     def before(self, x: Tensor, count: int) -> list[Tensor]:
         """Fetch the ``count`` columns before each of this rank's two chunks of x (B, T / N, ...).
 
-        Fewer at the row's start. Only the ends of chunks are sent, where these suffice.
+        Fewer at the row's start. Only the ends of chunks are sent, if these suffice.
         """
         tail = min(count, self.chunk)
         ends = torch.stack([one[:, -tail:] for one in x.split(self.chunk, 1)])

@@ -18,7 +18,7 @@ def check(plan: Any, size: int) -> None:
 
     Raises:
         PlanError: a part cannot; names the plugin and the reason.
-        ConfigError: the rows cannot be cut into so many columns.
+        ConfigError: the rows cannot be cut into this many columns.
     """
     loss = plan.spec.loss
     choices = {

@@ -119,7 +119,9 @@ def card_of(text: str) -> Card:
         needed = [one.name for one in fields(Card)[1:] if one.name not in (*given, *OPTIONAL)]
         if needed:
             fix = f"name a card first, or add {', '.join(f'{key}=...' for key in needed)}"
-            raise ConfigError("a card is not described whole", where=f"--card {text}", fix=fix)
+            raise ConfigError(
+                "the description of the card is incomplete", where=f"--card {text}", fix=fix
+            )
         own = replace(own, name="a card of these numbers")
     return replace(own, host=int(own.host))
 
@@ -269,7 +271,7 @@ def check_ranks(ranks: int) -> None:
     if not 1 <= ranks <= MOST:
         fix = f"1 to {MOST:,}"
         raise ConfigError(
-            "the cost model is not meant for so many", where=f"--gpus {ranks}", fix=fix
+            "the cost model does not cover this many", where=f"--gpus {ranks}", fix=fix
         )
 
 

@@ -67,7 +67,7 @@ def _hindrance(plan: Plan, size: int) -> MinillmError | None:
     fix, where = "mesh.context_exchange=keys", "mesh.context_exchange=heads"
     if (tensor := plan.config.mesh.tensor) > 1:
         return ConfigError(
-            "processes that share columns have some of the heads already",
+            "each process already has only some of the heads",
             where=f"{where}, mesh.tensor={tensor}",
             fix=fix,
         )

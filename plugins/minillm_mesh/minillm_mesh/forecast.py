@@ -41,7 +41,7 @@ MASTER = 4  # bytes of a float32 element
 COMPUTE = {"float32": 4, "bfloat16": 2, "float16": 2}  # dtype -> bytes of an element
 
 BACKWARD = 2 / 3
-"""Fraction of a micro-batch's computation spent in the backward pass, where nothing is recomputed."""
+"""Fraction of a micro-batch's computation spent in the backward pass, if nothing is recomputed."""
 
 ONCE = ("embedding", "head", "loss.weights", "reference")
 """Parts of a model, by the first words of their names, that activation checkpointing does not recompute."""
@@ -161,7 +161,7 @@ class Forecast:
 
     @property
     def refused(self) -> str | None:
-        """The reason why so many cards cannot divide the plan's steps; None: they can."""
+        """The reason why this many cards cannot divide the plan's steps; None: they can."""
         try:
             step_checks.check(self.plan, self.ranks)
         except Refusal as refusal:
@@ -202,7 +202,7 @@ class Forecast:
 
     @cached_property
     def shard(self) -> str:
-        """The resolved ``mesh.shard``: auto is weights where sharded updates exceed the memory and weights fit."""
+        """The resolved ``mesh.shard``: auto is weights if sharded updates exceed the memory and weights fit."""
         if (asked := self.mesh.shard) != "auto":
             return asked
         try:
@@ -426,7 +426,7 @@ class Forecast:
         return bubble(len(self.stages), math.ceil(self.part[1]))
 
     def _divided(self) -> dict[str, Any]:
-        """Return the context, tensor and pipeline parallelism as JSON, where used."""
+        """Return the context, tensor and pipeline parallelism as JSON, if used."""
         mesh, found = self.mesh, dict[str, Any]()
         if mesh.context > 1:
             found["context"] = {

@@ -58,14 +58,14 @@ def meet(
     while missing := [one for one in range(size) if store.add(f"here/{one}", 0) == 0]:
         if time.monotonic() > end:
             raise MinillmError(
-                f"{_ranks(missing)} did not come within {patience:.0f} s",
-                fix="look for its message, here or on its machine; start all of them with one launcher",
+                f"{_ranks(missing)} did not join within {patience:.0f} s",
+                fix="look for its message, here or on its machine; start all processes with one launcher",
             )
         time.sleep(every)
 
 
 class Watch:
-    """A thread that sends this process's heartbeats, and ends the process where another one is lost.
+    """A thread that sends this process's heartbeats, and ends the process if another one is lost.
 
     Args:
         store: a separate connection: a waiting call on a shared one would block the thread.

@@ -43,9 +43,9 @@ def launch(processes: int, command: Sequence[str]) -> int:
         command: arguments of ``python``: ``-m minillm_core train ...``.
 
     Returns:
-        The exit code of the run. 0 where all returned 0. Where one failed, its code, or 128 plus the
+        The exit code of the run. 0 if all returned 0. Where one failed, its code, or 128 plus the
         number of the signal that ended it; the others are then ended. After a signal to this process,
-        which is forwarded to all, the code of rank 0: 75 where it saved a checkpoint, else 130.
+        which is forwarded to all, the code of rank 0: 75 if it saved a checkpoint, else 130.
     """
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     shared = {
@@ -92,7 +92,7 @@ def _as_before() -> Iterator[None]:
 
 
 def _failed(context: SubprocessContext) -> int:
-    """Wait until all have ended; where one fails, end the others and return its code."""
+    """Wait until all have ended; if one fails, end the others and return its code."""
     while not any(codes := _codes(context)) and None in codes:
         time.sleep(LOOK)
     if not any(codes):
@@ -105,9 +105,11 @@ def _failed(context: SubprocessContext) -> int:
     for rank, code in enumerate(codes):
         if code is not None and code < 0:
             name = signal.Signals(-code).name
-            sys.stderr.write(f"rank {rank}: ended by {name}, which came from outside of the run\n")
+            sys.stderr.write(f"rank {rank}: ended by {name}, sent from outside the run\n")
             if name == "SIGKILL":
-                sys.stderr.write("  fix:   look for a lack of memory (dmesg); --resume continues\n")
+                sys.stderr.write(
+                    "  fix:   check whether memory ran out (dmesg); --resume continues\n"
+                )
     context.close(signal.SIGTERM, GRACE)
     failed = [code for code in codes if code]
     return _as_shells(next((code for code in failed if code != 1), 1))

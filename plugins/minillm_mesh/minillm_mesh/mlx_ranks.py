@@ -73,7 +73,7 @@ class MLXRanks(Ranks):
 
 def _join_error(size: int, why: str) -> BackendError:
     return BackendError(
-        f"{size} processes were started, and MLX does not bring them together",
+        f"{size} processes were started, but MLX does not connect them",
         where=why[:200],
         fix="start them with mlx.launch: mlx.launch -n 2 -- python -m minillm_core train",
     )

@@ -9,7 +9,7 @@ A part is whole rows of an array, ``model.layers.0.attn.q@128`` from row 128 on,
 parts, and no rank waits for another one's arrays. There are no collectives: ranks write in threads while
 training continues, and communicate through the rendezvous store. Rank 0 publishes the number of a save and its
 temporary folder once that exists; each other rank answers with the size and digest of its file, or an error.
-A save is cancelled where rank 0 publishes another number or folder; the folder gets its final name only after
+A save is cancelled if rank 0 publishes another number or folder; the folder gets its final name only after
 all ranks have answered.
 """
 
@@ -44,7 +44,7 @@ CLEARING = 10.0
 """Seconds that rank 0 waits for others to stop writing, before it removes a cancelled save."""
 
 NOW = "now"
-"""The key of the current save: its number and temporary folder; "" where it was cancelled."""
+"""The key of the current save: its number and temporary folder; "" if it was cancelled."""
 
 
 class Store(Protocol):
@@ -153,8 +153,8 @@ class PartWriter:
                 raise Interrupted("the checkpoint was abandoned")
             if self._lost.is_set():
                 raise Ended(
-                    "another process of the run has ended, and its part is missing",
-                    fix="its own message says why; --resume continues from the checkpoint before",
+                    "another process of the run has ended, so its part is missing",
+                    fix="its own message says why; --resume continues from the previous checkpoint",
                 )
             time.sleep(EVERY)
         found: dict[str, Any] = {}
@@ -197,14 +197,14 @@ class PartWriter:
     def _written(self, arrays: Mapping[str, Any], under_way: tuple[int, str]) -> PartReport:
         """Write this rank's file, unless rank 0 cancels the save."""
         if not under_way[1]:
-            raise Interrupted("rank 0 has given it up")
+            raise Interrupted("rank 0 has abandoned it")
         if found := non_finite(arrays):
             return PartReport(error=f"{found} is no longer finite; it was not saved", finite=False)
 
         def wanted() -> Iterator[Any]:
             for part in tensor_file(arrays):
                 if self._under_way() != under_way:
-                    raise Interrupted("rank 0 has given it up")
+                    raise Interrupted("rank 0 has abandoned it")
                 yield part
 
         return PartReport(stream_file(Path(under_way[1]) / rank_file(self._rank), wanted()))

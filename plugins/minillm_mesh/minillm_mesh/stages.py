@@ -191,7 +191,7 @@ def check(plan: Plan, count: int, parts: int) -> None:
     if spec.loss.rows is not None:
         owner = spec.loss.rows.node.owner
         raise PlanError(
-            f"plugin '{owner}' chooses rows by losses of the whole model, of which a stage has some layers",
+            f"plugin '{owner}' chooses rows by losses of the whole model, but a stage has only some layers",
             where=f"{where}, loss",
             fix=f"--plugins -{owner}, or mesh.pipeline=1",
         )
@@ -200,7 +200,7 @@ def check(plan: Plan, count: int, parts: int) -> None:
         ranks = count * parts
         fitting = max(n for n in range(1, blocks + 1) if ranks % n == 0)
         raise ConfigError(
-            f"{count} pipeline stages need as many blocks, and there are {blocks}",
+            f"{count} pipeline stages need as many blocks, but there are {blocks}",
             where=where,
             fix=f"mesh.pipeline={fitting}, which divides {ranks} processes",
         )
@@ -215,7 +215,7 @@ def check(plan: Plan, count: int, parts: int) -> None:
         micro = micro_batches(shape.accumulate, parts)
         if mesh.schedule == ONE_F_ONE_B and micro < count:
             raise ConfigError(
-                f"the schedule 1f1b needs {count} micro-batches for {count} stages, and a step has {micro}",
+                f"the schedule 1f1b needs {count} micro-batches for {count} stages, but a step has {micro}",
                 where=f"train.accumulate={shape.accumulate}, {where}",
                 fix=f"train.accumulate={count * parts}, with as many fewer rows, or mesh.schedule=gpipe",
             )

@@ -26,8 +26,8 @@ def check(plan: Plan, ranks: int) -> None:
     """
     if ranks > 1 and plan.by_rows:
         raise PlanError(
-            "tables that are updated by the rows which a step reads need one process: each of several reads "
-            "other rows, and gradients are added up over the same numbers in all",
+            "tables that are updated by rows need a single process: each process would read other rows, but "
+            "gradients are summed over the same elements on all",
             where=", ".join(plan.by_rows),
             fix="--plugins -sparse_rows, or one process",
         )
@@ -46,7 +46,7 @@ def check(plan: Plan, ranks: int) -> None:
             f"{ranks} processes, {each} per data-parallel part, make {counted(parts, 'part')}, not the "
             f"{mesh.data} of mesh.data",
             where=f"mesh.data={mesh.data}",
-            fix=f"{mesh.data * each} processes, or mesh.data={parts}; 0 takes what there is",
+            fix=f"{mesh.data * each} processes, or mesh.data={parts}; 0 takes as many as there are",
         )
     who = f"{parts} processes"
     if each > 1:
@@ -61,7 +61,7 @@ def check(plan: Plan, ranks: int) -> None:
             )
         if shape.accumulate % parts and (whole := plan.spec.loss.whole):
             raise PlanError(
-                "what is trained on is chosen in a whole micro-batch, which cannot be divided",
+                "the choice of what is trained on needs a whole micro-batch, which cannot be divided",
                 where=f"loss of '{whole.owner}', {who}",
                 fix=f"make train.accumulate a multiple of {parts}",
             )

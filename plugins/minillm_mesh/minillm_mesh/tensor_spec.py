@@ -1,6 +1,6 @@
 """Tensor parallelism: the spec of a model of 1 / N of the heads and hidden units, and its checks; pure.
 
-The model is the plan's own, built from a smaller geometry: H / N heads, K / N key-value heads (one, where N is a
+The model is the plan's own, built from a smaller geometry: H / N heads, K / N key-value heads (one, if N is a
 multiple of K), hidden / N units inside the MLP; dim is unchanged. Each of its parameters is the whole
 model's, or a slice along an axis named ``heads``, ``kv_heads`` or ``hidden``. So nodes are written for whole
 geometries without special cases; a node whose parameters are no such slices is refused by name.
@@ -37,7 +37,7 @@ class Cut:
     parts: int
 
     def place(self, rank: int, size: int) -> int:
-        """Return the part of a rank among ``size``; where there are fewer parts, several ranks share one."""
+        """Return the part of a rank among ``size``; if there are fewer parts, several ranks share one."""
         return rank * self.parts // size
 
 
@@ -62,7 +62,7 @@ def divided(spec: Any, size: int) -> Any:
 
 
 def _narrower(node: Any, size: int) -> Any:
-    """Return a plugin's MLP with its ``hidden`` divided, where it has that argument."""
+    """Return a plugin's MLP with its ``hidden`` divided, if it has that argument."""
     given = dict(getattr(node, "arguments", ()))
     if not isinstance(given.get("hidden"), int):
         return node
@@ -139,7 +139,7 @@ def check(plan: Plan, size: int) -> None:
         part = decoder(divided(spec, size))
     except Refusal as refusal:
         raise PlanError(
-            f"1 / {size} of the heads and hidden units make no model: {refusal.what}",
+            f"1 / {size} of the heads and hidden units is not a valid model: {refusal.what}",
             where=refusal.where or f"mesh.tensor={size}",
             fix=f"{refusal.fix}, or mesh.tensor=1" if refusal.fix else "mesh.tensor=1",
         ) from refusal
@@ -184,8 +184,8 @@ def _check_parts(whole: Any, part: Any) -> None:
     for index, block in enumerate(part.layers):
         layout = getattr(block.attention, "layout", None)
         if layout is not None and (own.heads % layout.joins or own.kv_heads % layout.joins):
-            had = f"one process has {own.heads} and {own.kv_heads} for keys"
-            why = f"joins {layout.joins} heads, and {had}"
+            had = f"one process has {own.heads} query and {own.kv_heads} key heads"
+            why = f"joins {layout.joins} heads, but {had}"
             raise _refused(layout.owner, why, f"layers.{index}.attention")
         for path in (f"layers.{index}.attention", f"layers.{index}.mlp"):
             module = getattr(block, path.rpartition(".")[2])

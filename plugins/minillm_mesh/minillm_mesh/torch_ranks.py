@@ -1,7 +1,7 @@
 """Distributed training on torch: NCCL between GPUs, gloo between CPUs.
 
 Communication between machines uses torch alone: torchrun connects the processes, torch.distributed runs
-the collectives. FSDP and torch's pipelines are imported where a run needs them: each takes as long as torch.
+the collectives. FSDP and torch's pipelines are imported if a run needs them: each takes as long as torch.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ def _local_rank() -> int:
     """Return this process's place on its machine, which is the index of its GPU.
 
     Raises:
-        BackendError: the launcher does not say it, or there are not so many GPUs.
+        BackendError: the launcher does not state it, or there are fewer GPUs.
     """
     given, gpus = os.environ.get("LOCAL_RANK", ""), torch.cuda.device_count()
     if not given.isdecimal():

@@ -265,7 +265,7 @@ class TorchShare(ShardedArrays):
         self._gradients(objective)
 
     def _gradients(self, objective: Tensor) -> tuple[Tensor, ...]:
-        # zeros where a stage leaves a parameter out
+        # zeros if a stage leaves a parameter out
         parameters = [*self.parameters.values()]
         return torch.autograd.grad(objective, parameters, materialize_grads=True)
 

@@ -262,7 +262,7 @@ class TorchWeights(ShardedArrays):
         try:
             yield
         except BaseException:
-            self.failed = True  # also where the caller drops it, as for a sample
+            self.failed = True  # also if the caller drops it, as for a sample
             raise
         finally:
             if outer:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from minillm_core import ConfigError, Plan, PlanError
 
 BESIDE: Mapping[str, str] = {
-    "tensor": "a process computes with slices of layers, and FSDP gathers them whole",
-    "pipeline": "a process computes some layers, and FSDP gathers each on all at once",
+    "tensor": "a process computes with slices of layers, but FSDP gathers whole layers",
+    "pipeline": "a process computes some layers, but FSDP gathers each on all at once",
 }
 """Settings of ``mesh`` that conflict with sharded weights -> the reason."""
 

@@ -155,7 +155,7 @@ def test_what_needs_whole_rows_is_refused_by_name(plugin: minillm.Plugin, why: s
 def test_one_process_has_no_others_to_share_with() -> None:
     ALONE.share_rows(1)
     with pytest.raises(
-        minillm.BackendError, match="2 processes are to share each row, and this one is alone"
+        minillm.BackendError, match="2 processes are to share each row, but there is only one"
     ) as refused:
         ALONE.share_rows(2)
     assert "--gpus 2" in str(refused.value.fix)
@@ -168,7 +168,7 @@ class Two(Ranks):
 
 
 def test_processes_that_cannot_share_rows_say_so() -> None:
-    with pytest.raises(minillm.BackendError, match="those of pigeons do not"):
+    with pytest.raises(minillm.BackendError, match="pigeons cannot do that"):
         Two().share_rows(2)
     with pytest.raises(minillm.ConfigError, match=r"4 processes .* groups of 3 ") as refused:
         step_checks.check(plan_of(mesh_context=3), 4)

@@ -160,7 +160,11 @@ def test_cards_are_read() -> None:
         ("h100,host=2.7", "host is not a whole number of at least 1", ""),
         ("h100,host=inf", "host is not a whole number of at least 1", ""),
         ("h100,utilisation=1.5", "utilisation is not a number above 0 and at most 1", ""),
-        ("flops=1e15", "a card is not described whole", "add memory=..., bandwidth=..."),
+        (
+            "flops=1e15",
+            "the description of the card is incomplete",
+            "add memory=..., bandwidth=...",
+        ),
     ],
 )
 def test_what_is_no_card_is_refused(text: str, what: str, fix: str) -> None:
@@ -171,5 +175,5 @@ def test_what_is_no_card_is_refused(text: str, what: str, fix: str) -> None:
 
 
 def test_more_cards_than_the_model_is_meant_for_are_refused() -> None:
-    with pytest.raises(ConfigError, match="not meant for so many"):
+    with pytest.raises(ConfigError, match="does not cover this many"):
         times(Work(1e9), MOST + 1, CARDS["h100"])

@@ -357,7 +357,7 @@ def test_the_command_has_a_new_key_and_no_framework(program: Program) -> None:
         (("--gpus", "2", "--backend", "mlx"), "--gpus 2 is of NVIDIA GPUs"),
         (("--card", "h100"), "--card names the GPU of --gpus"),
         (("--gpus", "2", "--diff", "muon", "lion"), "--diff compares plans"),
-        (("--gpus", "2000"), "the cost model is not meant for so many"),
+        (("--gpus", "2000"), "the cost model does not cover this many"),
     ],
 )
 def test_the_command_refuses(words: tuple[str, ...], what: str, program: Program) -> None:

@@ -106,7 +106,7 @@ def test_all_meet_or_those_that_are_missing_are_named() -> None:
     assert store.counts == {"here/0": 1, "here/1": 1, "here/2": 1}
     store = Shared()
     store.add("here/2", 1)
-    with pytest.raises(MinillmError, match="rank 1 and rank 3 did not come within 0 s"):
+    with pytest.raises(MinillmError, match="rank 1 and rank 3 did not join within 0 s"):
         meet(store, 0, 4, patience=0.1)
 
 

@@ -45,6 +45,6 @@ def test_a_process_that_does_not_find_the_others_is_refused(tmp_path: Path) -> N
     given = [sys.executable, *command, "--steps", "1", "--out", str(tmp_path / "run")]
     done = subprocess.run(given, capture_output=True, text=True, env=here, check=False)
     assert done.returncode == 2
-    assert "2 processes were started, and MLX does not bring them together" in done.stderr
+    assert "2 processes were started, but MLX does not connect them" in done.stderr
     assert "mlx.launch" in done.stderr
     assert not (tmp_path / "run").exists()

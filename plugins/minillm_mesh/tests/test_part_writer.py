@@ -149,7 +149,7 @@ def test_a_disk_that_is_full_for_one_rank_leaves_the_checkpoints_before(
     result = ranks.save(2)
     assert result.path is None
     assert "rank 2: [Errno 28] No space left on device" in str(result.error)
-    assert "earlier ones are as they were" in str(result.error)
+    assert "earlier ones are intact" in str(result.error)
     assert entries(tmp_path) == {"step-00000001"}
     monkeypatch.undo()
     assert ranks.save(3).path is not None  # checkpoint.on_error=continue trains on
@@ -262,7 +262,7 @@ def test_nothing_is_written_of_a_save_that_was_given_up_before(
     first, second = (PartWriter(store, rank, 2) for rank in range(2))
     store.set(NOW, json.dumps([1, ""]))
     second.add(Snapshot(lambda: dict(PARTS[1])))
-    assert json.loads(store.get("1/1"))[1] == "rank 0 has given it up"
+    assert json.loads(store.get("1/1"))[1] == "rank 0 has abandoned it"
     second.close()
     first.close()
     assert not [*tmp_path.iterdir()]

@@ -127,7 +127,7 @@ def test_what_cannot_be_divided_is_refused() -> None:
         (
             {"train_accumulate": 6, "mesh_pipeline": 4},
             2,
-            "1f1b needs 4 micro-batches for 4 stages, and a step has 3",
+            "1f1b needs 4 micro-batches for 4 stages, but a step has 3",
             "train.accumulate=8",
         ),
         ({"mesh_context": 2, "mesh_pipeline": 2}, 1, "share rows and be", "mesh.context=1"),
@@ -143,7 +143,7 @@ def test_what_cannot_be_divided_is_refused() -> None:
         minillm.PlanError, match="plugin 'rows' chooses rows by losses of the whole"
     ):
         check(small.plan(Rows()), 2, 1)
-    with pytest.raises(minillm.BackendError, match="each row's layers, and this one is alone"):
+    with pytest.raises(minillm.BackendError, match="each row's layers, but there is only one"):
         ALONE.share_layers(2)
     with pytest.raises(minillm.ConfigError, match=r"4 processes .* groups of 3 ") as refused:
         step_checks.check(plan_of(mesh_pipeline=3), 4)

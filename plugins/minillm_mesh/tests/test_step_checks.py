@@ -48,7 +48,7 @@ def test_the_parts_of_a_step_can_be_demanded() -> None:
         ConfigError, match="4 processes, 2 per data-parallel part, make 2 parts, not the 4 of"
     ) as one:
         check(planned(mesh_data=4, mesh_context=2, train_rows=4), 4)
-    assert one.value.fix == "8 processes, or mesh.data=2; 0 takes what there is"
+    assert one.value.fix == "8 processes, or mesh.data=2; 0 takes as many as there are"
 
 
 def test_sizes_that_a_plugin_brings_are_looked_at() -> None:

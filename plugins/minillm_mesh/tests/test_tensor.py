@@ -117,7 +117,7 @@ def test_numbers_that_cannot_be_divided_are_refused() -> None:
         check(plan_of(), 3)
     assert refused.value.fix == "model.heads=6, or a mesh.tensor that divides it"
     with pytest.raises(
-        minillm.PlanError, match="'paired_heads' joins 2 heads, and one process has"
+        minillm.PlanError, match="'paired_heads' joins 2 heads, but one process has"
     ):
         check(plan_of("paired_heads", model_kv_heads=2), 2)
     with pytest.raises(minillm.PlanError, match="'relu2' is 99 wide inside"):
@@ -129,7 +129,7 @@ def test_axes_are_refused_one_by_one() -> None:
     assert axes_of(plan_of("muon")) == free
     assert axes_of(plan_of("batch_schedule", train_rows=3)) == free  # numbers are those of a run
     found = axes_of(plan_of("jest"))
-    chosen = "what is trained on is chosen in a whole micro-batch, which cannot be divided"
+    chosen = "the choice of what is trained on needs a whole micro-batch, which cannot be divided"
     assert (found["data"], found["rows"]) == (None, chosen)
     everywhere = {*axes_of(plan_of("sparse_rows,value_embeds")).values()}
     assert len(everywhere) == 1
@@ -169,7 +169,7 @@ def test_a_term_that_looks_back_is_refused_where_columns_are_shared(tmp_path: Pa
 
 
 def test_one_process_has_no_others_to_share_with() -> None:
-    with pytest.raises(minillm.BackendError, match="this one is alone") as refused:
+    with pytest.raises(minillm.BackendError, match="there is only one") as refused:
         ALONE.share_rows(1, 2)
     assert refused.value.where == "mesh.tensor=2"
 

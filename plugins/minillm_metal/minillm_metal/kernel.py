@@ -76,7 +76,7 @@ class Kernel:
         """Launch the kernel.
 
         Args:
-            inputs: copied to contiguous memory where necessary.
+            inputs: copied to contiguous memory if necessary.
             outputs: shape and dtype of each.
             template: names and values of its template parameters.
             threadgroups: number along each axis.

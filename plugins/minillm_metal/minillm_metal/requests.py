@@ -115,7 +115,7 @@ def blocks_rank(request: Request) -> int:
 
 
 def gram(request: Request) -> str | None:
-    """Accept any matrices, where an update rule multiplies some."""
+    """Accept any matrices, if an update rule multiplies some."""
     if not request.facts.get("matrices", True):
         return "no rule of the optimizer takes whole matrices, as muon does"
     return None

@@ -55,7 +55,7 @@ def check_pairs(heads: int, kv_heads: int, layer: int) -> None:
     for key, count in (("heads", heads), ("kv_heads", kv_heads)):
         if count % 2:
             raise PlanError(
-                f"diff_attn makes pairs of heads, and layer {layer} has {count}",
+                f"diff_attn pairs heads, but layer {layer} has {count}",
                 where=f"model.{key}={count}",
                 fix=f"an even model.{key}, or leave that layer out of diff_attn.layers",
             )

@@ -55,7 +55,7 @@ class MLA(Plugin, api=1):
         rope_dim = model.head_dim // 2 // 2 * 2 if self.rope_dim is None else self.rope_dim
         if rope_dim % 2 or not rope_dim:
             raise PlanError(
-                f"mla cannot turn {rope_dim} features of a head: they turn in pairs",
+                f"mla cannot rotate {rope_dim} features of a head: they are rotated in pairs",
                 where=f"mla.rope_dim={self.rope_dim} model.head_dim={model.head_dim}",
                 fix="mla.rope_dim=8, or another even number",
             )

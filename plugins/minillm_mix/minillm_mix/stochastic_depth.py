@@ -56,7 +56,7 @@ class StochasticDepth(Plugin, api=1, unweighted=True):
         late = [layer for layer in self.layers.resolve(model.layers) if layer > 0]
         if not late:
             raise PlanError(
-                "stochastic_depth leaves no block out: the first is always there",
+                "stochastic_depth skips no block: the first is never skipped",
                 where=f"stochastic_depth.layers={self.layers} model.layers={model.layers}",
                 fix="more layers, or leave stochastic_depth out",
             )

@@ -106,5 +106,5 @@ def test_a_value_that_heads_share_is_not_taken_out(lab: Any) -> None:
 
 @pytest.mark.parametrize("sizes", [{"heads": 1, "kv_heads": 1}, {"kv_heads": 1}])
 def test_heads_that_make_no_pairs_are_refused(lab: Any, sizes: dict[str, int]) -> None:
-    with pytest.raises(PlanError, match="diff_attn makes pairs of heads, and layer 0 has 1"):
+    with pytest.raises(PlanError, match="diff_attn pairs heads, but layer 0 has 1"):
         lab.plan(DiffAttn(), **sizes)

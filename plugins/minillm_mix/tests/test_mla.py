@@ -112,7 +112,7 @@ def test_the_cache_has_the_papers_numbers_a_token(lab: Any, decoded: Any) -> Non
 def test_sizes_are_the_papers_where_none_are_given(lab: Any) -> None:
     parameters = lab.plan(MLA(), dim=64).parameters  # head_dim 16
     assert parameters["layers.0.attention.kv_down.weight"].shape == (4 * 16 + 8, 64)
-    with pytest.raises(PlanError, match="mla cannot turn 3 features"):
+    with pytest.raises(PlanError, match="mla cannot rotate 3 features"):
         lab.plan(MLA(rope_dim=3))
 
 

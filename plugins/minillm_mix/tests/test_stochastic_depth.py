@@ -62,7 +62,7 @@ def test_draws_are_even_and_for_a_row_or_for_all(by: Any, monkeypatch: Any) -> N
 
 
 def test_the_first_block_is_always_there(lab: Any) -> None:
-    with pytest.raises(PlanError, match="leaves no block out"):
+    with pytest.raises(PlanError, match="skips no block"):
         lab.plan(StochasticDepth(layers=Layers([0])))
     plan = lab.plan(StochasticDepth(layers=Layers([-1])))
     assert [p.slot for p in plan.placements if "residual" in p.slot] == [

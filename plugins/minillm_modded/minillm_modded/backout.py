@@ -25,7 +25,7 @@ class Backout(Plugin, api=1):
     def build_model(self, model):
         if model.layers < 2:
             raise PlanError(
-                f"backout needs a layer before the last, and the model has {model.layers}",
+                f"backout needs a layer before the last, but the model has {model.layers}",
                 where=f"model.layers={model.layers}",
                 fix="model.layers=2 or more, or leave backout out",
             )

@@ -24,7 +24,7 @@ class CachedStream(Plugin, api=1):
     def build_model(self, model):
         if model.layers < 2:
             raise PlanError(
-                f"cached_stream needs an attention after another, and the model has {model.layers}",
+                f"cached_stream needs an attention after another, but the model has {model.layers}",
                 where=f"model.layers={model.layers}",
                 fix="model.layers=2 or more, or leave cached_stream out",
             )

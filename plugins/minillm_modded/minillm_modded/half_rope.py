@@ -3,7 +3,7 @@
     theta_i = base^(-i / (D/4 - 1)),  i = 0 ... D/4 - 1;  0 for the other D/4 pairs
 
 Frequencies from 1 to 1 / base, evenly spaced in the exponent, both ends included; the D/2 features
-without rotation match by content alone, whatever the distance (modded-nanogpt, record 17, by
+without rotation match only by content, whatever the distance (modded-nanogpt, record 17, by
 YouJiacheng; base 1,024 suits rows of a few thousand tokens).
 """
 

@@ -54,7 +54,7 @@ class MUDD(Plugin, api=1, identity_at_init=True):
         mixing = [layer for layer in self.layers.resolve(model.layers) if layer]
         if model.layers < 2:
             raise PlanError(
-                f"mudd mixes outputs of several blocks, and the model has {model.layers}",
+                f"mudd mixes outputs of several blocks, but the model has {model.layers}",
                 where=f"model.layers={model.layers}",
                 fix="model.layers=2 or more, or leave mudd out",
             )

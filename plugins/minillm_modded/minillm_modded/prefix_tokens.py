@@ -57,7 +57,7 @@ class PrefixTokens(Plugin, api=1, unweighted=True):
             return {**batch, FIELD: np.full_like(labels, -1)}
         if not pieces:
             raise DataError(
-                "prefix_tokens needs the bytes of tokens, and the run knows no tokenizer",
+                "prefix_tokens needs the bytes of tokens, but the run has no tokenizer",
                 where="data.tokenizer",
                 fix="data.tokenizer=FILE, the one that the shards were written with",
             )

@@ -2,7 +2,7 @@
 
     y = relu(x Wup)^2 Wdown
 
-Two matrices where SwiGLU has three. They are 1.5 times as wide as ``model.hidden``, so that both
+Two matrices instead of SwiGLU's three. They are 1.5 times as wide as ``model.hidden``, so that both
 MLPs have the same parameters and FLOPs: 4 x the model's width where
 ``model.hidden`` is 8/3 of it (preset gpt2-124m: 3072 of 768, as in the records).
 """

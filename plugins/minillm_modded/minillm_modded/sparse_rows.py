@@ -29,14 +29,14 @@ updates later,
 
 which equals AdamW. The sum is evaluated at two values of c instead of k: Gauss quadrature, whose nodes and
 weights match the first four moments of all c (total, mean, variance and third). They depend on s only, not
-on the row, and are stored for the last WINDOW updates. So the sum is exact for k up to 2, and both where epsilon
-is small against sqrt(v^) and where it is large. In between, after 100 updates, its error is below
+on the row, and are stored for the last WINDOW updates. So the sum is exact for k up to 2, and both if epsilon
+is small against sqrt(v^) and if it is large. In between, after 100 updates, its error is below
 1e-5 of the distance that a row has moved at betas (0.75, 0.95), and 4e-4 at (0.9, 0.95); in the first ten, where
 1 - beta2^i changes fast, up to 0.2 % and 1 %. Every step also brings the next group of rows up to date in
 cyclic order, so that no row is older than WINDOW updates.
 
 200 steps of 1,024 tokens of Python's standard library, 2 layers of 128 and ``bigram_hash``: held-out loss
-5.62529, and 5.62531 with the whole table; 5.673 where unseen rows are not updated, 5.747 without the table.
+5.62529, and 5.62531 with the whole table; 5.673 if unseen rows are not updated, 5.747 without the table.
 """
 
 from __future__ import annotations

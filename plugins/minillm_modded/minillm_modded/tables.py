@@ -84,7 +84,7 @@ class SeenRows:
     def packed(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Convert a snapshot's tables to checkpoint form: up-to-date rows, and what restores the stored bits.
 
-        Readers of a checkpoint get whole up-to-date tables, a resumed run restores its stored rows; where
+        Readers of a checkpoint get whole up-to-date tables, a resumed run restores its stored rows; if
         nothing is pending, as in a branch of a run with dense tables, all rows are up to date.
 
         Args:

@@ -43,7 +43,7 @@ class RowTables(SeenRows):
     def gather_rows(
         self, masters: Arrays, state: State, updates: mx.array, given: Mapping[str, Any] | None
     ) -> Arrays:
-        """Return up-to-date rows of the tables, float32: those of a step, or all where ``given`` is None."""
+        """Return up-to-date rows of the tables, float32: those of a step, or all if ``given`` is None."""
         found = {}
         for name in self.rules:
             rows = given[rows_of(name)] if given else None

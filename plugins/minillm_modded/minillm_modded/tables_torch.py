@@ -17,7 +17,7 @@ __all__ = ["RowTables"]
 Tensors = Mapping[str, Tensor]
 
 PART = 2**16
-"""Number of rows brought up to date at once, where a whole table is."""
+"""Number of rows brought up to date at once, if a whole table is."""
 
 
 class RowTables(SeenRows):
@@ -28,7 +28,7 @@ class RowTables(SeenRows):
         plan: the plan.
         weights: master weights and parameters; a table's parameter has a step's rows, and is empty between steps.
         framework: ops and witness.
-        compiled: compiles catching up and updating rows, where the binding enables it.
+        compiled: compiles catching up and updating rows, if the binding enables it.
     """
 
     def __init__(

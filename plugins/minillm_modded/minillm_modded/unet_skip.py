@@ -47,7 +47,7 @@ class UNetSkip(Plugin, api=1):
         if self.skips == "mirror":
             if layers < 2:
                 raise PlanError(
-                    f"unet_skip needs two blocks, and the model has {layers}",
+                    f"unet_skip needs two blocks, but the model has {layers}",
                     where=f"model.layers={layers}",
                     fix="model.layers=2 or more, or leave unet_skip out",
                 )

@@ -45,7 +45,7 @@ class UntieHead(Plugin, api=1):
     def optimizer_factory(self, optimizer):
         if HEAD not in optimizer.parameters:
             raise PlanError(
-                "untie_head needs a head of its own, and this model's head is the embedding",
+                "untie_head needs a separate head, but this model's head is the embedding",
                 where="model.tied=true",
                 fix="model.tied=false, or leave untie_head out",
             )

@@ -102,11 +102,11 @@ class Windows(Plugin, api=1):
             attn.documents()
 
     def _say_what_is_missing(self, attn, windows: list[int]) -> None:
-        """Add a note where ``windows``, those of every layer and stage, mask nothing or do not grow."""
+        """Add a note if ``windows``, those of every layer and stage, mask nothing or do not grow."""
         if min(windows) >= attn.seq_len and not self.documents:
             attn.note(
-                f"no window is shorter than a row of {attn.seq_len} tokens, so that none hides "
-                f"anything ({self._given})"
+                f"no window is shorter than a row of {attn.seq_len} tokens, so they mask "
+                f"nothing ({self._given})"
             )
         elif self.stages == 1 and self.start not in (self.window, FIRST):
             attn.note(
@@ -120,14 +120,14 @@ class Windows(Plugin, api=1):
             )
 
     def _check_grows(self, row: int, windows: list[int]) -> None:
-        """Refuse YaRN where ``windows``, those of the long layers, do not grow."""
+        """Refuse YaRN if ``windows``, those of the long layers, do not grow."""
         first, last = windows[0], windows[-1]
         if not self.yarn or first < last:
             return
         lower = (last - 1) // self.block * self.block
         grows = f"windows.start={lower} or less, or " if lower else ""
         raise PlanError(
-            f"windows.yarn rescales where windows grow, and those of the long layers have {last} "
+            f"windows.yarn rescales as windows grow, but those of the long layers have {last} "
             "keys throughout",
             where=f"{self._given} train.seq_len={row}",
             fix=("windows.stages=2 or more, or " if self.stages == 1 else grows)

@@ -90,7 +90,7 @@ def test_a_run_predicts_beginnings_of_real_tokens(tmp_path: Path) -> None:
 
 def test_a_run_without_a_tokenizer_is_refused_in_words() -> None:
     labels = np.array([[1, 2]], np.int32)
-    with pytest.raises(DataError, match="knows no tokenizer"):
+    with pytest.raises(DataError, match="the run has no tokenizer"):
         PrefixTokens().on_batch({"labels": labels}, "train", ())
     found = PrefixTokens().on_batch({"labels": labels}, "eval", ())
     assert found["prefix_token"].tolist() == [[-1, -1]]

@@ -89,7 +89,7 @@ def test_a_branch_of_a_tied_run_takes_its_matrix_and_moments_for_both(
         said = "".join(capsys.readouterr())
         assert "the weights of" in said or "branched from" in said
         assert f"begins as {EMBEDDING}" not in said
-        assert "start anew: head" not in said
+        assert "newly initialised weights: head" not in said
         source, first = held(out, step), held(to, begins)
         np.testing.assert_array_equal(first[f"model.{HEAD}"], first[f"model.{EMBEDDING}"])
         apart = np.abs(first[f"model.{HEAD}"] - source[f"model.{EMBEDDING}"])
@@ -109,7 +109,7 @@ def test_a_branch_of_a_run_with_two_leaves_the_head_behind_and_says_so(
         words = ["--plugins", "untie_head", "untie_head.until=0.5", "--out", str(to)]
         assert main(["train", "--branch", f"{out}@{at}", *words]) == 0
         said = " ".join("".join(capsys.readouterr()).split())
-        line = f"{HEAD} begins as {EMBEDDING}, which it is until 0.5 of the run"
+        line = f"{HEAD} starts as a copy of {EMBEDDING}, tied to it until 0.5 of the run"
         assert (line in said) == left
         first, source = held(to, at), held(out, at)
         kept = np.array_equal(first[f"model.{HEAD}"], source[f"model.{HEAD}"])
@@ -143,7 +143,7 @@ def test_killed_on_either_side_of_the_parting_it_ends_with_the_same_bits(
 
 
 def test_a_tied_model_has_no_head_of_its_own(lab: Any) -> None:
-    with pytest.raises(PlanError, match="needs a head of its own") as caught:
+    with pytest.raises(PlanError, match="needs a separate head") as caught:
         lab.plan(UntieHead(), tied=True)
     assert "model.tied=false" in str(caught.value.fix)
 

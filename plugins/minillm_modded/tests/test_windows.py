@@ -287,7 +287,7 @@ def test_yarn_is_refused_where_windows_do_not_grow(
     lab: Any, options: dict[str, Any], row: int, fix: str
 ) -> None:
     lab.plan(Windows(**options), seq_len=row)
-    with pytest.raises(PlanError, match=r"windows\.yarn rescales where windows grow") as refused:
+    with pytest.raises(PlanError, match=r"windows\.yarn rescales as windows grow") as refused:
         lab.plan(Windows(**options, yarn=True), seq_len=row)
     assert refused.value.fix == fix
     if typed := re.match(r"windows\.start=(\d+)", fix):

@@ -43,7 +43,7 @@ def test_the_stream_is_the_embedding_at_first(lab: Any) -> None:
 
 
 def test_a_tied_head_cannot_start_at_zero(lab: Any) -> None:
-    with pytest.raises(PlanError, match="of the role 'head', and the model has none"):
+    with pytest.raises(PlanError, match="of the role 'head', but the model has none"):
         lab.plan(ZeroInit(head=True), tied=True)
 
 

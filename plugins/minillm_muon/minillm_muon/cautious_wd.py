@@ -51,7 +51,7 @@ class CautiousWD(Plugin, api=1):
             )
         if strangers := {*self.squared} - {*self.rules}:
             raise PlanError(
-                f"cautious_wd.squared names {', '.join(sorted(strangers))}, and cautious_wd.rules does not",
+                f"cautious_wd.squared names {', '.join(sorted(strangers))}, but cautious_wd.rules does not",
                 where="opt.extend",
                 fix=f"cautious_wd.rules={json.dumps([*self.rules, *sorted(strangers)])}",
             )

@@ -1,4 +1,4 @@
-"""Muon: orthogonalised momentum (Keller Jordan and others, https://kellerjordan.github.io/posts/muon).
+"""Muon: orthogonalised momentum (Keller Jordan et al., https://kellerjordan.github.io/posts/muon).
 
     m <- 0.95 m + 0.05 g
     u  = NewtonSchulz5((1 - 0.95) g + 0.95 m)            Nesterov
@@ -80,7 +80,7 @@ class Muon(Plugin, api=1):
         optimizer.assign("muon", lambda name, p: len(p.shape) == 2 and _hidden(p.role))
 
     def _check_partners(self) -> None:
-        """Refuse an option that is set where its partner is not.
+        """Refuse an option that is set if its partner is not.
 
         Raises:
             PlanError: the option would have no effect.

@@ -53,7 +53,7 @@ def rows(shape: tuple[int, int]) -> tuple[int, int]:
 
 
 def along_the_longer(shape: tuple[int, int]) -> tuple[int, int]:
-    """Return one entry per element of the longer axis: (R, C) -> (R, 1) where R >= C, else (1, C)."""
+    """Return one entry per element of the longer axis: (R, C) -> (R, 1) if R >= C, else (1, C)."""
     return (shape[0], 1) if shape[0] >= shape[1] else (1, shape[1])
 
 

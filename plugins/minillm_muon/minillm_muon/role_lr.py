@@ -78,7 +78,7 @@ class RoleLR(Plugin, api=1):
                 raise PlanError(
                     f"role_lr.{option_}: the model has no parameter of the role {roles[0]}",
                     where="opt.set",
-                    fix=f"leave role_lr.{option_} out, or add what brings such a parameter",
+                    fix=f"leave role_lr.{option_} out, or add a plugin that has one",
                 )
             for name in names:
                 own = optimizer.parameters[name]

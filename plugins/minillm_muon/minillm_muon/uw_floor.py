@@ -46,7 +46,7 @@ class UWFloor(Plugin, api=1):
             optimizer.extend(rule, "decay", least)
         those = "every rule" if "*" in self.rules else ", ".join(self.rules)
         optimizer.note(
-            f"takes the place of weight decay in {those}: train.weight_decay, weight_decay of the rule's "
+            f"replaces weight decay in {those}: train.weight_decay, weight_decay of the rule's "
             "plugin and role_lr.decay have no effect there"
         )
 
@@ -54,7 +54,7 @@ class UWFloor(Plugin, api=1):
 def floored(
     ops: Any, update: Any, param: Any, state: dict[str, Any], *, floor: float, rows: bool
 ) -> Any:
-    """Scale up the update where its norm is below its fraction of param's; update, param (N, ..., C)."""
+    """Scale up the update if its norm is below its fraction of param's; update, param (N, ..., C)."""
     axes = -1 if rows else tuple(range(1, update.ndim))
 
     def length(x: Any) -> Any:

@@ -115,7 +115,7 @@ def test_squared_names_one_of_the_rules(
     planned: Any, rules: tuple[str, ...], squared: tuple[str, ...]
 ) -> None:
     starred = "*" in (*rules, *squared)
-    said = 'beside "\\*", which is every rule' if starred else "squared names adamw, and"
+    said = 'beside "\\*", which is every rule' if starred else "squared names adamw, but"
     with pytest.raises(PlanError, match=said) as caught:
         planned({"cautious_wd": CautiousWD(rules=rules, squared=squared), "muon": Muon()})
     (given,) = re.findall(r"^cautious_wd\.rules=(\[.*?\])", str(caught.value.fix))

@@ -32,7 +32,7 @@ def test_updates_have_a_least_length(
     """Muon's own update is taken from a run without decay, from the same weights."""
     plain = planned({"muon": Muon(weight_decay=0)})
     plan = planned({"muon": Muon(weight_decay=5), "uw_floor": UWFloor(floor=floor, rows=rows)})
-    assert "uw_floor: takes the place of weight decay in muon" in " ".join(plan.notes)
+    assert "uw_floor: replaces weight decay in muon" in " ".join(plan.notes)
     rng = np.random.default_rng(0)
     params, grads = drawn(plan, rng), [drawn(plan, rng) for _ in range(3)]
     params[DOWN] *= np.exp(2 * rng.standard_normal((16, 1)))  # rows of varied norms

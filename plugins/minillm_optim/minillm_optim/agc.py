@@ -5,7 +5,7 @@
 A unit i is a row of a matrix, the weights of one output or of one token, or a whole vector;
 | | is its Euclidean norm. Epsilon lets units that start at 0 move. It applies to the gradients of every rule,
 after clipping by the global norm (``train.clip``; 0 disables that, as in the paper), which it
-replaces where the gradients of single layers spike, not those of the whole model. The paper leaves the
+replaces if the gradients of single layers spike, not those of the whole model. The paper leaves the
 head out; here its rows are clipped like any other.
 """
 

@@ -1,4 +1,4 @@
-"""Early stopping: a run ends where its held-out loss has stopped falling (Prechelt, 1998).
+"""Early stopping: a run ends when its held-out loss has stopped falling (Prechelt, 1998).
 
 The run ends, as a completed one, when none of ``patience`` consecutive evaluations has a loss that is
 lower than the lowest before them by more than ``least``. ``checkpoint.best=true`` keeps the best

@@ -51,5 +51,5 @@ def average(
 
 
 def averaged(ops: Any, param: Any, state: Mapping[str, Any]) -> Any:
-    """Return the average; the parameter where there is no average yet."""
+    """Return the average; the parameter if there is no average yet."""
     return ops.where(state["average.count"] > 0, state["average.mean"], param)

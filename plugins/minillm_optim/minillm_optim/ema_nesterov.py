@@ -10,7 +10,7 @@ Muon (2026-05-22: beta 0.6, from update 500 to 2,400 of 3,150) and in its best r
 sampling and export use x. Stored are y, as the parameter, x and m; m starts after the first update, and beta_t is
 that of the update which produced y, one update earlier than there.
 
-beta_t is at most ``beta``, also where ``batch_schedule`` raises the rates of the run's schedule. beta 0 is the rule
+beta_t is at most ``beta``, also if ``batch_schedule`` raises the rates of the run's schedule. beta 0 is the rule
 alone, bitwise. Another average of the weights needs the same view: only one can be active.
 """
 
@@ -82,5 +82,5 @@ def ahead(
 
 
 def behind(ops: Any, param: Any, state: Mapping[str, Any]) -> Any:
-    """Return x; the parameter where there was no update yet."""
+    """Return x; the parameter if there was no update yet."""
     return ops.where(state["lookahead.begun"] > 0, state["lookahead.weights"], param)

@@ -61,7 +61,7 @@ class Freeze(Plugin, api=1):
         chosen = {
             info.lr_mul for name, info in optimizer.parameters.items() if self._chosen(name, info)
         }
-        for factor in sorted(chosen):  # a parameter's own learning-rate factor, where it is trained
+        for factor in sorted(chosen):  # a parameter's own learning-rate factor, if it is trained
             optimizer.set(
                 lambda name, info, own=factor: self._chosen(name, info) and info.lr_mul == own,
                 lr_mul=self._between(factor),

@@ -114,7 +114,7 @@ def adam_of_projection(
     beta2: float,
     due: bool,
 ) -> Any:
-    """Compute Adam's update of rank ``rank`` (N, R, C); mean, square (N, rank, C), basis (N, R, rank) where R <= C."""
+    """Compute Adam's update of rank ``rank`` (N, R, C); mean, square (N, rank, C), basis (N, R, rank) if R <= C."""
     tall = update.shape[-2] > update.shape[-1]
     g = ops.matrix_transpose(update) if tall else update
     size = ops.sum(ops.square(state["basis"]), (-2, -1), keepdims=True)  # state is initialised to 0

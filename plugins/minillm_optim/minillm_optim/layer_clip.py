@@ -3,7 +3,7 @@
     g <- g min(1, most / |G|)              | |: Euclidean, of all gradients G of the parameter's layer
 
 A layer is a block, with its attention, MLP and norms; the embedding, the head and every parameter outside the
-blocks are layers of their own. Where one layer's gradients spike, the others are unchanged, unlike under clipping
+blocks are layers of their own. If one layer's gradients spike, the others are unchanged, unlike under clipping
 by the global norm (``train.clip``; it is applied first, 0 disables it). It applies to the gradients of every rule.
 """
 

@@ -122,5 +122,5 @@ def write(
 
 
 def evaluated(ops: Any, param: Any, state: Mapping[str, Any]) -> Any:
-    """Return x; the parameter where there was no step yet."""
+    """Return x; the parameter if there was no step yet."""
     return ops.where(state["write.weight"] > 0, state["write.x"], param)

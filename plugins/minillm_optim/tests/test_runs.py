@@ -125,7 +125,7 @@ def test_init_takes_what_was_evaluated_and_a_branch_what_was_trained(
     assert all(np.array_equal(weights[key], raw[key]) for key in raw)
     assert not views
     said = capsys.readouterr().err
-    assert "left behind, since this model has no place for it: optimizer.average" in said
+    assert "dropped, because this model has no place for it: optimizer.average" in said
     assert "view." not in said
     assert run.step == 14
 

@@ -45,7 +45,7 @@ class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",), capability="
         for size, key in ((model.dim, "model.dim"), (hidden, "fp8_mlp.hidden")):
             if size % MULTIPLE:
                 raise PlanError(
-                    f"products of 8-bit numbers take multiples of {MULTIPLE}, and one side is {size}",
+                    f"products of 8-bit numbers take multiples of {MULTIPLE}, but one side is {size}",
                     where=f"{key}={size}",
                     fix=f"{key}={-(-size // MULTIPLE) * MULTIPLE}, or relu2 in place of fp8_mlp",
                 )

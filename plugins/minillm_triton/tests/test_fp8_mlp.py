@@ -245,7 +245,7 @@ def test_it_learns_as_relu2_does(backward: str) -> None:
 
 
 def test_what_it_cannot_multiply_is_refused() -> None:
-    with pytest.raises(PlanError, match="multiples of 16, and one side is 40") as refused:
+    with pytest.raises(PlanError, match="multiples of 16, but one side is 40") as refused:
         planned(hidden=40)
     assert "fp8_mlp.hidden=48" in str(refused.value.fix)
     with pytest.raises(PlanError, match="one side is 24") as refused:

@@ -65,7 +65,7 @@ def test_the_head_in_fp8_is_refused_on_older_gpus_before_the_run(
         with pytest.raises(BackendError, match=r"8\.9 or later, and .* has 8\.0, 8\.6") as refused:
             refuse()
         assert refused.value.where == "linear_cross_entropy=fp8"
-        assert "leave the plugin out: 'chunked' serves then" in (refused.value.fix or "")
+        assert "leave the plugin out: 'chunked' serves instead" in (refused.value.fix or "")
     said: list[str] = []
     assert loss_of(inference_plan(plan, CUDA, said.append)) == "chunked"
     assert "linear_cross_entropy=fp8 does not serve here" in said[0]

@@ -169,7 +169,7 @@ def test_fp8_is_what_its_rounded_operands_give(module: Any, case: Case) -> None:
 
 def test_fp8_is_evaluated_on_any_gpu(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*about: Any) -> None:
-        raise BackendError("multiplies no 8-bit numbers", where="a GPU", fix="another")
+        raise BackendError("cannot multiply 8-bit numbers", where="a GPU", fix="another")
 
     monkeypatch.setattr(module, "check_device", refused)
     given_ = arguments((9, 16, 32, 1, 0, None, LossForm()))

@@ -101,7 +101,7 @@ def test_symmetric_products_are_served_where_there_are_some() -> None:
 def test_what_is_insisted_on_and_cannot_be_had_is_refused() -> None:
     with pytest.raises(BackendError, match="8 targets at most, not 9") as caught:
         bind(CUDA, planned(Ahead()))
-    assert "leave the plugin out: 'chunked' serves then" in str(caught.value)
+    assert "leave the plugin out: 'chunked' serves instead" in str(caught.value)
     with pytest.raises(BackendError, match="none of the kernels that plugin 'triton' brings"):
         bind(CUDA, planned(Ahead(), loss="auto"))  # AdamW has no matrix products either
     assert "linear_cross_entropy" not in offers(loss=False)

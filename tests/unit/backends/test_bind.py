@@ -129,7 +129,7 @@ def test_mlxs_own_loss_is_refused_where_it_would_lose_digits() -> None:
     (fused,) = (c for c in CORE["mlx"] if c.name == "fused" and c.op == "linear_cross_entropy")
     for device, vocab, refused in (("cpu", 16_384, 0), ("cpu", 16_385, 1), ("cuda", 50_304, 0)):
         request = Request("linear_cross_entropy", "mlx", device, "float32", facts={"vocab": vocab})
-        assert ("one after another" in (fused.refusal(request) or "")) == bool(refused)
+        assert ("one by one" in (fused.refusal(request) or "")) == bool(refused)
 
 
 @pytest.mark.parametrize(

@@ -102,16 +102,16 @@ def test_a_plugin_without_use_hears_what_serves_and_how_it_could() -> None:
 
 def test_one_that_is_insisted_on_serves_or_nothing_begins() -> None:
     assert notes(offer("swiglu", unless="swiglu=false")) == ()
-    with pytest.raises(BackendError, match=r"there for rms_norm.*no CUDA here") as refused:
+    with pytest.raises(BackendError, match=r"must serve rms_norm.*no CUDA here") as refused:
         notes(offer("swiglu"), offer("rms_norm", why="no CUDA here", disable_option="norm=false"))
     assert "trick.norm=false leaves the op to 'fused'" in (refused.value.fix or "")
 
 
 def test_the_way_out_is_no_option_where_the_plugin_would_have_no_use_then() -> None:
     for others in ((), (offer("swiglu", why="nor here"),), (offer("swiglu", rank=9),)):
-        with pytest.raises(BackendError, match="there for rms_norm") as refused:
+        with pytest.raises(BackendError, match="must serve rms_norm") as refused:
             notes(*others, offer("rms_norm", why="no CUDA here", disable_option="norm=false"))
-        assert (refused.value.fix or "").startswith("leave the plugin out: 'fused' serves then")
+        assert (refused.value.fix or "").startswith("leave the plugin out: 'fused' serves instead")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ class Norms(Plugin, api=1):
 def test_a_plan_alone_refuses_what_no_device_would_serve(plan_of: Any) -> None:
     with pytest.raises(BackendError, match=r"'norms' .* compiled cuda, bfloat16") as refused:
         kernel_preflight(plan_of({"norms": Norms()}))
-    assert (refused.value.fix or "").startswith("leave the plugin out: 'fused' serves then")
+    assert (refused.value.fix or "").startswith("leave the plugin out: 'fused' serves instead")
     kernel_preflight(plan_of({"norms": Norms()}, train_compile="off"))  # installed: checked later
     kernel_preflight(plan_of({"norms": Norms(disable_option="")}))
 

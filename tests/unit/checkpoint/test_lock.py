@@ -138,7 +138,7 @@ def test_a_second_one_is_refused_and_changes_nothing(tmp_path: Path, by: str) ->
         assert state(tmp_path) == before
         assert refusal.value.exit_code == 2
         assert held.owner.since in str(refusal.value)
-        assert "close() the Run of this process" in str(refusal.value)
+        assert "close() the Run that trains there in this process" in str(refusal.value)
     with lock(tmp_path):
         pass
 
@@ -286,7 +286,7 @@ def test_what_only_a_person_can_decide_is_left_to_one(
             leave(tmp_path, pid=dead_pid())
             (tmp_path / f"{LOCK}.takeover").write_bytes(b"")
     before = state(tmp_path)
-    fix = r"uses the folder any more, delete .*lock\.json"
+    fix = r"if no process still uses the folder, delete .*lock\.json"
     with pytest.raises(Refusal, match=fix) as refusal, lock(tmp_path):
         pass
     assert "\x1b" not in str(refusal.value)

@@ -180,7 +180,7 @@ def test_a_manifest_cannot_point_outside_its_folder(copy, name: str) -> None:
     ("change", "reason"),
     [
         ({"format": 2}, "format 2, this version reads 1"),
-        ({"step": 3}, "is that of step 3"),
+        ({"step": 3}, "belongs to step 3"),
         ({"step": -1}, "step"),
         ({"step": "2"}, "step"),
         ({"files": []}, "lists model.safetensors 0 times"),

@@ -47,7 +47,7 @@ def test_none_was_ever_written(tmp_path: Path) -> None:
     spaced = tmp_path / "my run"
     with pytest.raises(Refusal) as refused:
         newest_or_refuse(spaced)
-    assert f"--out {shlex.quote(str(spaced))} trains on" in str(refused.value.fix)
+    assert f"--out {shlex.quote(str(spaced))} continues training" in str(refused.value.fix)
     (spaced / "checkpoints").mkdir(parents=True)
     commit(spaced, 3, STATE, {"step": 3})
     with pytest.raises(Refusal) as refused:

@@ -164,13 +164,13 @@ def test_a_settings_file_is_not_written_over(program: Program, tmp_path: Path) -
     )
     code, _, err = program(*words)
     assert (code, file.read_text(), [*tmp_path.iterdir()]) == (2, typed, [file])
-    assert "the run would write over" in err
+    assert "the run would overwrite" in err
 
 
 def test_a_repeated_option_is_noted(program: Program) -> None:
     code, _, err = program("plan", "--preset", "tiny", "--preset=nope", "--diff", "none", "muon")
     assert code == 2
-    assert "note: --preset is given several times: the last one counts" in err
+    assert "note: --preset is given several times: the last value is used" in err
     assert "--diff" not in err.partition("there is no preset")[0]
 
 
@@ -351,7 +351,7 @@ def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
         [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("the current folder does not exist any more")
+    assert done.stderr.startswith("the current folder no longer exists")
     assert "fix:" in done.stderr
 
 

@@ -70,7 +70,11 @@ def test_a_file_of_one_s_own_says_what_follows(
         ('[by."train.steps"]\n"train.lr" = 0.1', "two or more pairs", "[[40, 0.3]"),
         ('[by."train.steps"]\n"train.lr" = [[1, true], [2, 2]]', "pairs of numbers", "[[40, 0.3]"),
         ('[by."train.steps"]\n"train.lr" = [[1, nan], [2, 2]]', "pairs of numbers", "[[40, 0.3]"),
-        ('[by."train.steps"]\n"train.lr" = [[2, 1], [1, 2]]', "do not rise", "smaller ones first"),
+        (
+            '[by."train.steps"]\n"train.lr" = [[2, 1], [1, 2]]',
+            "not increase",
+            "in increasing order",
+        ),
         ("by = 1", "'by' holds a table for each setting", '[by."train.steps"]'),
         ('[by]\n"train.steps" = 1', "by.train.steps is not a table", '[by."train.steps"]'),
     ],
@@ -119,7 +123,7 @@ def test_the_dial_alone_chooses_its_preset(loaded: Load) -> None:
     [
         (None, 3, "preset depth goes from 4 to 24 layers", "--depth 4"),
         ("depth", 25, "preset depth goes from 4 to 24 layers", "--depth 24"),
-        ("small", 6, "in preset small nothing follows model.layers", "--preset depth --depth 6"),
+        ("small", 6, "no setting of preset small follows model.layers", "--preset depth --depth 6"),
     ],
 )
 def test_a_depth_that_nothing_follows_is_refused(

@@ -173,7 +173,9 @@ def test_a_file_changes_what_its_preset_gives_a_plugin(loaded: Load, settings_fi
 
 
 def test_an_option_of_what_is_taken_away_is_refused_where_it_is_typed(loaded: Load) -> None:
-    with pytest.raises(ConfigError, match=r"'muon' is taken away, and muon\.lr is") as caught:
+    with pytest.raises(
+        ConfigError, match=r"'muon' is removed, but its option muon\.lr is"
+    ) as caught:
         loaded("muon.lr=1", preset=RECIPE, plugins="-muon")
     assert caught.value.where == "command line: muon.lr=1"
     assert caught.value.fix == "leave out muon.lr, or -muon in --plugins"
@@ -204,9 +206,7 @@ def test_a_later_budget_clears_the_earlier_one(loaded: Load, key: str, by_clock:
 def test_steps_on_a_preset_by_the_clock(loaded: Load) -> None:
     result = loaded(preset="small", flags={"--steps": 20})
     assert result.origins["train.minutes"] == "cleared by --steps"
-    assert result.notes == (
-        "train.steps (--steps) takes the place of train.minutes (preset small)",
-    )
+    assert result.notes == ("train.steps (--steps) replaces train.minutes (preset small)",)
 
 
 @pytest.mark.parametrize("key", ["eval.every", "eval.samples", "model.head_dim", "data.tokenizer"])
@@ -383,7 +383,7 @@ def test_very_many_heads_are_refused_at_once(loaded: Load) -> None:
 
 
 def test_prompts_of_no_samples_are_refused(loaded: Load) -> None:
-    with pytest.raises(ConfigError, match="prompts are given, and no samples") as caught:
+    with pytest.raises(ConfigError, match="prompts are given, but no samples") as caught:
         loaded("eval.samples=0", "eval.prompts=The rain")
     assert "eval.samples = 0 (command line" in (caught.value.where or "")
 

@@ -293,7 +293,7 @@ def test_a_process_that_is_killed_is_an_error_and_the_next_start_continues(
     assert process is not None
     process._process.send_signal(signal.SIGKILL)
     (error,) = waiting(corpus, 1_000)
-    assert "it was killed, as it is where memory runs out" in str(error)
+    assert "it was killed, as happens if memory runs out" in str(error)
     assert "--resume" in str(error)
     again = corpus_of(files, **size)
     assert again.fingerprint == corpus.fingerprint

@@ -494,7 +494,7 @@ def test_a_held_out_path_too_short_is_refused(
 
 @pytest.mark.parametrize("val", [-0.1, 1.0])
 def test_what_is_no_fraction_is_refused(corpus_of: Open, jsonl: Callable, val: float) -> None:
-    with pytest.raises(DataError, match="must be a fraction"):
+    with pytest.raises(DataError, match="held-out fraction must be"):
         corpus_of([jsonl(["a"])], val=val)
 
 

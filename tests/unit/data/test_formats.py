@@ -116,11 +116,11 @@ BAD = {
     "no key": (b"{}", 0, 'neither "text" nor "ids": it has no key'),
     "chat": (b'{"messages": []}', 0, 'chat data: "messages"'),
     "other chat": (b'{"conversations": []}', 0, "train on its answers with --task sft"),
-    "duplicate key with a semicolon": (b'{"a;b": 1, "a;b": 2}', 0, "the key 'a;b' is there twice"),
-    "array": (b"[]", 0, "a list where a JSON object"),
-    "array of the name": (b'["text"]', 0, "a list where a JSON object"),
-    "string": (b'"text"', 0, "a string where a JSON object"),
-    "duplicate key": (b'{"text": "a", "text": "b"}', 0, "'text' is there twice"),
+    "duplicate key with a semicolon": (b'{"a;b": 1, "a;b": 2}', 0, "the key 'a;b' occurs twice"),
+    "array": (b"[]", 0, "a list instead of a JSON object"),
+    "array of the name": (b'["text"]', 0, "a list instead of a JSON object"),
+    "string": (b'"text"', 0, "a string instead of a JSON object"),
+    "duplicate key": (b'{"text": "a", "text": "b"}', 0, "'text' occurs twice"),
     "ids as a string": (b'{"ids": "12"}', 0, '"ids" is not a list of integers'),
     "float id": (b'{"ids": [1, 2.0]}', 0, '"ids" is not a list of integers'),
     "boolean id": (b'{"ids": [1, true]}', 0, '"ids" is not a list of integers'),
@@ -188,7 +188,7 @@ def test_a_giant_line_is_left_out_in_bounded_memory(
         tracemalloc.stop()
     assert [error.reason for error in errors] == [
         "a line longer than 1 MiB",
-        "a list where a JSON object is needed",
+        "a list instead of a JSON object",
     ]
     assert f"line 4, byte {2 * len(GOOD) + (1 << 23) + 13}" in str(errors[1])
 
@@ -289,7 +289,9 @@ def test_nothing_beside_ids_is_unused_without_a_word(
 
 
 @pytest.mark.parametrize("packing", [".gz", ".xz", ".zst"])
-@pytest.mark.parametrize("damage", [lambda data: data[:-9], lambda data: b"x" + data[1:]])
+@pytest.mark.parametrize(
+    "damage", [lambda data: data[:-9], lambda data: b"x" + data[1:], lambda data: b""]
+)
 def test_a_damaged_archive_is_named(tmp_path: Path, packing: str, damage: Callable) -> None:
     path = tmp_path / f"a.txt{packing}"
     path.write_bytes(damage(PACK[packing](b"text " * 1000)))

@@ -180,7 +180,7 @@ def test_a_forgotten_loader_ends_its_thread(documents: Documents) -> None:
 
 def test_a_wrong_cursor_starts_no_thread(documents: Documents) -> None:
     other = {"fingerprint": "0" * 32, "epoch": 0, "document": 0, "offset": 0}
-    with pytest.raises(DataError, match="data are not those"):
+    with pytest.raises(DataError, match="data differ from those"):
         Loader(documents, rows=1, accumulate=1, seq_len=4, seed=0, cursor=other)
 
 

@@ -175,7 +175,7 @@ def test_a_cursor_of_another_mixture_is_refused() -> None:
     whole, parts = parts_of([[20], [30]])
     cursor = steps(whole, [(1.0, parts[0]), (1.0, parts[1])], 3)[-1].cursor
     other, others = parts_of([[20], [31]])
-    with pytest.raises(DataError, match="not those that the run was reading"):
+    with pytest.raises(DataError, match="differ from those that the run was reading"):
         steps(other, [(1.0, others[0]), (1.0, others[1])], 1, cursor=cursor)
 
 

@@ -265,7 +265,7 @@ def test_documents_come_in_the_order_that_is_claimed_and_resume_in_it(
     ],
 )
 def test_an_order_that_is_no_permutation_is_refused(order: Any) -> None:
-    with pytest.raises(PluginCodeError, match="epoch 0: no permutation of the 3 documents"):
+    with pytest.raises(PluginCodeError, match="epoch 0: not a permutation of the 3 documents"):
         steps(of_lengths([3, 4, 5]), 1, by(order=order))
 
 
@@ -284,7 +284,7 @@ def test_a_cursor_of_another_arrangement_is_refused() -> None:
     cursor = steps(documents, 1, by(Windows))[-1].cursor
     other = {"packer": Function("mine", "tests:another", (("capacity", 7),))}
     for how in (other, {}, by(Windows, capacity=8)):
-        with pytest.raises(DataError, match="not those that the run was reading"):
+        with pytest.raises(DataError, match="differ from those that the run was reading"):
             steps(documents, 1, how, cursor=cursor)
 
 
@@ -332,7 +332,7 @@ def keeps(**kept: Any) -> Callable[[Packer, Callable[[], Piece]], list[Piece]]:
         (lambda packer, take: [take()._replace(first=-1)], "is not a piece of a document"),
         (lambda packer, take: [take().part(9, 3)], "is not a piece of a document"),
         (lambda packer, take: [Piece(0, take().last + 1)], "is not a piece of a document"),
-        (lambda packer, take: [take(), take(), take()], "a row of 9 tokens, where 7 have room"),
+        (lambda packer, take: [take(), take(), take()], "a row of 9 tokens, but only 7 fit"),
         (endless, "500 documents were taken for one row"),
         (twice, "2 tokens were laid out twice"),
         (remembered, "3 tokens were laid out twice"),

@@ -170,7 +170,7 @@ def test_a_cursor_of_other_data_is_refused() -> None:
     documents, other = Documents.of([[1, 2, 3]], VOCAB), Documents.of([[1, 2, 4]], VOCAB)
     saved = start(documents, 0).data()
     for wrong, seed in ((other, 0), (documents, 1)):
-        with pytest.raises(DataError, match="not those that the run was reading"):
+        with pytest.raises(DataError, match="differ from those that the run was reading"):
             Cursor.resume(saved, fingerprint(wrong, seed))
 
 

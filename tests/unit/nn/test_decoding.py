@@ -149,18 +149,18 @@ NO_NUMBERS = {"negative": -1, "fraction": 1.0, "truth": True, "word": "all"}
     [
         (
             "layout",
-            "Turned has lookback = 1, and is given new columns",
+            "Turned has lookback = 1, but receives only new columns",
             "layers.0.attention.layout",
         ),
-        ("core", "Core has lookback = 1, and is given", "layers.0.attention.core"),
+        ("core", "Core has lookback = 1, but receives only", "layers.0.attention.core"),
         ("keeps", r"Both has keeps = \('seen',\), and looks back", "embed.it_both"),
-        ("product", "Product has lookback = 1, and is given", "layers.0.attention.q.product"),
+        ("product", "Product has lookback = 1, but receives only", "layers.0.attention.q.product"),
         (
             "part",
-            "Looking has lookback = 2, and the node that it is part of",
+            "Looking has lookback = 2, but the node that contains it",
             "embed.it_outer.part",
         ),
-        *((case, "no number of columns", "embed.it_other") for case in NO_NUMBERS),
+        *((case, "not a number of columns", "embed.it_other") for case in NO_NUMBERS),
     ],
 )
 def test_where_looking_back_would_have_no_effect_it_is_refused(

@@ -155,8 +155,8 @@ def halved(ops: Any, update: Any, param: Any, state: Any) -> Any:
     ("options", "said"),
     [
         ({"frozen": True}, "splits rows of .* freezes"),
-        ({"needs": "element"}, "into matrices, and it follows the rule 'plain'"),
-        ({"role": "mlp.down"}, "into matrices, and it follows the rule 'adamw'"),
+        ({"needs": "element"}, "into matrices, but it follows the rule 'plain'"),
+        ({"role": "mlp.down"}, "into matrices, but it follows the rule 'adamw'"),
         ({"rule": "muon"}, "builds on the rule 'muon', which no active plugin provides"),
         ({"blocks": 7}, "in 7 blocks of rows"),
         ({"blocks": 0}, "in 0 blocks of rows"),

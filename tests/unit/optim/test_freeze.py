@@ -186,7 +186,7 @@ def test_one_that_is_passed_over_is_one_parameter(
 
 
 def test_who_takes_everything_leaves_nothing_or_clashes(planned: Planned) -> None:
-    for_over = "into the plan: what it claims of parameters is that of over"
+    for_over = "into the plan: its claims on parameters yield to over"
     with pytest.raises(PlanError, match=f"plugin 'assigns' put nothing {for_over}"):
         planned(over=Over(), assigns=Assigns())
     with pytest.raises(PlanError, match=r"plugin 'idle' put nothing into the plan\n"):

@@ -262,4 +262,4 @@ def test_state_that_a_stage_does_not_declare_is_declared_or_left_out() -> None:
     ops, params, state = OPS, {"a": np.ones(2)}, initial_state({"0": group}, np.zeros)
     with pytest.raises(PluginCodeError) as raised:
         update(ops, {"0": group}, params, dict(params), 1.0, state, 1.0, {})  # type: ignore[arg-type]
-    assert raised.value.fix == 'declare state={"zz": ...}, or return the state as it came'
+    assert raised.value.fix == 'declare state={"zz": ...}, or return the state unchanged'

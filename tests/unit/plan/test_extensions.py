@@ -80,7 +80,7 @@ def test_a_rules_own_decay_is_left_where_nobody_extends_it() -> None:
     [
         ({"a": Extender(), "b": Extender(rules=("adamw",))}, "claimed by both 'a' and 'b'"),
         ({"a": Extender(rules=("*", "adamw"))}, "plugin 'a' claims slot .* twice"),
-        ({"a": Extender(anchor="scale")}, "no stage is there that was given 'weight_decay'"),
+        ({"a": Extender(anchor="scale")}, "no replaced stage has an argument 'weight_decay'"),
     ],
 )
 def test_extensions_that_clash_or_inherit_nothing_are_refused(

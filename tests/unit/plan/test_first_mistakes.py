@@ -206,13 +206,13 @@ class Kernel(Plugin, api=1):
     [
         (
             {"op": "swigluu"},
-            "kernel for 'swigluu', and there is no such op",
+            "kernel for 'swigluu', but there is no such op",
             "mean swiglu? ops are",
         ),
-        ({"op": "conv"}, "and there is no such op", "ops are linear, embedding, rms_norm"),
+        ({"op": "conv"}, "but there is no such op", "ops are linear, embedding, rms_norm"),
         (
             {"device": "gpu"},
-            "kernel for 'gpu', and there is no such device",
+            "kernel for 'gpu', but there is no such device",
             "devices are cpu, cuda, mps, metal",
         ),
         ({"function": "operator:mull"}, "operator has no mull; did you mean mul?", "its reference"),

@@ -105,8 +105,8 @@ def test_factors_are_the_leader_s_until_they_part(planned: Planned) -> None:
     [
         ("freeze", "'other' freezes 'head.weight'"),
         ("rule", "they have the rules 'other' and 'adamw'"),
-        ("betas", "they have other betas"),
-        ("schedule", "the lr_mul of one has a schedule"),
+        ("betas", "they have different betas"),
+        ("schedule", "the lr_mul of only one of them follows that schedule"),
         ("lead", "follows another itself"),
         ("init", "plugin 'other' gives initial values to 'head.weight'"),
     ],

@@ -41,11 +41,13 @@ class Joins(Plugin, api=1):
 
 
 class Own(Plugin, api=1):
-    """A rule of its own."""
+    """A rule of its own, for the head or for all parameters."""
+
+    whole: bool = False
 
     def optimizer_factory(self, optimizer):
         optimizer.rule("own", lr=0.1, scale=stage(scaled, by=3.0))
-        optimizer.assign("own", lambda _, p: p.role == "head")
+        optimizer.assign("own", lambda _, p: self.whole or p.role == "head")
 
 
 class Extends(Plugin, api=1):
@@ -89,6 +91,12 @@ def test_stages_stand_before_a_rules_own_in_the_order_that_is_said() -> None:
 
 def test_a_plugin_joins_twice_under_two_names() -> None:
     assert chains(planned(a=Joins(twice="a")))["adamw"] == ["gradient[a]", "gradient[a_too]"]
+
+
+def test_a_rule_without_parameters_leaves_no_trace() -> None:
+    plugins = {"a": Joins(), "own": Own(whole=True)}
+    expected = {p.name: p.expected for p in planned(**plugins).plugins}
+    assert expected["a"] == ("stage:own.gradient[a]",)
 
 
 @pytest.mark.parametrize(

@@ -475,7 +475,7 @@ ALONE: dict[str, tuple[Made, str]] = {
     "an unknown dtype": (data(lambda d: d.field("prefix", "int64")), "has dtype int64"),
     "a field that nobody writes": (
         data(lambda d: d.field("prefix")),
-        "declares the batch field 'prefix', and has no on_batch",
+        "declares the batch field 'prefix', but has no on_batch",
     ),
     "a layer outside the model": (
         model(lambda m: m.mlp(4, None)),
@@ -851,7 +851,7 @@ def test_taps_of_attention_are_of_what_is_there(planned: Planned, asks: Any, mes
 
 def test_roles_are_those_of_the_model(planned: Planned) -> None:
     with pytest.raises(
-        PlanError, match=r"of the role 'mlp\.dwon', and the model has none"
+        PlanError, match=r"of the role 'mlp\.dwon', but the model has none"
     ) as refused:
         planned(one=model(lambda m: m.init_role("mlp.dwon", zeros))())
     assert "mlp.down" in str(refused.value.fix)

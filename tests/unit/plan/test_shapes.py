@@ -224,7 +224,7 @@ def test_an_answer_that_is_no_index_is_refused_while_planning(answer: Any) -> No
         ({"mine": Packs()}, {"train_stages": STAGES}, "lays out rows of one length"),
         ({"mine": Packs(), "yours": Sized()}, {}, "'yours' changes it"),
         ({"mine": Ahead()}, {"train_stages": STAGES}, "12 tokens ahead, in rows of 8 tokens"),
-        ({"mine": Sized()}, {"train_minutes": 1.0}, "which a run by the clock does not know"),
+        ({"mine": Sized()}, {"train_minutes": 1.0}, "is unknown if the run ends by the clock"),
         ({}, {"train_stages": STAGES, "train_minutes": 1.0}, "'train.stages' sizes batches"),
     ],
 )

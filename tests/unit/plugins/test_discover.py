@@ -65,8 +65,11 @@ def test_a_good_plugin_is_read_whole(site, good) -> None:
         ("class Trick(Plugin, api=1, devices=()): ...\n", "keyword devices=()"),
         ("class Trick(Plugin, api=1, capability=9.0): ...\n", 'should be like "==9.0"'),
         ("class Trick(Plugin, api=1, identity_at_init=1): ...\n", "should be True or False"),
-        ("class Trick(Plugin, api=1, requires='numpy'): ...\n", "should be a tuple of what pip"),
-        ("class Trick(Plugin, api=1, requires=('; rm',)): ...\n", "should be a tuple of what pip"),
+        ("class Trick(Plugin, api=1, requires='numpy'): ...\n", "a tuple of requirements for pip"),
+        (
+            "class Trick(Plugin, api=1, requires=('; rm',)): ...\n",
+            "a tuple of requirements for pip",
+        ),
         ("class Trick(Plugin, api=1, export=['x']): ...\n", "keyword export="),
     ],
 )
@@ -170,7 +173,7 @@ def test_of_two_that_offer_a_name_ours_is_not_the_one_to_go(site, good, ours: bo
     with pytest.raises(PluginError, match=f"plugin '{name}' is offered by") as refused:
         find(name)
     said = "uninstall the distribution that you do not need: a-rival"
-    own = " (minillm's own 'muon' is that of minillm-muon)"
+    own = " (minillm's own 'muon' comes from minillm-muon)"
     assert refused.value.fix == (said + own if ours else f"{said} or dist-gate")
 
 

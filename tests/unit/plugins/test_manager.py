@@ -275,7 +275,7 @@ def test_a_misnamed_class_is_answered_with_those_there_are(
     monkeypatch.chdir(tmp_path)
     Path("my_trick.py").write_text(f"{good}\n\nclass Aside:\n    pass\n")
     fix = str(refused("./my_trick.py:Tricks").fix)
-    assert fix.startswith("it has ./my_trick.py:Trick; or, in the file: class Tricks(Plugin, api=")
+    assert fix.startswith("use ./my_trick.py:Trick; or, in the file: class Tricks(Plugin, api=")
     Path("my_trick.py").write_text("class Aside:\n    pass\n")
     assert str(refused("./my_trick.py:Trick").fix).startswith("in the file: class Trick(Plugin")
 
@@ -313,7 +313,7 @@ def test_a_single_file_that_raises(tmp_path: Path, good: str) -> None:
         file.write_text(text)
         error = raised(f"{file}:Trick")
         assert f"my_trick.py:{line}" in str(error.where)
-        assert "mend the file" in str(error.fix)
+        assert "correct the file" in str(error.fix)
         assert "minillm_file_my_trick" not in sys.modules
 
 

@@ -143,7 +143,7 @@ def test_info_says_along_which_axes_several_processes_are_refused(make_plugin) -
     shown = info("trick", TINY)
     assert set(shown["mesh"].values()) == {None}
     text = printed(render_info, shown | {"mesh": {"data": None, "rows": "it reads all"}}, width=200)
-    assert "data: nothing in its plan rules it out, and it was not trained" in text
+    assert "data: nothing in its plan rules it out, but it was not trained" in text
     assert "rows: refused, it reads all" in text
     assert "minillm plugins check trick --only mesh tries it" in text
     assert "mesh" not in info("trick")
@@ -161,7 +161,7 @@ def test_info_of_what_does_not_fit_the_preset(make_plugin) -> None:
     assert shown["mesh"] == {}
     said = " ".join(printed(render_info, shown).split())
     assert (
-        "mesh not known, since it was not planned: minillm plugins check trick --only mesh" in said
+        "mesh unknown, because it was not planned: minillm plugins check trick --only mesh" in said
     )
 
 

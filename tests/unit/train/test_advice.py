@@ -36,7 +36,7 @@ def test_where_the_model_does_not_fit_rows_are_no_advice() -> None:
     error = out_of_memory(
         OutOfMemory("cannot allocate"), trained(rows=8, seq_len=8, lr=0.1), None, 0
     )
-    assert error.what == "out of memory while the model was made"
+    assert error.what == "out of memory while the model was built"
     assert "a smaller model" in str(error.fix)
 
 

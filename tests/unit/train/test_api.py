@@ -197,7 +197,7 @@ def test_a_run_in_a_folder_is_saved_closed_and_resumed(
     assert not verify(Path("cut/checkpoints/step-00000005"))
     with pytest.raises(minillm.Refusal, match="cut is in use by process") as refused:
         minillm.Run.open("cut", **options).train()
-    assert refused.value.fix == "close() the Run of this process that trains there"
+    assert refused.value.fix == "close() the Run that trains there in this process"
     run.close()
     assert json.loads(Path("cut/run.json").read_text())["exit"] == 75
     again = minillm.Run.open("cut", **options)

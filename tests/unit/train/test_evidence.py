@@ -131,7 +131,7 @@ def test_nothing_after_ten_steps_ends_the_run(evidence, expected: list[str]) -> 
     for step in range(1, STEPS):
         watch(stepped(step))
     watch(Ended(STEPS, 0, 1.0))
-    with pytest.raises(NoEvidence, match=r"plugin 'ghost' was named, and after 10 steps") as error:
+    with pytest.raises(NoEvidence, match=r"plugin 'ghost' was named, but after 10 steps") as error:
         watch(stepped(STEPS))
     assert error.value.exit_code == 3
     assert "leave out 'ghost'" in str(error.value)

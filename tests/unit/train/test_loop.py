@@ -400,7 +400,7 @@ def test_ten_of_a_hundred_steps_that_are_not_finite_end_the_run(
             run.run()
         assert error.value.exit_code == 5
         last = max((event.step for event in run.of(Saved)), default=None)
-        told = "no checkpoint" if last is None else f"the last good one: step {last}"
+        told = "no checkpoint" if last is None else f"the last good checkpoint: step {last}"
         assert told in str(error.value)
     expected = [(n, count) for n, count in counts.items() if fatal is None or n <= fatal]
     assert [(event.step, event.recent) for event in run.of(Guarded)] == expected
@@ -619,7 +619,7 @@ def test_but_its_last_checkpoint_is_not_given_up_silently(make) -> None:
     run = make(Budget(steps=4), cadence=Cadence(save=2), saves=Saves(failing={4}, go_on=True))
     with pytest.raises(MinillmError, match="last checkpoint could not be written") as error:
         run.run()
-    assert "the last good one: step 2" in str(error.value)
+    assert "the last good checkpoint: step 2" in str(error.value)
 
 
 def test_a_save_under_way_is_waited_for_when_something_else_fails(make) -> None:
@@ -792,7 +792,7 @@ def test_a_spike_in_the_last_step_does_not_cut_the_run_short(make) -> None:
 def test_a_failure_names_the_save_that_is_under_way(make) -> None:
     run = make(Budget(steps=60), cadence=Cadence(save=4), saves=Saves(99))
     run.trainer.read = skipping(range(3, 60))
-    with pytest.raises(NonFinite, match="the last good one: step 8"):
+    with pytest.raises(NonFinite, match="the last good checkpoint: step 8"):
         run.run()
 
 

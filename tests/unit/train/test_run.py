@@ -304,7 +304,7 @@ def test_a_folder_that_is_taken_meanwhile_is_said(job: Job) -> None:
     job.train(out=None, steps=1)
     one, two = job.runs / "tiny-1", job.runs / "tiny-2"
     assert f"preset tiny, writing to {one}" in job.said[0]
-    assert f"another run has taken {one} meanwhile: writing to {two}" in job.said
+    assert f"another run took {one} in the meantime: writing to {two}" in job.said
 
 
 def test_a_run_is_evaluated_at_the_start_at_every_sixth_and_at_the_end(job: Job) -> None:
@@ -486,7 +486,7 @@ def test_an_observer_that_is_switched_off_on_the_way_is_recorded(job: Job) -> No
     assert "switched_off" not in records["watcher"]
     warned = [line for line in job.said if "(1 of 3): RuntimeError: disk on fire, at " in line]
     assert len(warned) == 1
-    assert any("'tired' was switched off on the way" in line for line in job.said)
+    assert any("'tired' was switched off during the run" in line for line in job.said)
 
 
 def test_a_plugin_that_breaks_a_batch_ends_the_run_under_its_name(job: Job) -> None:
@@ -672,7 +672,7 @@ def test_a_model_that_does_not_even_fit(job: Job) -> None:
         raise OutOfMemory("no room")
 
     job.prepare = full
-    with pytest.raises(OutOfMemory, match="while the model was made"):
+    with pytest.raises(OutOfMemory, match="while the model was built"):
         job.train()
     assert not job.out.exists()
 

@@ -1,1 +1,1 @@
-"""The ops by CuTe kernels: one module per op, imported where the kernel is selected; and their check of the GPU."""
+"""The ops by CuTe kernels: one module per op, imported when the kernel is selected; and their check of the GPU."""

@@ -89,7 +89,7 @@ def _table(
     bounds = []
     for places in (keys // S * queries + at, keys):
         padded = torch.empty(B * S + 1, dtype=torch.int32, pin_memory=device.type == "cuda")
-        # filled by NumPy: torch's threads would wait for each other, milliseconds where cores are shared
+        # filled by NumPy: torch's threads would wait for each other, milliseconds if cores are shared
         array = padded.numpy()
         array[: len(keys)], array[len(keys) :] = places, 0
         bounds.append(padded.to(device, non_blocking=True))
@@ -113,7 +113,7 @@ def _attention(
     q: Tensor,  # (B, T, H, D), or packed (B T, H, D)
     k: Tensor,  # (B, S, K, D), or packed (B S, K, D)
     v: Tensor,
-    queries: Tensor | None,  # int32 (B S + 1,), where packed
+    queries: Tensor | None,  # int32 (B S + 1,), if packed
     keys: Tensor | None,  # int32 (B S + 1,)
     count: Tensor | None,  # int64 () on the CPU: M, of M + 1 entries
     changing: Tensor | None,  # () on the CPU: the window, in place of the fixed one

@@ -152,5 +152,5 @@ def _(
 
 
 def _first(x: Tensor, rows: int) -> Tensor:
-    """Return the first rows of x; a copy where it has more, since no output may be part of another array."""
+    """Return the first rows of x; a copy if it has more, since no output may be part of another array."""
     return x if len(x) == rows else x[:rows].clone()

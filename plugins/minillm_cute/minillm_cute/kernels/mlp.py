@@ -24,7 +24,7 @@ ROWS = {"relu_sq": 1, "swiglu": 2}
 
 
 def served(x: Tensor, plugin: str, instead: str) -> bool:
-    """Return whether an array is multiplied by QuACK: in bfloat16 on a GPU, where gradients are computed.
+    """Return whether an array is multiplied by QuACK: in bfloat16 on a GPU, if gradients are computed.
 
     Args:
         x: the array.
@@ -68,7 +68,7 @@ def swiglu_mlp(
 
 
 class _MLP(Function):
-    """(x (N, C), up (G, C), down (C, F), activation) -> y (N, C); G is F, and 2 F where a gate is beside each."""
+    """(x (N, C), up (G, C), down (C, F), activation) -> y (N, C); G is F, and 2 F if a gate is beside each."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, up: Tensor, down: Tensor, activation: str) -> Tensor:

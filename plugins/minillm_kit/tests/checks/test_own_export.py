@@ -72,6 +72,25 @@ def test_a_file_that_computes_something_else_is_seen(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_transformers")
+@pytest.mark.parametrize("default", [" = False", " = True", ""])
+def test_options_that_the_claimed_layout_refuses(tmp_path: Path, default: str) -> None:
+    claimed = PLUGIN.replace("Param, Plugin", "Param, Plugin, option")
+    claimed = claimed.replace("api=1", "api=1, export='llama'")
+    claimed = claimed.replace('with a tail."""', f'with a tail."""\n\n    tail: bool{default}')
+    claimed = claimed.replace("# in the hook", "if self.tail:").replace("attn.out", "    attn.out")
+    (tmp_path / "p.py").write_text(claimed)
+    asked = Subject(f"{tmp_path}/p.py:P", {"tail": True}, backend="torch")
+    if default == " = True":  # no option of the plugin satisfies the claim
+        with pytest.raises(Failed, match="no place"):
+            export.exports(asked)
+        return
+    found = export.exports(asked)
+    assert found.startswith("its own modeling file: logits ")
+    assert "(with these options, " in found
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_transformers")
 def test_a_file_that_raises_or_needs_minillm_is_seen(tmp_path: Path) -> None:
     for line, said in (("1 / 0", "division by zero"), ("import minillm_core", "is not here")):
         (tmp_path / "modeling_minillm.py").write_text(line)

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from minillm_core.commands import counted, few, plain
 from minillm_lab.card import interval, signed
-from minillm_lab.worth import MOST_PAIRS, times
+from minillm_lab.worth import MOST_PAIRS, times, too_wide
 
 LOSSES = ("loss, equal tokens", "loss, equal seconds")
 COSTS = ("tokens/s", "peak")
@@ -165,6 +165,8 @@ def _peak(peak: Json) -> Text:
 
 
 def _times(effect: Json) -> str:
+    if too_wide(effect):
+        return f"{times(effect['effect'])} x, too few pairs"
     return interval(times, effect["effect"], effect["low"], effect["high"], " x")
 
 

@@ -1,1 +1,1 @@
-"""The ops by Liger's functions: one module per op, imported where the kernel is selected."""
+"""The ops by Liger's functions: one module per op, imported when the kernel is selected."""

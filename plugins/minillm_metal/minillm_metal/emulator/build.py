@@ -40,7 +40,7 @@ OF_AXES = {
     "threadgroups_per_grid": "uint3(groups[0], groups[1], groups[2])",
     "threads_per_grid": "uint3(grid[0], grid[1], grid[2])",
 }
-"""Metal's attribute of three axes -> C++; where a scalar is declared, it is the first axis."""
+"""Metal's attribute of three axes -> C++; if a scalar is declared, it is the first axis."""
 
 PLACES = {
     **OF_AXES,
@@ -55,13 +55,13 @@ PLACES = {
 
 @cache
 def compiler() -> str | None:
-    """Return the C++ compiler's path; None where the emulator cannot run."""
+    """Return the C++ compiler's path; None if the emulator cannot run."""
     return None if compiler_reason() else shutil.which("g++")
 
 
 @cache
 def compiler_reason() -> str:
-    """Explain why the emulator cannot run here; empty where it can."""
+    """Explain why the emulator cannot run here; empty if it can."""
     if sys.platform != "linux":
         return "the emulator of Metal kernels runs on Linux"
     wanted = f"the emulator of Metal kernels needs g++ {OLDEST} or newer"

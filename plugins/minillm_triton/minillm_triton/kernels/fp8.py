@@ -33,9 +33,9 @@ def check_device(x: Tensor, where: str, fix: str) -> None:
     """
     if x.is_cuda and torch.cuda.get_device_capability(x.device) < (8, 9):
         raise BackendError(
-            f"{torch.cuda.get_device_name(x.device)} multiplies no 8-bit numbers",
+            f"{torch.cuda.get_device_name(x.device)} cannot multiply 8-bit numbers",
             where=where,
-            fix=f"{fix}: Ada, Hopper and later GPUs have such products",
+            fix=f"{fix}: Ada, Hopper and later GPUs can",
         )
 
 
