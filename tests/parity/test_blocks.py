@@ -126,7 +126,7 @@ def asked(device: str = "cuda", **facts: Any) -> Request:
 @pytest.mark.parametrize(
     ("request_", "kernel", "why"),
     [
-        (asked(), "sdpa", "plainly causal"),
+        (asked(), "sdpa", "the mask is only causal"),
         (asked(window="static"), "flex", None),
         (asked(documents=True), "flex", None),
         (asked(window="dynamic"), "flex", None),

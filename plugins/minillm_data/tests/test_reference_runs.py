@@ -98,7 +98,7 @@ def test_a_run_knows_its_reference_by_its_weights(place: Path, tmp_path: Path) -
 
 def test_a_reference_of_other_ids_is_refused(place: Path) -> None:
     given = {"rho1__model": str(place / "reference")}
-    with pytest.raises(DataError, match=r"knows 300 ids, and model\.vocab is 290"):
+    with pytest.raises(DataError, match=r"has 300 ids, but model\.vocab is 290"):
         run(place, "ids", "rho1", **given, **{"model.vocab": 290})
     (place / "other.txt").write_text(TEXT.upper())
     with pytest.raises(DataError, match="tokenizer of the reference is not the run's"):

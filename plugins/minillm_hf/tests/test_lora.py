@@ -288,15 +288,15 @@ def test_a_directory_is_tuned_by_adapters_and_names_itself_in_them(
     assert main(tuned) == 0
     said = capsys.readouterr()
     assert "trained and" in said.out + said.err
-    assert "frozen parameters keep the random values" not in said.out + said.err
+    assert "frozen parameters keep their random initial values" not in said.out + said.err
     resumed = ["train", "--resume", "--out", str(runs / "b"), "--steps", "4"]
     assert main(resumed) == 0
     said = capsys.readouterr()
-    assert "frozen parameters keep the random values" not in said.out + said.err
+    assert "frozen parameters keep their random initial values" not in said.out + said.err
     again = ["--plugins", "lora", "--out", str(runs / "c"), *common, *shape]
     assert main(["train", *again]) == 0
     said = capsys.readouterr()
-    assert "frozen parameters keep the random values" in said.out + said.err
+    assert "frozen parameters keep their random initial values" in said.out + said.err
     assert main(["export", str(runs / "b"), "--to", str(tmp_path / "c"), "--layout", "peft"]) == 0
     assert "PeftModel.from_pretrained" in capsys.readouterr().out
     config = json.loads((tmp_path / "c" / "adapter_config.json").read_text())

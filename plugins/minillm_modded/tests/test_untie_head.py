@@ -88,7 +88,7 @@ def test_a_branch_of_a_tied_run_takes_its_matrix_and_moments_for_both(
         assert main(["train", flag, f"{out}@{step}", "--out", str(to), *words]) == 0
         said = "".join(capsys.readouterr())
         assert "the weights of" in said or "branched from" in said
-        assert f"begins as {EMBEDDING}" not in said
+        assert f"starts as a copy of {EMBEDDING}" not in said
         assert "newly initialised weights: head" not in said
         source, first = held(out, step), held(to, begins)
         np.testing.assert_array_equal(first[f"model.{HEAD}"], first[f"model.{EMBEDDING}"])

@@ -52,7 +52,7 @@ def test_strict_does_not_pass_the_preferred_one() -> None:
         with pytest.raises(BackendError, match="'a' cannot serve linear: too small") as caught:
             choose(ASKED, offers, policy)
         assert caught.value.where == f"--kernels {policy}"
-        way_out = f"--kernels {policy.naming('linear', 'b')} takes 'b'"
+        way_out = f"--kernels {policy.naming('linear', 'b')} uses 'b'"
         assert way_out in str(caught.value.fix)
         assert choose(ASKED, offers, policy.naming("linear", "b")).kernel == "b"
     with pytest.raises(BackendError, match="no kernel serves linear"):
