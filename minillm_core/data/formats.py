@@ -15,13 +15,13 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -140,10 +140,13 @@ def opened(path: Path, packing: str, reading: Reading) -> Iterator[io.BufferedRe
     """
     try:
         with io.BufferedReader(_Counted(path, reading.tick), _BUFFER) as raw:
-            if packing and not raw.peek(1):
-                raise EOFError("it is empty")  # gzip reads such a file as an empty text
-            with PACKINGS[packing](raw) if packing else nullcontext(raw) as unpacked:
-                yield io.BufferedReader(unpacked, _BUFFER)  # type: ignore[arg-type]
+            if packing:
+                if not raw.peek(1):
+                    raise EOFError("it is empty")  # gzip reads such a file as an empty text
+                with PACKINGS[packing](raw) as unpacked:
+                    yield io.BufferedReader(unpacked, _BUFFER)  # type: ignore[arg-type]
+            else:
+                yield cast("io.BufferedReader", raw)
     except _damage() as error:
         what = f"the {packing} file is damaged or cut short: {error}"
         raise DataError(what, where=str(path), fix="fetch or pack it again") from error

@@ -484,5 +484,5 @@ def test_a_plugin_that_several_processes_refuse_says_so_along_each_axis() -> Non
     assert found.verdict == "passed"
     assert found.found.startswith(
         "torch, data: equal to the bit; shard: equal to the bit; weights: equal to the bit; "
-        "rows: refused, what is"
+        "rows: refused, the choice of what"
     )
