@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -258,6 +259,10 @@ class Stream:
         """The notes of a whole pass, or else of the part that was read."""
         return Counter(self.state.get("left_out", self.rows.notes))
 
+    def close(self) -> None:
+        """Close the source's file, which is open if the mixture ended within it."""
+        self._reading = iter(())  # the iterator of the file refers to this object: a cycle
+
     def count_rest(self) -> None:
         """Read to the end, to measure the size of a pass."""
         if not self.state["whole"] and self.next is not None:
@@ -311,7 +316,7 @@ class Mixing:
         key = key_of(
             "mix", every, **asked, by=self.measure.digest, groups=groups, malformed=malformed
         )
-        with Output(to, key) as output:
+        with ExitStack() as reading, Output(to, key) as output:
             if output.note:
                 say(output.note)
             more, state = output.state.more, output.state
@@ -327,6 +332,8 @@ class Mixing:
                 Stream(rows, self.measure, kept, repeat, lambda: None)
                 for rows, kept in zip(self.sources, more["streams"], strict=True)
             ]
+            for stream in streams:
+                reading.callback(stream.close)
             ended = self._interleave(streams, shares, size, repeat, output, progress)
             if size is None:
                 for stream in streams:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -128,6 +130,17 @@ def test_shares_by_size_use_everything(found: list[list[int]]) -> None:
         assert len(written(folder / "out")) == sum(map(len, found))
     assert report["ended"] == "every source is used up"
     assert all(one["unused"] == 0 for one in report["sources"])
+
+
+def test_no_file_stays_open_if_the_size_is_reached_first(tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{name}.jsonl", [10] * 2000) for name in "ab"]
+    gc.disable()  # it would close them, at some time and with a warning
+    try:
+        mix(paths, tmp_path / "out", size=600)
+        files = [one for one in gc.get_objects() if isinstance(one, io.FileIO)]
+        assert not [one for one in files if str(one.name) in map(str, paths) and not one.closed]
+    finally:
+        gc.enable()
 
 
 def test_a_temperature_raises_small_sources(tmp_path: Path) -> None:
