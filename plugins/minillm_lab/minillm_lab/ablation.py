@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +156,7 @@ class Ablation:
         self.pool, self.turns, self.equal_seconds = pool, turns, equal_seconds
         self.out, self.design, self.seeds, self.study = out, design, tuple(seeds), study
         # Runs of earlier versions do not say how they were evaluated.
-        earlier = self._earlier()
-        evaluated = {key: earlier[key] for key in ("eval_tokens",) if key in earlier}
+        evaluated = {key: self.earlier[key] for key in ("eval_tokens",) if key in self.earlier}
         self.members = Members(out, study, "ablation", defaults=BOUND | evaluated)
         self.minutes, self.about, self.say, self.watch = minutes, dict(about), say, watch
         self.evaluations = evaluations
@@ -284,7 +284,7 @@ class Ablation:
     def replaced(self) -> Iterator[str]:
         """Yield a line for each part of OUT's earlier result that this one does not have."""
         path = self.out / RESULT
-        earlier = self._earlier()
+        earlier = self.earlier
         if not earlier and path.exists():
             yield (
                 f"warning: {path} is not as minillm writes it, and is written anew from the runs in "
@@ -315,8 +315,9 @@ class Ablation:
                 f"{path} will be without {which} {few([*map(str, left_out)])}: the runs stay{again}"
             )
 
-    def _earlier(self) -> Mapping[str, Any]:
-        """Read the result of an earlier start; empty without one, and where it is damaged."""
+    @cached_property
+    def earlier(self) -> Mapping[str, Any]:
+        """The result of an earlier start, as it was then; empty without one, and if it is damaged."""
         found = read(self.out / RESULT) or {}
         try:
             _Earlier.model_validate(found)
@@ -472,7 +473,7 @@ class Ablation:
 
         The number of an earlier start is reused, unless its first variant was another set of plugins.
         """
-        earlier, first = self._earlier(), self.reference
+        earlier, first = self.earlier, self.reference
         before = next(iter(earlier.get("variants", {}).values()), {}).get("plugins")
         same = before == [one.name for one in first.plan.active]
         if earlier.get("steps") and earlier.get("minutes") == self.minutes and same:

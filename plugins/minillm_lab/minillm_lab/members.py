@@ -311,7 +311,8 @@ def identity_of(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
     Versions of plugins are part of the plan, and those of other plugins of the study do not matter.
     """
     shared: dict[str, Any] = {key: about[key] for key in ("data", "device", "dtype")}
-    shared |= {key: about[key] for key in ("begins_with",) if key in about}
+    if "begins_with" in about:
+        shared["begins_with"] = about["begins_with"]
     others = about.get("distributions", ())
     shared["versions"] = {k: v for k, v in about["versions"].items() if k not in others}
     bound = plan.config.train.model_dump(include={"compile", "checkpointing"})

@@ -17,10 +17,9 @@ from minillm_lab.comparison import comparison_page
 from minillm_lab.history import History, read_history
 from minillm_lab.members import understood
 from minillm_lab.run_page import run_page
-from minillm_lab.search import RESTORED
 from minillm_lab.search_page import PAGE as SEARCH_PAGE
+from minillm_lab.search_page import RESTORED, search_page
 from minillm_lab.search_page import RESULT as SEARCH
-from minillm_lab.search_page import search_page
 
 REPORT, COMPARISON = "report.html", "comparison.html"
 

@@ -50,6 +50,7 @@ from minillm_lab.pool import Pool, check_devices, shared
 from minillm_lab.resumed import begun_with, refuse_changed, refuse_folder
 from minillm_lab.search_page import (
     PAGE,
+    RESTORED,
     RESULT,
     failed_words,
     markdown,
@@ -72,9 +73,6 @@ BEST, TEXT = "best.toml", "search.md"
 
 UNFINISHED = "the search is not finished: this is its recipe so far"
 """A remark in ``best.toml``, which is written after each stage, since a search may be cut off."""
-
-RESTORED = f"restore {RESULT} from a copy, or begin another search: --out with another folder"
-"""The fix for a damaged result of a search, which holds what its runs do not."""
 
 FIRST = 20
 """Steps of the first run towards a target loss; each further run is longer by the factor ``LONGER``."""

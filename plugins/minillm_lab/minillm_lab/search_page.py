@@ -18,6 +18,9 @@ Row = Sequence[str]
 
 RESULT, PAGE = "search.json", "search.html"
 
+RESTORED = f"restore {RESULT} from a copy, or begin another search: --out with another folder"
+"""The fix for a damaged result of a search, which holds what its runs do not."""
+
 GAIN = Axis("nats a token, with minus without (← better)")
 TRENDS = 7
 """Maximum number of candidates in the plot over rungs."""
