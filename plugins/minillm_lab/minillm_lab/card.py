@@ -65,6 +65,11 @@ class Scale(Part):
     tokens: Count  # of each run
     preset: str | None = None
 
+    @property
+    def size(self) -> tuple[int, int]:
+        """Parameters and tokens, for sorting."""
+        return self.parameters, self.tokens
+
 
 class Cost(Part):
     """Ratios of a run with the plugin to one without it."""
@@ -96,7 +101,9 @@ class Card(Interval):
 
 
 def read_cards(plugin: str, folders: Iterable[Path]) -> list[Card]:
-    """Read a plugin's cards in the order of the folders, the newest of each first; skip those of too few pairs.
+    """Read a plugin's cards in the order of the folders; skip those of too few pairs.
+
+    The newest card of a folder is first, the others are sorted by the sizes of model and training.
 
     Args:
         plugin: its name.
@@ -105,19 +112,19 @@ def read_cards(plugin: str, folders: Iterable[Path]) -> list[Card]:
     Raises:
         BadCard: a file is not a valid card, or is another plugin's.
     """
-    paths = (
-        path
-        for folder in folders
-        for path in (folder / f"{plugin}.json", *sorted(folder.glob(f"{plugin}@*.json")))
-    )
     cards = []
-    for path in filter(Path.is_file, paths):
-        card = read_card(path)
-        if card.plugin != plugin:
-            raise BadCard(f"{path}: the card of '{plain(card.plugin)}'")
-        if len(set(card.seeds)) >= PAIRS:
-            cards.append(card)
-    return cards
+    for folder in folders:
+        newest, older = folder / f"{plugin}.json", folder.glob(f"{plugin}@*.json")
+        cards += [_own(newest, plugin)] if newest.is_file() else []
+        cards += sorted((_own(path, plugin) for path in older), key=lambda one: one.scale.size)
+    return [card for card in cards if len(set(card.seeds)) >= PAIRS]
+
+
+def _own(path: Path, plugin: str) -> Card:
+    card = read_card(path)
+    if card.plugin != plugin:
+        raise BadCard(f"{path}: the card of '{plain(card.plugin)}'")
+    return card
 
 
 def read_card(path: Path) -> Card:

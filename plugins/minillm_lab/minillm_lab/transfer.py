@@ -1,10 +1,11 @@
 """How a plugin's effect on the loss changes with the size of the model and the length of its training.
 
 A meta-regression over the plugin's cards: effect = a + b log10(N) + c log10(D / N), with N parameters and D
-tokens a run, each card weighted by the inverse variance of its own pairs. c is fitted where at least four
-cards have two lengths of training. Where the cards scatter about the line more than their pairs explain,
-the errors are scaled up by that factor, and the interval has only the cards' degrees of freedom (Knapp and
-Hartung, 2003); with three cards it is then wide, as it should be.
+tokens per run, each card weighted by the inverse variance of its own pairs. c needs at least four cards, and
+tokens that do not follow from the size. Without it, the line has one slope for the size and the tokens that
+grew with it, if they did. If the cards scatter about the line more than their pairs explain, the errors are
+scaled up by that factor, and the interval has only the cards' degrees of freedom (Knapp and Hartung, 2003);
+with three cards it is then wide, as it should be.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class Transfer(Interval):
     """A plugin's predicted effect on the loss at equal tokens, for a model larger than all measured ones."""
 
     parameters: Positive  # of that model
-    tokens: Positive  # of its training: as many per parameter as at the largest measured size
+    tokens: Positive  # of its training
     slope: Interval  # change of the effect per tenfold parameters; above 0: the benefit fades
+    growth: Positive  # of the tokens, per tenfold parameters
     cards: int  # fitted
     sizes: int
     company: tuple[str, ...] = ()  # of the fitted cards
@@ -47,10 +49,12 @@ class Transfer(Interval):
         moves = "fades" if self.slope.effect > 0 else "grows"
         verdict = f"{moves} with size" if self.slope.excludes(0) else "no trend beyond noise"
         shown = interval(signed, self.effect, self.low, self.high)
+        tokens = abs(math.log10(self.growth)) > math.log10(ALIKE)
+        beside = f"with {self.growth:.3g} times the tokens" if tokens else "at equal tokens"
         return (
             f"{shown if self.excludes(0) else f'within noise: {shown}'} predicted for "
             f"{amount(self.parameters)} parameters and {amount(self.tokens)} tokens beside the same plugins, "
-            f"from {self.cards} cards of {self.sizes} sizes; {verdict}: {tenfold} per tenfold size"
+            f"from {self.cards} cards of {self.sizes} sizes; {verdict}: {tenfold} per tenfold size {beside}"
         )
 
 
@@ -68,13 +72,18 @@ def transfer_of(cards: Sequence[Card]) -> Transfer | None:
     groups = [[one for one in cards if one.setting == first.setting] for first in cards]
     alike = max(groups, key=lambda group: _distinct(_sizes(group)))
     size = _sizes(alike)  # (n,)
-    length = np.log10([one.scale.tokens / one.scale.parameters for one in alike])  # (n,)
+    tokens = np.log10([float(one.scale.tokens) for one in alike])  # (n,)
     sizes = _distinct(size)
     if sizes < SIZES:
         return None
-    columns = [np.ones_like(size), size]
-    if len(alike) > SIZES and _distinct(length) > 1:
-        columns.append(length)
+    largest = int(np.argmax(size))
+    beyond = size[largest] + math.log10(BEYOND)
+    columns, at = [np.ones_like(size), size], [1.0, beyond]
+    rise, start = np.polyfit(size, tokens, 1)  # of the tokens with the size
+    if len(alike) > SIZES and np.abs(tokens - rise * size - start).max() > math.log10(ALIKE):
+        rise, start = 1.0, tokens[largest] - size[largest]
+        columns.append(tokens - size)
+        at.append(start)
     design = np.stack(columns, axis=1)  # (n, p)
     effect = np.array([one.effect for one in alike])
     error = np.array([_error(one) for one in alike])
@@ -88,14 +97,12 @@ def transfer_of(cards: Sequence[Card]) -> Transfer | None:
         covariance, freedom = covariance * misfit, int(free)
     else:
         freedom = sum(len(one.seeds) - 1 for one in alike)
-    largest = int(np.argmax(size))
-    at = [1.0, size[largest] + math.log10(BEYOND), length[largest]][: len(columns)]
-    parameters = BEYOND * alike[largest].scale.parameters
     return Transfer(
         **_estimate(np.array(at), fitted, covariance, freedom).model_dump(),
-        parameters=parameters,
-        tokens=parameters * 10 ** length[largest],
+        parameters=BEYOND * alike[largest].scale.parameters,
+        tokens=10 ** (rise * beyond + start),
         slope=_estimate(np.eye(len(columns))[1], fitted, covariance, freedom),
+        growth=10**rise,
         cards=len(alike),
         sizes=sizes,
         company=alike[0].company,

@@ -53,6 +53,7 @@ def test_a_plane_is_continued_exactly() -> None:
     assert found.slope.effect == pytest.approx(0.04, abs=1e-7)
     assert found.slope.excludes(0)
     assert "fades with size: +0.0400 [" in found.words
+    assert "] per tenfold size with 10 times the tokens" in found.words
 
 
 def test_a_line_is_that_of_numpy() -> None:
@@ -70,6 +71,27 @@ def test_a_line_is_that_of_numpy() -> None:
     inverse = np.linalg.inv(design.T @ design) * max(1.0, found.misfit)
     half = quantile(1 if found.misfit > 1 else 12) * math.sqrt(inverse[1, 1])
     assert found.slope.high - found.slope.effect == pytest.approx(half, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rise", "said"), [(0, "at equal tokens"), (0.5, "with 3.16 times the tokens")]
+)
+def test_tokens_that_follow_from_the_size_have_no_slope_of_their_own(
+    rise: float, said: str
+) -> None:
+    """As in four sizes of one budget: a slope for the tokens per parameter would share the size's."""
+    sizes = [*SIZES, 2_050_000_000]
+    tokens = [10**7 * (size / SIZES[0]) ** rise for size in sizes]
+    cards = [
+        card(size, many / size, -0.3 + 0.04 * math.log10(size))
+        for size, many in zip(sizes, tokens, strict=True)
+    ]
+    found = transfer_of(cards)
+    assert found is not None
+    assert found.slope.effect == pytest.approx(0.04, abs=1e-6)
+    assert found.tokens == pytest.approx(tokens[-1] * BEYOND**rise, rel=1e-4)
+    assert found.effect == pytest.approx(-0.3 + 0.04 * math.log10(found.parameters), abs=1e-6)
+    assert found.words.endswith(f"] per tenfold size {said}")
 
 
 @pytest.mark.parametrize("beyond_pairs", [0.0, 0.004])
