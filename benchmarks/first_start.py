@@ -11,7 +11,8 @@ take to end, and the files that they leave in the cache.
         --data english.jsonl.xz --setting data.val=val.jsonl.xz --name first_start_speedrun
 
 The same of a preset whose steps are compiled: with empty caches (compiled graphs included), and
---repeats times again with what the start before left in them.
+--repeats times again with what the start before left in them. Python's bytecode is written before the
+first start, as an installation with pip does.
 """
 
 from __future__ import annotations
@@ -33,6 +34,15 @@ from benchmarks.command import measuring, written
 
 QUIET = ("checkpoint.every=0", "eval.every=0", "eval.tokens=256")
 
+IMPORTS = """
+import minillm_core.cli.main, minillm_core.train.session
+try:
+    import torch._inductor.compile_fx
+except ImportError:
+    pass
+"""
+"""Imports that write the bytecode which an installation with pip writes."""
+
 
 @dataclass(frozen=True)
 class Start:
@@ -42,6 +52,7 @@ class Start:
     preset: str
     steps: int
     settings: tuple[str, ...]
+    bytecode: str  # folder of Python's bytecode
 
     def begin(self, folder: Path, run: str = "out") -> subprocess.Popen[bytes]:
         """Start training; stdout and stderr go to one pipe."""
@@ -57,7 +68,11 @@ class Start:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **{name: str(folder / path) for name, path in caches.items()}},
+            env={
+                **os.environ,
+                **{name: str(folder / path) for name, path in caches.items()},
+                "PYTHONPYCACHEPREFIX": self.bytecode,
+            },
         )
 
 
@@ -154,15 +169,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     counts = [*(given.interrupts or []), *[20] * len(given.data)]
-    figures = [
-        measure(
-            Start(data, given.preset, given.steps, tuple(given.setting)),
-            count,
-            given.repeats,
-            given.seed,
+    figures = []
+    with tempfile.TemporaryDirectory() as bytecode:
+        subprocess.run(
+            [sys.executable, "-c", IMPORTS],
+            env={**os.environ, "PYTHONPYCACHEPREFIX": bytecode},
+            check=True,
         )
-        for data, count in zip(given.data, counts, strict=False)
-    ]
+        for data, count in zip(given.data, counts, strict=False):
+            start = Start(data, given.preset, given.steps, tuple(given.setting), bytecode)
+            figures.append(measure(start, count, given.repeats, given.seed))
     print(written(given, figures))
 
 

@@ -75,7 +75,6 @@ from minillm_core.ops.arrays import Known, visible
 from minillm_core.ops.contract import CONTRACTS as CONTRACTS
 from minillm_core.ops.select import Choice as Choice
 from minillm_core.optim.groups import Group as Group, Member as Member, groups_of as groups_of
-from minillm_core.optim.narrow import on_host as on_host
 from minillm_core.optim.update import (
     apart as apart,
     cycles_of as cycles_of,

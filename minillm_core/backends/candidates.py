@@ -79,8 +79,7 @@ def _if_large(request: Request) -> int:
 
 def _fast_rope(request: Request) -> str | None:
     """Return why mx.fast.rope cannot serve: positions are 0 .. T-1, angles float32 products."""
-    positions = request.facts.get("positions")
-    if positions is not None:
+    if (positions := request.facts.get("positions")) is not None:
         return f"counts positions from 0, but here each {positions} has its own"
     if request.dtype == "float32":
         return "its angles are outside float32's tolerance"

@@ -51,7 +51,7 @@ class NativeBackend(Backend):
         compiler: as for :func:`create_backend`; also used for reference models.
     """
 
-    _seed: Callable[[int], None]  # seeds the framework's own random generators
+    _prepare: Callable[[int], None]  # for a trainer: seeds the framework's own random generators
     # called with plan, binding, materialised model and framework object
     _model: Callable[..., Any]
     _trainer: Callable[..., Any]
@@ -82,7 +82,7 @@ class NativeBackend(Backend):
             what = "only torch's compiled step selects what is recomputed"
             fix = "train.compile=on with --backend torch, or train.checkpointing=true"
             raise BackendError(what, where="train.checkpointing=selective", fix=fix)
-        self._seed(seed)
+        self._prepare(seed)
         param_device = "meta" if ranks.shard == "weights" else None
         with memory_or_error():
             parts = self._materialise(plan, seed, max_positions, param_device)

@@ -81,6 +81,19 @@ class Checkpoint:
             ) from error
 
 
+@contextmanager
+def fitting(path: Path, what: str) -> Iterator[None]:
+    """Refuse a checkpoint if its arrays or numbers do not fit ``what``: the model, or the run."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise Refusal(
+            f"the checkpoint does not fit the {what}: {type(error).__name__}: {error}",
+            where=str(path),
+            fix="use the versions of minillm and of the plugins that run.json names",
+        ) from error
+
+
 def newest(out: Path, say: Callable[[str], None] | None = None) -> Checkpoint | None:
     """Find the checkpoint of the greatest step that verifies, or None; changes no file.
 
@@ -119,8 +132,7 @@ def _open(path: Path, step: int) -> tuple[Checkpoint | None, str]:
         files = Opened(path)
     except ValueError as error:
         return None, str(error)
-    found = reasons(files)
-    if found:
+    if found := reasons(files):
         files.close()
         return None, found[0]
     return Checkpoint(path, step, files), ""
@@ -256,8 +268,7 @@ def _set_aside(path: Path) -> Path:
 
 
 def _refuse_corrupt(out: Path) -> None:
-    corrupt = layout.corrupt(out)
-    if corrupt:
+    if corrupt := layout.corrupt(out):
         raise NoCheckpoint(
             f"no checkpoint verifies: only {few([path.name for path in corrupt])} "
             f"{'is' if len(corrupt) == 1 else 'are'} left",

@@ -15,7 +15,7 @@ from minillm_core.config.origins import FLAGS, Setting
 from minillm_core.config.schema import FIELDS, SECTIONS, TOP, Config, MeshConfig, Stage, TrainConfig
 from minillm_core.config.values import NONE, Words, describe, is_finite, show
 from minillm_core.errors import ConfigError
-from minillm_core.text import nearest
+from minillm_core.text import few, nearest
 
 SLIP = 2
 """Largest difference in length of a typo: ``save_steps`` is not a typo of ``steps``."""
@@ -279,7 +279,7 @@ def _impossible(config: Config) -> Iterator[tuple[str, str, str | None]]:
         yield (
             f"{model.heads} query heads cannot share {model.kv_heads} key and value heads evenly",
             "model.heads model.kv_heads",
-            f"model.kv_heads must divide model.heads: {_few(fits)}",
+            f"model.kv_heads must divide model.heads: {few([*map(str, fits)], 8)}",
         )
     if (width := model.head_width) % 2:
         given = model.head_dim is not None
@@ -367,8 +367,3 @@ def _impossible_stages(train: TrainConfig) -> Iterator[tuple[str, str, str | Non
             fix = f"train.seq_len={length}, which is the longest row of a run, or a shorter stage"
             yield f"{what} has rows of {length:,} tokens", f"{keys} train.seq_len", fix
         before = stage.until
-
-
-def _few(numbers: list[int]) -> str:
-    shown = numbers if len(numbers) <= 8 else [*numbers[:4], *numbers[-4:]]
-    return ", ".join(map(str, shown))

@@ -250,7 +250,7 @@ class Decoder(Module):
         self.embed = {node.name: node.make(g) for node in spec.embed}
         self.streams = {node.name: node.make(g) for node in spec.streams}
         self.layers = [
-            Block(layer_geometry(g, index), block) for index, block in enumerate(spec.blocks)
+            Block(replace(g, layer=index), block) for index, block in enumerate(spec.blocks)
         ]
         self.site_final = Site(g, spec.final) if spec.final else None
         self.norm = norm_of(g, spec.final_norm)
@@ -603,8 +603,3 @@ def _check_emits(path: str, module: Any) -> None:
 def emissions(modules: list[Any], kind: str) -> tuple[str, ...]:
     """Return path.name of every term or statistic that ``modules`` emit, sorted."""
     return tuple(sorted(f"{m.path}.{name}" for m in modules for name in getattr(m, kind)))
-
-
-def layer_geometry(geometry: ModelShape, layer: int) -> ModelShape:
-    """Return the model shape with its ``layer`` set."""
-    return replace(geometry, layer=layer)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,9 @@ from minillm_core.deferred import Deferred
 from minillm_core.nn.init import Init
 from minillm_core.nn.module import declared
 from minillm_core.nn.param import Buffer, Param, State
+
+AT_ONCE = 8
+"""Arrays that are drawn, and are in memory, at the same time; one thread draws some 100 M numbers a second."""
 
 
 def _drawn(
@@ -42,9 +47,13 @@ def initial_values(
         seed: the run's seed.
         parameters: False: leave parameters out.
     """
-    for kind in (Param, State) if parameters else (State,):
-        for _, module, attribute, value in _drawn(model, inits, seed, kind):
-            yield module, attribute, np.asarray(value)
+    kinds = (Param, State) if parameters else (State,)
+    drawn = (one for kind in kinds for one in _drawn(model, inits, seed, kind))
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        while some := [*islice(drawn, AT_ONCE)]:
+            arrays = pool.map(np.asarray, [value for *_, value in some])
+            for (_, module, attribute, _), array in zip(some, arrays, strict=True):
+                yield module, attribute, array
     for _, module, attribute, buffer in declared(model, Buffer):
         yield module, attribute, buffer.fn()
 

@@ -74,11 +74,6 @@ class Group:
         }
         return {anchor: entries for anchor, entries in found.items() if entries}
 
-    def state_shapes(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """Return the shapes of :meth:`state_arrays`: anchor -> entry -> shape."""
-        held = self.state_arrays().items()
-        return {anchor: {entry: one.shape for entry, one in its.items()} for anchor, its in held}
-
     def data(self) -> dict[str, Any]:
         """Return the group as JSON."""
         members = [

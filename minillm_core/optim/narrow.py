@@ -18,8 +18,6 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
-import numpy as np
-
 BLOCK = 256
 """How many numbers share a scale."""
 
@@ -104,10 +102,3 @@ def unpacked(ops: Any, entry: str, kind: str, state: Mapping[str, Any], axes: in
         wide = ops.split(wide, [size, rest], axes)[0]
     whole = ops.square(ops.square(array / LEVELS)) * ops.reshape(wide, tuple(array.shape))
     return ops.where(array < 0, -whole, whole)
-
-
-def on_host(array: np.ndarray) -> np.ndarray:
-    """Convert an array of optimizer state from a checkpoint to float64; int16 holds the bits of bfloat16."""
-    if array.dtype == np.int16:
-        array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-    return array.astype(np.float64)

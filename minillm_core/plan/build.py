@@ -17,7 +17,8 @@ from minillm_core.config.schema import Config
 from minillm_core.errors import PlanError
 from minillm_core.nn.attention import Masks
 from minillm_core.nn.block import INPUTS, BlockSpec, Omitted
-from minillm_core.nn.decoder import DecoderSpec, Loop, decoder, layer_geometry
+from minillm_core.nn.decoder import DecoderSpec, Loop, decoder
+from minillm_core.nn.decoding import outwards
 from minillm_core.nn.init import Init, Same
 from minillm_core.nn.module import declared, named_modules
 from minillm_core.nn.node import Node
@@ -409,7 +410,7 @@ def build_nodes_once(spec: DecoderSpec, table: SlotTable, manager: Manager) -> N
     """
     plugins = {plugin.name: plugin for plugin in manager.plugins}
     for node, layer in table.nodes():
-        geometry = spec.geometry if layer is None else layer_geometry(spec.geometry, layer)
+        geometry = spec.geometry if layer is None else replace(spec.geometry, layer=layer)
         name = node.reference.rpartition(":")[2]
         with plugins[node.owner].contain(f"{name}.__init__, {node.slot}"):
             node.make(geometry)
@@ -606,9 +607,8 @@ def owners_of(model: Any) -> dict[str, str]:
     """Return path -> plugin for each module that a plugin declares, submodules included."""
     owners: dict[str, str] = {}
     for path, module in named_modules(model):
-        around = path  # a list or dict of modules has no module at its own path
-        while around and around not in owners:
-            around = around.rpartition(".")[0]
+        # a list or dict of modules has no module at its own path
+        around = next((one for one in outwards(path) if one in owners), "")
         if owner := getattr(module, "owner", None) or owners.get(around):
             owners[path] = owner
     return owners

@@ -201,7 +201,9 @@ def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:
         name = _part_of(info)
         parameters[name] += info.size
         if len(info.shape) > 1 and not info.role.startswith("embedding"):
-            count = round(info.size * shares.get(info.name, 1.0) * turns_of(plan, info.name))
+            layer = info.name.split(".")[1] if info.name.startswith("layers.") else "-1"
+            turns = plan.turns.get(int(layer), (1.0, 1))[0]  # of its block in a step, on average
+            count = round(info.size * shares.get(info.name, 1.0) * turns)
             multiplied[name] += count
             still[name] += count if info.name in plan.frozen else 0
         # look-ups and scales along one axis count as free
@@ -214,12 +216,6 @@ def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:
         )
         if parameters[name] or flops:
             yield Part(name, parameters[name], multiplied[name], flops)
-
-
-def turns_of(plan: Plan, parameter: str) -> float:
-    """Return the mean number of times that a step runs a parameter's block."""
-    layer = parameter.split(".")[1] if parameter.startswith("layers.") else "-1"
-    return plan.turns.get(int(layer), (1.0, 1))[0]
 
 
 def _with_selection(plan: Plan, parts: list[Part]) -> Iterator[Part]:

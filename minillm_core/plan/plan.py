@@ -96,10 +96,6 @@ class Plan:
         """The slots that plugins fill, sorted."""
         return tuple(sorted(self.table.placements()))
 
-    def in_loss_alone(self, name: str) -> bool:
-        """Return whether only the loss reads a parameter or state: exports and inference leave it out."""
-        return name.startswith(tuple(f"{path}." for path in self.spec.training_alone))
-
     @cached_property
     def hash(self) -> str:
         """sha256 of :meth:`data`."""

@@ -51,13 +51,6 @@ USUAL = {"lr_mul": 1.0, "wd_mul": 1.0, "betas": None}
 """The default values of a parameter, used if neither its module nor a plugin sets any."""
 
 
-def geometry_of(config: Config) -> ModelShape:
-    """Return the shape of the configured model."""
-    sizes = config.model.model_dump(exclude={"tied", "rope_base"})
-    sizes |= {"head_dim": config.model.head_width, "positions": config.train.seq_len}
-    return ModelShape(**sizes)
-
-
 @dataclass
 class SlotState:
     """The unresolved slots while the hooks fill them; kept if planning is refused."""
@@ -75,7 +68,9 @@ class SlotState:
     @classmethod
     def of(cls, config: Config) -> SlotState:
         """Return empty slots for the configured model."""
-        geometry, base, layered = geometry_of(config), config.model.rope_base, set[str]()
+        shape = config.model.model_dump(exclude={"tied", "rope_base"})
+        shape |= {"head_dim": config.model.head_width, "positions": config.train.seq_len}
+        geometry, base, layered = ModelShape(**shape), config.model.rope_base, set[str]()
         layers = (replace(geometry, layer=i) for i in range(geometry.layers))
         attention = tuple(builders.AttentionSlots(layer, base, layered) for layer in layers)
         model, row = builders.ModelSlots(geometry, base, layered), config.train.seq_len

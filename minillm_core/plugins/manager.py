@@ -306,8 +306,7 @@ class Manager:
         for one in self.implementing(hook):
             arguments = make_arguments(one)
             with one.contain(hook):
-                result = one.call(hook, **arguments)
-                if result is not None:
+                if (result := one.call(hook, **arguments)) is not None:
                     raise PluginError(
                         f"{one.called}: {hook} returned {type(result).__name__}, but return values "
                         "of hooks are not used",

@@ -158,8 +158,7 @@ def settings_file(config: Config, remarks: Iterable[str]) -> str:
     lines += ["", *_pairs(top)]
     for name, table in tables.items():
         lines += ["", f"[{name}]", *_pairs(table)]
-    absent = sorted(set(plugins_of(config.preset)) - set(plugins))
-    if absent:
+    if absent := sorted(set(plugins_of(config.preset)) - set(plugins)):
         lines += [
             "",
             "[plugins]  # the preset names these",

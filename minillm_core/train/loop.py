@@ -292,8 +292,7 @@ class Loop:
                 terms=result.terms,
             )
         )
-        gone_back = self.guard.take(self.position, queued.step, result)
-        if gone_back is not None:
+        if (gone_back := self.guard.take(self.position, queued.step, result)) is not None:
             self.position, rewound = gone_back
             self._pending, self.evaluated = None, self.position.step
             self._saved_share, self._saved_at = self.progress, self.clock()

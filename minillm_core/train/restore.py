@@ -22,7 +22,7 @@ import numpy as np
 from minillm_core.backends.base import Backend, Model
 from minillm_core.backends.bind import create_backend, requests_here
 from minillm_core.backends.detect import Detected
-from minillm_core.checkpoint.read import chosen_or_refuse
+from minillm_core.checkpoint.read import chosen_or_refuse, fitting
 from minillm_core.config.kernels import AUTO, parse_policy
 from minillm_core.config.selection import Spec
 from minillm_core.data import Tokenizer
@@ -100,14 +100,8 @@ class SavedModel:
             plan = inference_plan(wanted, detected, say)
             backend = (create or create_backend)(detected, plan)
         model = backend.model(plan, plan.config.seed, max_positions=max_positions)
-        try:
+        with fitting(self.path, "model"):
             model.load(self.arrays())
-        except (KeyError, ValueError) as error:
-            raise Refusal(
-                f"the checkpoint does not fit the model: {error}",
-                where=str(self.path),
-                fix="install the versions of the plugins that run.json names",
-            ) from error
         return model
 
 
@@ -206,8 +200,7 @@ def _check_same_model(folder: RunFolder, plan: Plan, say: Callable[[str], None])
             "was trained"
         )
         return
-    settings = _settings(rest)
-    if settings:
+    if settings := _settings(rest):
         raise Refusal(
             f"run.json was changed: the run was trained with other settings: {few(settings, 6)}",
             where=f"{where}: config, plan",

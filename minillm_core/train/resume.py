@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from minillm_core.backends.base import Binding, Trainer
-from minillm_core.checkpoint.read import Checkpoint, newest_and_set_aside
+from minillm_core.checkpoint.read import Checkpoint, fitting, newest_and_set_aside
 from minillm_core.config.load import absolute
 from minillm_core.config.schema import Config
 from minillm_core.config.values import show
@@ -207,15 +207,9 @@ def load(checkpoint: Checkpoint, trainer: Trainer) -> Position:
     Raises:
         Refusal: the checkpoint does not fit the model, or another version wrote it.
     """
-    try:
+    with fitting(checkpoint.path, "run"):
         position = Position.of(checkpoint.scalars)
         trainer.resume(checkpoint.deferred())
-    except (KeyError, TypeError, ValueError) as error:
-        raise Refusal(
-            f"the checkpoint does not fit the run: {type(error).__name__}: {error}",
-            where=str(checkpoint.path),
-            fix="use the versions of minillm and of the plugins that run.json names",
-        ) from error
     return position
 
 

@@ -44,7 +44,7 @@ class MLXBackend(NativeBackend):
     """
 
     name = "mlx"
-    _seed, _model, _trainer = staticmethod(random.seed), MLXModel, MLXTrainer
+    _prepare, _model, _trainer = staticmethod(random.seed), MLXModel, MLXTrainer
 
     def __init__(self, binding: Binding, candidates: tuple[Candidate, ...] = MLX) -> None:
         device = mx.cpu if binding.device == "cpu" else mx.gpu

@@ -141,10 +141,6 @@ class Weights:
         self.trained = tuple(name for name in self.holders if name not in frozen)
         self.originals: dict[str, np.ndarray] = {}
 
-    def initial_masters(self) -> Arrays:
-        """Return the masters, the arrays that the modules were filled with; this object keeps no reference."""
-        return self.cast_frozen({n: module[attr] for n, (module, attr) in self.holders.items()})
-
     def cast_frozen(self, masters: Arrays) -> Arrays:
         """Cast frozen parameters to the compute dtype; the float32 originals are kept on the host."""
         if self.dtype == mx.float32:
@@ -164,7 +160,10 @@ class MLXModel(NativeModel):
         super().__init__(plan, binding, model, framework)
         mx.eval(model.parameters())
         self.weights = Weights(model, getattr(mx, binding.dtype), plan.frozen)
-        self.masters = self.weights.initial_masters()
+        holders = (
+            self.weights.holders.items()
+        )  # this object keeps no reference to what they were filled with
+        self.masters = self.weights.cast_frozen({n: module[at] for n, (module, at) in holders})
         self.state: dict[str, Any] = {"states": self.statistics.states()}
         self.copies: tuple[Arrays, Arrays] | None = None  # masters, and their casts for inference
 

@@ -13,7 +13,7 @@ import torch
 from minillm_core.backends.base import Binding
 from minillm_core.backends.candidates import TORCH
 from minillm_core.backends.native import NativeBackend
-from minillm_core.backends.torch.compiling import keep_traced_functions, selective
+from minillm_core.backends.torch.compiling import imported, importing, selective
 from minillm_core.backends.torch.model import TorchFramework, TorchModel
 from minillm_core.backends.torch.ops import TorchOps
 from minillm_core.backends.torch.trainer import TorchTrainer, seed_generators
@@ -47,7 +47,6 @@ class TorchBackend(NativeBackend):
     """
 
     name = "torch"
-    _seed = staticmethod(seed_generators)
 
     def __init__(
         self,
@@ -71,16 +70,19 @@ class TorchBackend(NativeBackend):
         super().__init__(
             replace(binding, device_name=name, peak_flops=peak, notes=notes), candidates, compiler
         )
-        compiler = compiler or torch.compile
+        compiler = imported(compiler or torch.compile)
         compiler = selective(compiler) if binding.checkpointing == "selective" else compiler
         self._model = partial(TorchModel, compiler=compiler)
         self._trainer = partial(TorchTrainer, fused=fused, compiler=compiler)
 
+    def _prepare(self, seed: int) -> None:
+        seed_generators(seed)
+        if self.binding.compile:
+            importing()
+
     def _framework(self, kernels: Mapping[str, Callable[..., Any]]) -> TorchFramework:
         if self.binding.deterministic:
             torch.use_deterministic_algorithms(True)
-        if self.binding.compile:
-            keep_traced_functions()
         if self.device.type == "cuda" and self.device.index is not None:
             torch.cuda.set_device(self.device)  # where a plugin's Triton kernels are launched
         return TorchFramework(TorchOps(kernels, device=self.device))

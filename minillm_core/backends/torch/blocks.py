@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from minillm_core.backends.torch.compiling import own_code
+from minillm_core.backends.torch.compiling import imported, own_code
 from minillm_core.backends.torch.ops import sdpa
 
 BLOCK = 128  # queries and keys; windows are best a multiple of it
@@ -131,4 +131,4 @@ def _listed(chosen: Tensor) -> tuple[Tensor, Tensor]:
 @cache
 def _compiled() -> Callable[..., Any]:
     """Compile FlexAttention alone, for eager mode on a GPU: uncompiled it holds B H T^2 scores."""
-    return torch.compile(own_code(flex_attention))
+    return imported(torch.compile)(own_code(flex_attention))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from threading import Thread
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -19,16 +23,41 @@ def constant_result(function: Marked) -> Marked:
     return function
 
 
-def keep_traced_functions() -> None:
-    """Let torch's cache of traced graphs hold graphs with an autograd Function, such as the chunked loss.
+@cache
+def importing() -> Thread:
+    """Start a thread that imports what torch.compile needs: seconds, in which initial values can be drawn."""
+    thread = Thread(target=_import, daemon=True)
+    thread.start()
+    return thread
 
-    torch leaves them out unless asked, so that every process would trace the whole step again. The key is
-    the graph itself, both directions of its Functions included.
+
+def _import() -> None:
+    with suppress(Exception):  # torch.compile imports it again, and raises
+        import_module("torch._inductor.compile_fx")
+        from torch._dynamo.callback import callback_handler
+
+        # Full garbage collections, which visit millions of objects in use, wait for the end of a compilation.
+        usual = gc.get_threshold()
+        callback_handler.register_start_callback(lambda _: gc.set_threshold(*usual[:2], 1 << 30))
+        callback_handler.register_end_callback(lambda _: gc.set_threshold(*usual))
+
+
+def imported(compiler: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a compiler that first waits for :func:`importing`, and whose graphs torch keeps on disk.
+
+    Unless asked, torch's cache leaves out traced graphs with an autograd Function, such as the chunked loss,
+    and every process traces the whole step again. The key is the graph, both directions of Functions included.
     """
-    from torch._functorch import config
 
-    with suppress(AttributeError):  # a torch that always keeps them may have dropped the name
-        config.autograd_cache_allow_custom_autograd_functions = True
+    def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        importing().join()
+        from torch._functorch import config  # its values are those of a thread
+
+        with suppress(AttributeError):  # a torch that always keeps them may have dropped the name
+            config.autograd_cache_allow_custom_autograd_functions = True
+        return compiler(function, **options)
+
+    return compiled
 
 
 def selective(compiler: Callable[..., Any]) -> Callable[..., Any]:
@@ -56,12 +85,7 @@ def own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     if isinstance(function, MethodType):
         return MethodType(own_code(function.__func__), function.__self__)
     assert isinstance(function, FunctionType)
-    own = FunctionType(
-        function.__code__.replace(),
-        function.__globals__,
-        function.__name__,
-        function.__defaults__,
-        function.__closure__,
-    )
+    rest = function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    own = FunctionType(function.__code__.replace(), *rest)
     own.__kwdefaults__ = function.__kwdefaults__
     return own

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from minillm_core.backends.base import Batch, Binding
@@ -27,6 +28,9 @@ from minillm_core.nn.module import Framework, declared, record
 from minillm_core.nn.node import MASKING
 from minillm_core.nn.param import Buffer, Param, State
 from minillm_core.plan import Plan
+
+ANY_LENGTH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Kernels of SDPA that serve any length at once; cuDNN prepares each new length for a tenth of a second."""
 
 
 class TorchModule(nn.Module):
@@ -199,8 +203,8 @@ class TorchModel(NativeModel):
 
     @contextmanager
     def inferring(self) -> Iterator[None]:
-        """Return a context for inference: evaluation mode, no gradients."""
-        with evaluating(self.model), torch.no_grad():
+        """Return a context for inference: evaluation mode, no gradients, attention for texts of any length."""
+        with evaluating(self.model), torch.no_grad(), sdpa_kernel(ANY_LENGTH):
             yield
 
     def frozen(self, method: str) -> Callable[[Batch], Tensor]:

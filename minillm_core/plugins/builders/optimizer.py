@@ -177,8 +177,7 @@ class OptimizerSlots:
         """
         for name, claim in self.follows.items():
             follow = claim.resolve()
-            why = self.why_untied(name, follow, assigned)
-            if why is not None:
+            if (why := self.why_untied(name, follow, assigned)) is not None:
                 what = f"plugin '{claim.owner}' lets '{name}' follow '{follow.leader}': {why}"
                 fix = f"leave out '{claim.owner}', or what makes the two parameters differ"
                 refusal = PlanError(what, where=claim.where, fix=fix)

@@ -122,6 +122,11 @@ def products(plan: Plan) -> dict[str, Any]:
     return {leaf: module for leaf, module in made if hasattr(module, "folded")}
 
 
+def in_loss_alone(plan: Plan, name: str) -> bool:
+    """Return whether only the loss reads a parameter or state of this name: exports leave it out."""
+    return name.startswith(tuple(f"{path}." for path in plan.spec.training_alone))
+
+
 def places(plan: Plan) -> dict[str, str]:
     """Map places to parameters of the plan; a place omits the plugin's name on queries and keys.
 
@@ -133,7 +138,7 @@ def places(plan: Plan) -> dict[str, str]:
     found: dict[str, str] = {}
     inside = tuple(f"{leaf}.product." for leaf in products(plan))
     for name in plan.parameters:
-        if name.startswith(inside) or plan.in_loss_alone(name):
+        if name.startswith(inside) or in_loss_alone(plan, name):
             continue
         match = _QK.fullmatch(name)
         place = f"{match[1]}.{match[2]}.{match[3]}" if match else name

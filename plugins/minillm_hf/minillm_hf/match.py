@@ -11,7 +11,7 @@ import numpy as np
 from minillm_core import ConfigError, Plan, PlanError
 from minillm_core.commands import few
 from minillm_core.directories import Fitted
-from minillm_hf.layouts import LAYOUTS, Layout, places, products
+from minillm_hf.layouts import LAYOUTS, Layout, in_loss_alone, places, products
 from minillm_hf.scaling import Scaling, flags, scaling_of
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def exported(plan: Plan, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     """
     layout, found = export_layout(plan), places(plan)
     kept = (name for name in sorted(arrays) if name.startswith("state."))
-    if states := [name for name in kept if not plan.in_loss_alone(name.removeprefix("state."))]:
+    if states := [name for name in kept if not in_loss_alone(plan, name.removeprefix("state."))]:
         raise _misdeclared(plan, f"the {layout.name} layout has no place for {few(states)}")
     weights = {name: arrays[f"model.{name}"] for name in found.values()}
     for leaf, module in products(plan).items():

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from minillm_core import Plan
-from minillm_core.inspection import named_modules, on_host
+from minillm_core.inspection import named_modules
 from minillm_kit.check import Failed, HostRead, NotApplicable
-from minillm_kit.numbers import norm
+from minillm_kit.numbers import norm, on_host
 from minillm_kit.subject import Batch, Subject, states
 
 Arrays = Mapping[str, np.ndarray]

@@ -31,11 +31,11 @@ from minillm_core.inspection import (
     Ranks,
     entry_points,
     join,
-    on_host,
     part_of,
 )
 from minillm_kit import fresh
 from minillm_kit.check import Failed, NotApplicable, place
+from minillm_kit.numbers import on_host
 from minillm_kit.probe import prepared
 from minillm_kit.subject import Batch, Subject, first_row, supervised, traced_trainer
 

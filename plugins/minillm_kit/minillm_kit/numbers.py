@@ -182,6 +182,13 @@ def identity(subject: Subject) -> str:
     return f"logits {apart:.0e} apart"
 
 
+def on_host(array: np.ndarray) -> np.ndarray:
+    """Convert an array of optimizer state from a checkpoint to float64; int16 holds the bits of bfloat16."""
+    if array.dtype == np.int16:
+        array = (array.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float64)
+
+
 def norm(arrays: Iterable[np.ndarray | float]) -> float:
     """Return the norm of all arrays together."""
     return float(np.linalg.norm([float(np.linalg.norm(array)) for array in arrays]))

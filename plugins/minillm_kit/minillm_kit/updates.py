@@ -13,11 +13,11 @@ from minillm_core.inspection import (
     cycles_of,
     due_at,
     joined,
-    on_host,
     update,
     views_of,
 )
 from minillm_kit.check import Failed, NotApplicable
+from minillm_kit.numbers import on_host
 from minillm_kit.oracle import NumPyFramework, NumPyOps
 from minillm_kit.subject import Subject
 
@@ -131,7 +131,7 @@ def _state(ops: Any, group: Group, start: Arrays) -> dict[str, dict[str, Any]]:
             )
             for entry in entries
         }
-        for anchor, entries in group.state_shapes().items()
+        for anchor, entries in group.state_arrays().items()
     }
 
 

@@ -138,8 +138,10 @@ def table_key(entry: str, name: str) -> str:
 
 def state_shapes(rule: RowRule) -> dict[str, tuple[int, ...]]:
     """Map the state of a table's rows to shapes: moments (R, C), ``last`` (R,)."""
-    anchors = rule.group.state_shapes().items()
-    moments = {f"{a}.{entry}": shape for a, entries in anchors for entry, shape in entries.items()}
+    anchors = rule.group.state_arrays().items()
+    moments = {
+        f"{a}.{entry}": one.shape for a, entries in anchors for entry, one in entries.items()
+    }
     return {**moments, LAST: rule.group.shape[:1]}
 
 

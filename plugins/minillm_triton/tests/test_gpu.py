@@ -25,6 +25,7 @@ def test_gram(dtype: str, shape: tuple[int, ...], compiled: bool, turned: bool) 
     from minillm_triton.kernels.gram import gram
 
     torch.manual_seed(0)
+    torch.compiler.reset()  # torch compiles one function for few sets of arguments
     kernel = torch.compile(gram, fullgraph=True) if compiled else gram
     x = torch.randn(shape, device="cuda").to(getattr(torch, dtype))
     x = x.mT.contiguous().mT if turned else x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -20,6 +21,9 @@ from minillm_core.nn.init import (
     ones,
     zeros,
 )
+from minillm_core.nn.initial import AT_ONCE, initial_values
+from minillm_core.nn.module import Module, declared
+from minillm_core.nn.param import Param
 from minillm_core.nn.reference import reference_of
 
 shape = st.lists(st.integers(1, 8), min_size=0, max_size=3).map(tuple)
@@ -101,3 +105,38 @@ def test_an_initialiser_is_data(init: Init) -> None:
     data = json.loads(json.dumps(init.data(), allow_nan=False))
     assert data["init"] == type(init).__name__.lower()
     assert len(data) == 2
+
+
+@dataclass(frozen=True)
+class Counted(Init):
+    """Uniform numbers, whose shapes are noted when they are drawn."""
+
+    begun: list[tuple[int, ...]]
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        self.begun.append(shape)
+        return rng.random(shape, dtype=np.float32)
+
+
+class Many(Module):
+    """Three times as many parameters as are drawn at the same time, and a few more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for index in range(3 * AT_ONCE + 2):
+            setattr(self, f"p{index}", Param((index + 1, 2), init=zeros, role="scalar"))
+
+
+def test_arrays_are_drawn_in_threads_a_few_at_a_time_and_in_order() -> None:
+    many, begun = Many(), list[tuple[int, ...]]()
+    names = [name for name, *_ in declared(many, Param)]
+    inits = dict.fromkeys(names, Counted(begun))
+    found = [
+        (attribute, value, len(begun)) for _, attribute, value in initial_values(many, inits, 3)
+    ]
+    assert [attribute for attribute, *_ in found] == names
+    for count, (attribute, value, drawn) in enumerate(found):
+        assert drawn <= (count // AT_ONCE + 1) * AT_ONCE
+        exact = generator(3, attribute).random(value.shape, dtype=np.float32)
+        np.testing.assert_array_equal(value, exact)
+    assert sorted(begun) == [(index + 1, 2) for index in range(len(names))]

@@ -172,7 +172,7 @@ def test_a_stack_is_updated_as_its_members_alone() -> None:
     )
     members = {name: Member(name, (2, 3), lr_mul, 1.0) for name, lr_mul in (("a", 1.0), ("b", 3.0))}
     (group,) = groups_of({name: (rule, member) for name, member in members.items()})
-    assert group.state_shapes() == {}
+    assert group.state_arrays() == {}
     rng = np.random.default_rng(3)
     params = {name: rng.standard_normal((2, 3)) for name in members}
     grads = {name: rng.standard_normal((2, 3)) for name in members}

@@ -16,7 +16,7 @@ from minillm_core.directories import DirectoryFormat, ModelDirectory, TrainedMod
 from minillm_core.inspection import Node, batch_hook
 from minillm_hf.card import card
 from minillm_hf.directory import check_dtype, documents_of, lacks_tokenizer
-from minillm_hf.layouts import OWN_MODEL, products
+from minillm_hf.layouts import OWN_MODEL, in_loss_alone, products
 from minillm_hf.own.copying import CannotWriteError
 from minillm_hf.own.draft import written
 from minillm_hf.own.tidying import finished
@@ -155,7 +155,7 @@ def tensors_of(model: TrainedModel) -> dict[str, np.ndarray]:
     tensors = {}
     for name, array in arrays.items():
         kind, _, path = name.partition(".")
-        if path.startswith(inside) or model.plan.in_loss_alone(path):
+        if path.startswith(inside) or in_loss_alone(model.plan, path):
             continue
         assert kind in ("model", "state")
         if kind == "model" or not path.startswith(plainer):

@@ -11,6 +11,7 @@ import pytest
 from minillm_core import Buffer, Geometry, Linear, Module, Param, Refusal, State, ones, zeros
 from minillm_kit import GEOMETRY, numpy_ops, one_step, run_module
 from minillm_kit.check import NotApplicable
+from minillm_kit.numbers import on_host
 
 LOSS = '''
 from minillm_core import Plugin, option
@@ -141,3 +142,9 @@ def test_a_backend_that_a_plugin_does_not_have_says_so(tmp_path: Path) -> None:
     (tmp_path / "penalty.py").write_text(LOSS.replace("api=1", 'api=1, backends=("torch",)'))
     with pytest.raises(NotApplicable, match="does not support mlx"):
         one_step(f"{tmp_path / 'penalty.py'}:Penalty", backend="mlx")
+
+
+def test_bits_of_bfloat16_are_read_as_numbers() -> None:
+    bits = np.array([0x3F80, 0xC000 - 0x10000, 0], np.int16)  # 1, -2, 0
+    assert on_host(bits).tolist() == [1.0, -2.0, 0.0]
+    assert on_host(np.array([-127, 3], np.int8)).tolist() == [-127.0, 3.0]
