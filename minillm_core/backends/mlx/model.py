@@ -160,9 +160,8 @@ class MLXModel(NativeModel):
         super().__init__(plan, binding, model, framework)
         mx.eval(model.parameters())
         self.weights = Weights(model, getattr(mx, binding.dtype), plan.frozen)
-        holders = (
-            self.weights.holders.items()
-        )  # this object keeps no reference to what they were filled with
+        # the arrays that the modules were filled with; self.weights keeps no reference to them
+        holders = self.weights.holders.items()
         self.masters = self.weights.cast_frozen({n: module[at] for n, (module, at) in holders})
         self.state: dict[str, Any] = {"states": self.statistics.states()}
         self.copies: tuple[Arrays, Arrays] | None = None  # masters, and their casts for inference

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import date
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -65,11 +66,6 @@ class Scale(Part):
     tokens: Count  # of each run
     preset: str | None = None
 
-    @property
-    def size(self) -> tuple[int, int]:
-        """Parameters and tokens, for sorting."""
-        return self.parameters, self.tokens
-
 
 class Cost(Part):
     """Ratios of a run with the plugin to one without it."""
@@ -112,11 +108,11 @@ def read_cards(plugin: str, folders: Iterable[Path]) -> list[Card]:
     Raises:
         BadCard: a file is not a valid card, or is another plugin's.
     """
-    cards = []
+    cards, scale = [], attrgetter("scale.parameters", "scale.tokens")
     for folder in folders:
         newest, older = folder / f"{plugin}.json", folder.glob(f"{plugin}@*.json")
         cards += [_own(newest, plugin)] if newest.is_file() else []
-        cards += sorted((_own(path, plugin) for path in older), key=lambda one: one.scale.size)
+        cards += sorted((_own(path, plugin) for path in older), key=scale)
     return [card for card in cards if len(set(card.seeds)) >= PAIRS]
 
 

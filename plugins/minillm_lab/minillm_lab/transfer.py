@@ -34,7 +34,7 @@ class Transfer(Interval):
     """A plugin's predicted effect on the loss at equal tokens, for a model larger than all measured ones."""
 
     parameters: Positive  # of that model
-    tokens: Positive  # of its training
+    tokens: Positive  # of its training: the cards' tokens, continued by ``growth``
     slope: Interval  # change of the effect per tenfold parameters; above 0: the benefit fades
     growth: Positive  # of the tokens, per tenfold parameters
     cards: int  # fitted
@@ -49,12 +49,12 @@ class Transfer(Interval):
         moves = "fades" if self.slope.effect > 0 else "grows"
         verdict = f"{moves} with size" if self.slope.excludes(0) else "no trend beyond noise"
         shown = interval(signed, self.effect, self.low, self.high)
-        tokens = abs(math.log10(self.growth)) > math.log10(ALIKE)
-        beside = f"with {self.growth:.3g} times the tokens" if tokens else "at equal tokens"
+        longer = abs(math.log10(self.growth)) > math.log10(ALIKE)
+        length = f"with {self.growth:.3g} times the tokens" if longer else "at equal tokens"
         return (
             f"{shown if self.excludes(0) else f'within noise: {shown}'} predicted for "
             f"{amount(self.parameters)} parameters and {amount(self.tokens)} tokens beside the same plugins, "
-            f"from {self.cards} cards of {self.sizes} sizes; {verdict}: {tenfold} per tenfold size {beside}"
+            f"from {self.cards} cards of {self.sizes} sizes; {verdict}: {tenfold} per tenfold size {length}"
         )
 
 
