@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -26,20 +25,14 @@ def constant_result(function: Marked) -> Marked:
 @cache
 def importing() -> Thread:
     """Start a thread that imports what torch.compile needs: seconds, in which initial values can be drawn."""
-    thread = Thread(target=_import, daemon=True)
+
+    def load() -> None:
+        with suppress(Exception):  # torch.compile imports it again, and raises
+            import_module("torch._inductor.compile_fx")
+
+    thread = Thread(target=load, daemon=True)
     thread.start()
     return thread
-
-
-def _import() -> None:
-    with suppress(Exception):  # torch.compile imports it again, and raises
-        import_module("torch._inductor.compile_fx")
-        from torch._dynamo.callback import callback_handler
-
-        # Full garbage collections, which visit millions of objects in use, wait for the end of a compilation.
-        usual = gc.get_threshold()
-        callback_handler.register_start_callback(lambda _: gc.set_threshold(*usual[:2], 1 << 30))
-        callback_handler.register_end_callback(lambda _: gc.set_threshold(*usual))
 
 
 def imported(compiler: Callable[..., Any]) -> Callable[..., Any]:

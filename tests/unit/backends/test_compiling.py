@@ -1,8 +1,8 @@
-"""Tests of how torch.compile and SDPA are prepared: imports, garbage collection, attention's kernels."""
+"""Tests of how torch.compile and SDPA are prepared: imports, attention's kernels."""
 
 from __future__ import annotations
 
-import gc
+import sys
 from typing import Any
 
 import pytest
@@ -13,23 +13,13 @@ from minillm_core.backends.detect import Detected
 torch = pytest.importorskip("torch")
 
 
-def test_full_collections_wait_for_the_end_of_a_compilation() -> None:
+def test_a_compiler_waits_for_the_imports() -> None:
     from minillm_core.backends.torch.compiling import imported, importing
 
-    torch.compiler.reset()  # which also forgets what to do before and after a compilation
     importing.cache_clear()
-    usual, during = gc.get_threshold(), []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        during.append(gc.get_threshold())
-        return graph.forward
-
-    compiled = imported(torch.compile)(lambda x: x + 1, fullgraph=True, backend=backend)
+    imported(lambda function, **_: function)(len)
     assert not importing().is_alive()
-    assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
-    assert [one[:2] for one in during] == [usual[:2]]
-    assert during[0][2] > 1000 * usual[2]
-    assert gc.get_threshold() == usual
+    assert "torch._inductor.compile_fx" in sys.modules
 
 
 def test_inference_uses_no_kernel_that_is_prepared_for_each_length(plan_of: Any) -> None:
