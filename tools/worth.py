@@ -19,9 +19,9 @@ HEAD = ("loss, equal tokens", "loss, equal seconds", "speed")
 
 
 def card_of(name: str, cls: type[Any]) -> Card | None:
-    """Load the card beside a plugin's module; None: it has none."""
+    """Load the card of the most tokens beside a plugin's module; None: it has none."""
     cards = read_cards(name, [Path(inspect.getfile(cls)).parent / FOLDER])
-    return cards[0] if cards else None
+    return max(cards, key=lambda card: card.scale.tokens, default=None)
 
 
 def cells(card: Card | None) -> tuple[str, str, str]:
