@@ -192,8 +192,7 @@ def chosen_or_refuse(
     if isinstance(step, str | float):
         raise Refusal(f"a step is a whole number, not {step!r}", where="step", fix=steps())
     if best:
-        found = marker.read(out)
-        if found is None:
+        if (found := marker.read(out)) is None:
             raise Refusal(
                 "the run has marked no checkpoint as its best",
                 where=str(out / "checkpoints"),

@@ -39,10 +39,34 @@ class Messages(io.FileIO):
         return len(data)
 
 
-def open_messages(stderr: TextIO) -> TextIO:
-    """Return a stream for :class:`Messages` with the descriptor and encoding of this one."""
-    raw = io.BufferedWriter(Messages(stderr.fileno(), "w", closefd=False))
-    return io.TextIOWrapper(raw, stderr.encoding, stderr.errors, line_buffering=True)
+class Documents(io.FileIO):
+    """A stdout that the user can mend: a failed write is an error with a reason, not a defect."""
+
+    def write(self, data: Any) -> int:
+        """Write as much as the system takes.
+
+        Raises:
+            BrokenPipeError: the reader has closed the pipe.
+            MinillmError: stdout is not writable, such as a file on a full disk.
+        """
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            silence(self)  # otherwise the buffer would fail again at exit
+            raise MinillmError(
+                f"stdout could not be written: {error.strerror}",
+                where="stdout",
+                fix="send it elsewhere, or make room",
+            ) from error
+
+
+def opened(raw: type[io.FileIO], stream: io.TextIOWrapper) -> TextIO:
+    """Return a stream for :class:`Messages` or :class:`Documents` with the descriptor and encoding of this one."""
+    buffer = io.BufferedWriter(raw(stream.fileno(), "w", closefd=False))
+    lines = stream.line_buffering or stream.write_through  # the latter of python -u
+    return io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=lines)
 
 
 def say(text: str) -> None:
@@ -51,24 +75,9 @@ def say(text: str) -> None:
 
 
 def write(text: str, end: str = "\n") -> None:
-    """Write to stdout and flush; characters outside its encoding become question marks.
-
-    Raises:
-        BrokenPipeError: the reader has closed the pipe.
-        MinillmError: stdout is not writable, such as a file on a full disk.
-    """
+    """Write to stdout and flush; characters outside its encoding become question marks."""
     encoding = sys.stdout.encoding or "utf-8"
-    try:
-        print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        silence(sys.stdout)  # otherwise the buffer would fail again at exit
-        raise MinillmError(
-            f"stdout could not be written: {error.strerror}",
-            where="stdout",
-            fix="send it elsewhere, or make room",
-        ) from error
+    print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
 
 
 def emit(document: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from minillm_core.cli.commands import CommandGroup, Debug, Group, Help, group_command, help_if_bare
-from minillm_core.cli.console import explain, open_messages, say, silence
+from minillm_core.cli.console import Documents, Messages, explain, opened, say, silence
 from minillm_core.errors import Refusal
 from minillm_core.plugins.attribution import SIGNALS
 from minillm_core.plugins.watch import watching
@@ -223,13 +223,16 @@ def _open_streams(*, own: bool) -> None:
     Otherwise the next opened file would get such a stream's descriptor, and all output written to it.
 
     Args:
-        own: the process is this program's: no command ends because its stderr cannot be written.
+        own: the process is this program's: no command ends because its stderr cannot be written, and a
+            stdout that cannot be written is the user's to mend.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
-    if own and sys.stderr is sys.__stderr__:  # and not a test's or a notebook's
-        sys.stderr = open_messages(sys.stderr)
+    for name, raw in (("stdout", Documents), ("stderr", Messages)):
+        stream = getattr(sys, name)
+        if own and stream is getattr(sys, f"__{name}__"):  # and not a test's or a notebook's
+            setattr(sys, name, opened(raw, stream))
 
 
 def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:

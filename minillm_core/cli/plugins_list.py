@@ -57,8 +57,7 @@ def render_list(entries: Iterable[PluginEntry], console: Console, *, verbose: bo
     from rich.table import Table
     from rich.text import Text
 
-    rows = list(entries)
-    if not rows:
+    if not (rows := list(entries)):
         line = f"No plugin is installed. Try: {pip_line('minillm-muon')}"
         console.print(Text(line), soft_wrap=True)
         return

@@ -62,8 +62,7 @@ def answer(slot: str, asked: RunRequest, *, everything: bool, as_json: bool) -> 
 def _chosen(
     slot: str, reports: Sequence[why.SlotReport], refusal: PlanError | None
 ) -> list[why.SlotReport]:
-    chosen = [report for report in reports if why.matches(slot, report)]
-    if chosen:
+    if chosen := [report for report in reports if why.matches(slot, report)]:
         return chosen
     if refusal:
         raise refusal

@@ -296,8 +296,7 @@ def from_assignments(assignments: Sequence[str]) -> Layer:
     layer = Layer(typed=True)
     for argument in assignments:
         where = f"command line: {argument}"
-        match = _ASSIGNED.fullmatch(argument)
-        if not match:
+        if not (match := _ASSIGNED.fullmatch(argument)):
             raise ConfigError(
                 f"'{argument}' is not of the form key=value",
                 where="command line",

@@ -77,8 +77,7 @@ def divide(text: str) -> int:
 def _between(text: str, start: int, end: int) -> Iterator[str]:
     """Yield a stretch without long words in parts of about _PART characters."""
     while end - start > _PART:
-        boundary = BOUNDARY.search(text, start + _PART - 1, end)
-        if boundary is None:
+        if (boundary := BOUNDARY.search(text, start + _PART - 1, end)) is None:
             break
         yield text[start : boundary.end()]
         start = boundary.end()

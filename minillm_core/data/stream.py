@@ -112,8 +112,7 @@ class Stream:
         position, end = int(first.min()), int(last.max())
         while position < end:
             laid = self.block_at(position)
-            inside = np.flatnonzero((first < laid.end) & (last > laid.first))
-            if len(inside):
+            if len(inside := np.flatnonzero((first < laid.end) & (last > laid.first))):
                 here = np.maximum(first[inside], laid.first)
                 there = np.minimum(last[inside], laid.end)
                 to = at[inside] + here - first[inside]

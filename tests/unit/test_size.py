@@ -11,7 +11,7 @@ import pytest
 
 from tools.size import File, count, packages, summary
 
-CEILING = 23_853
+CEILING = 23_852
 """Maximum lines of code of the core.
 
 It is the core's current size, rounded up; each step lowers the number. The target is

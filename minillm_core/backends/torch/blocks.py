@@ -114,8 +114,7 @@ def block_mask(
 
 def _range(documents: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the smallest and the largest document id of each block: int32 (B, n) each, from (B, T)."""
-    missing = count * BLOCK - documents.shape[1]
-    if missing:
+    if missing := count * BLOCK - documents.shape[1]:
         documents = torch.cat([documents, documents[:, -1:].expand(-1, missing)], dim=1)
     blocks = documents.reshape(-1, count, BLOCK)
     return blocks.amin(-1), blocks.amax(-1)

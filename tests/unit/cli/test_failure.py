@@ -253,8 +253,9 @@ def test_messages_that_cannot_be_written_end_nothing(end: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_full_disk_behind_stdout_is_no_defect() -> None:
-    script = f"{PRINT}m.app = lambda *_, **__: console.emit({{'a': 1}})\nsys.exit(m.main(['eval']))"
+@pytest.mark.parametrize("output", ["console.emit({'a': 1})", "print('x' * 100_000)", "print('x')"])
+def test_a_full_disk_behind_stdout_is_no_defect(output: str) -> None:
+    script = f"{PRINT}m.app = lambda *_, **__: {output}\nsys.exit(m.main())"
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-c", script]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
