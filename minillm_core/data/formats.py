@@ -386,7 +386,7 @@ def _document(record: dict[str, Any], place: Place, reading: Reading) -> Documen
         raise place.error(f"{what}: it has {has}", fix, reason=what)
     text = record["text"]
     if not isinstance(text, str):
-        fix = "drop the line" if text is None else "quote it, or drop the line"
+        fix = "drop the document" if text is None else "quote it, or drop the document"
         raise place.error(f'"text" is {_kind(text)}, not a string', fix)
     try:
         text.encode("utf-8")

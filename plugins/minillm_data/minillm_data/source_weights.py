@@ -23,7 +23,7 @@ class SourceWeights(Plugin, api=1):
     def build_data(self, data: Any) -> None:
         if self.weights and len(self.weights) != data.sources:
             raise ConfigError(
-                f"{len(self.weights)} weights for the {data.sources} sources of --data",
+                f"weights: {len(self.weights)}, sources of --data: {data.sources}",
                 where="source_weights.weights",
                 fix="a weight for each --data PATH:WEIGHT, in their order",
             )

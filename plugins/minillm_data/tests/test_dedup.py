@@ -422,7 +422,7 @@ def test_the_command_says_what_became_of_the_documents(program: Program, tmp_pat
         ["1", "33.33", "%", "too", "short", "without", "its", "spans"],
     ]
     assert lines[3][:8] == ["2", "of", "3", "documents", "(66.67", "%)", "have", "a"]
-    assert "cut out: 1 spans of 3 words" in out
+    assert "cut out: 1 span of 3 words" in out
     code, _, err = program("data", "dedup", str(path), "--to", "x", "--malformed", "skp")
     assert code == 2
     assert "did you mean skip?" in err

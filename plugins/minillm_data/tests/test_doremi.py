@@ -165,9 +165,9 @@ def test_equal_weights_train_as_none_do(sources: list[str], tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("weights", "mixed", "said"),
     [
-        ([1.0], True, "1 weights for the 2 sources"),
-        ([1.0, 2.0, 9.0], True, "3 weights for the 2 sources"),
-        ([1.0, 2.0], False, "2 weights for the 0 sources"),
+        ([1.0], True, "weights: 1, sources of --data: 2"),
+        ([1.0, 2.0, 9.0], True, "weights: 3, sources of --data: 2"),
+        ([1.0, 2.0], False, "weights: 2, sources of --data: 0"),
         ([1.0, -0.5], True, "the weight -0.5 is below 0"),
         ([0.0, 0.0], True, "all weights are 0"),
     ],

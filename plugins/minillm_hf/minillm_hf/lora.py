@@ -82,9 +82,11 @@ class LoRA(Plugin, api=1, export="llama", identity_at_init=True):
         for one in self.train:
             if WHOLE[one] not in roles:
                 raise PlanError(
-                    f"lora.train names {one}, and the model has none of its own",
+                    f"lora.train names {one}, but the model has no such parameters",
                     where=f"lora.train={[*self.train]}",
-                    fix="embedding, which the head is tied to (model.tied=true)",
+                    fix="name embedding instead, which a tied head shares"
+                    if one == "head"
+                    else f"leave {one} out",
                 )
         optimizer.freeze(
             lambda name, info: not info.role.startswith(f"{ROLE}.") and info.role not in trained,

@@ -425,5 +425,5 @@ def test_what_is_trained_whole_moves_and_is_exported(tmp_path: Path, tied: bool)
 
 
 def test_a_head_that_is_the_embedding_cannot_be_trained_apart() -> None:
-    with pytest.raises(PlanError, match="names head, and the model has none of its own"):
+    with pytest.raises(PlanError, match="names head, but the model has no such parameters"):
         planned(lora__train=["head"], model__tied=True)

@@ -464,7 +464,7 @@ def test_an_edited_config_changes_the_longest_row_or_is_refused(
     for name in ("wider", "code", "text", "negative", "truth"):
         assert "error" in found[name], name
     assert "hidden_size=64" in found["wider"]["error"]
-    assert "tokens, and the model has 20 positions" in found["shorter"]["error"]
+    assert "tokens, but the model has 20 positions" in found["shorter"]["error"]
     assert_the_same(found["same"])
     assert not (tmp_path / "ran").exists()
 

@@ -113,5 +113,7 @@ def dedup_command(
         f"{'has' if alike == 1 else 'have'} a duplicate; the first of each group, which is kept, counts too"
     )
     if report["cut"]:
-        write(f"cut out: {report['cut']['spans']:,} spans of {report['cut']['words']:,} words")
+        write(
+            f"cut out: {counted(report['cut']['spans'], 'span')} of {counted(report['cut']['words'], 'word')}"
+        )
     write(f"written to {to}")

@@ -376,7 +376,7 @@ class Model(nn.Module):
         length = inputs.shape[1] + (0 if columns is None else columns.columns)
         if length > longest:
             raise ValueError(
-                f"a row of {length} tokens, and the model has {longest} positions: give fewer, or set "
+                f"a row of {length} tokens, but the model has {longest} positions: give fewer, or set "
                 "max_position_embeddings in config.json"
             )
         return self.model.logits(self.model.hidden(inputs.astype(mx.int32), columns))

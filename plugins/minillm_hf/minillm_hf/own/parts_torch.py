@@ -398,7 +398,7 @@ class MinillmForCausalLM(PreTrainedModel, GenerationMixin):
         longest = self.config.max_position_embeddings
         if started + input_ids.shape[1] > longest:
             raise ValueError(
-                f"a row of {started + input_ids.shape[1]} tokens, and the model has {longest} positions: "
+                f"a row of {started + input_ids.shape[1]} tokens, but the model has {longest} positions: "
                 "give fewer, or from_pretrained(..., max_position_embeddings=...)"
             )
         if attention_mask is not None and not started:

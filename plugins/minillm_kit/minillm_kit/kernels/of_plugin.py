@@ -29,7 +29,7 @@ def kernel(subject: Subject) -> str:
         if one.op not in CONTRACTS:
             close = nearest(one.op, CONTRACTS)
             raise Failed(
-                f"kernel '{one.name}' is for '{one.op}', and there is no such op",
+                f"kernel '{one.name}' is for '{one.op}', but there is no such op",
                 cause=f"did you mean '{close}'?" if close else f"one of {', '.join(CONTRACTS)}",
             )
     targets = [
