@@ -194,7 +194,7 @@ def check_text(content: str, where: str) -> str:
     except UnicodeEncodeError as error:
         raise DataError(
             "what was typed is not UTF-8",
-            where=f"{where}, at {error.start}",
-            fix="save it as UTF-8",
+            where=f"{where}, character {error.start}",
+            fix="use UTF-8 in the terminal, or in the file that it comes from",
         ) from error
     return content

@@ -157,7 +157,7 @@ class Ablation:
         self.out, self.design, self.seeds, self.study = out, design, tuple(seeds), study
         # Runs of earlier versions do not say how they were evaluated.
         evaluated = {key: self.earlier[key] for key in ("eval_tokens",) if key in self.earlier}
-        self.members = Members(out, study, "ablation", defaults=BOUND | evaluated)
+        self.members = Members(out, study, "ablation", say, defaults=BOUND | evaluated)
         self.minutes, self.about, self.say, self.watch = minutes, dict(about), say, watch
         self.evaluations = evaluations
         self.reference = design.variants[0]
@@ -506,7 +506,7 @@ class Ablation:
         self.find()  # also runs of other processes that share OUT
         result = self.result(finished=finished) | more
         self.members.write(RESULT, result)
-        self.members.write_page(PAGE, ablation_page(result), self.say)
+        self.members.write_page(PAGE, ablation_page(result))
         return result
 
     def _stopped(self) -> MinillmError:

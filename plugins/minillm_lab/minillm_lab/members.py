@@ -59,6 +59,7 @@ class Members:
         out: the study's folder; locked by the caller.
         study: trains the runs.
         kind: the study in one word for error messages, such as "ablation".
+        say: prints a line.
         findings: errors that are stored as the outcome of a run.
         defaults: entries of a run's identity that files of earlier versions lack.
         way_on: the hint that continues an interrupted study; None: the same command with its folder.
@@ -75,6 +76,7 @@ class Members:
         out: Path,
         study: Study,
         kind: str,
+        say: Callable[[str], None],
         *,
         findings: tuple[type[MinillmError], ...] = FINDINGS,
         defaults: Identity = BOUND,
@@ -83,7 +85,8 @@ class Members:
     ) -> None:
         self.out, self.study, self._kind, self._findings = out, study, kind, findings
         self._defaults, self._way_on = defaults, way_on or continuing(out)
-        self._unwritten: set[Path] = set()  # pages that a warning has named
+        self.say = say
+        self._warned: set[Path] = set()  # files that a warning has named
         self._clock = clock
         self._since = clock()
         self.spent = self.wall = 0.0
@@ -103,13 +106,16 @@ class Members:
             unlike: describes the difference of two identities.
 
         Returns:
-            The run, or the reason of its failure; None where the file does not exist.
+            The run, or the reason of its failure; None if the file does not exist, or after a warning if
+            it is cut short.
 
         Raises:
             Refusal: the run belongs to another study, or the file is not as minillm writes it.
         """
         path = self.out / RUNS / file
         if (kept := read(path)) is None:
+            if path.exists():
+                self._warn(path, f"warning: {path} cannot be read: its run is trained again")
             return None
         with understood(path, "remove this file: its run is trained again"):
             was, wall = {**self._defaults, **kept["identity"]}, float(kept.get("wall_seconds", 0.0))
@@ -169,7 +175,7 @@ class Members:
             Interrupted: a signal; the runs under way are lost.
             MinillmError: an error of a run that is not an outcome of it, or a process ended.
         """
-        missing = {one.file: one for one in wanted if not (self.out / RUNS / one.file).exists()}
+        missing = {one.file: one for one in wanted if read(self.out / RUNS / one.file) is None}
         for made in pool.train([*missing.values()], watch=watch):
             outcome = made.outcome
             if isinstance(outcome, MinillmError):
@@ -213,14 +219,19 @@ class Members:
                 fix=f"make room, or make the folder writable; {self._way_on}",
             ) from None
 
-    def write_page(self, file: str, text: str, say: Callable[[str], None]) -> None:
+    def write_page(self, file: str, text: str) -> None:
         """Write a page of the study; one warning if it cannot be written, and the study continues."""
         try:
             self.write_text(file, text)
         except MinillmError as error:
-            if (path := self.out / file) not in self._unwritten:
-                self._unwritten.add(path)
-                say(f"warning: {error.what}; the runs continue without it ({path})")
+            path = self.out / file
+            self._warn(path, f"warning: {error.what}; the runs continue without it ({path})")
+
+    def _warn(self, path: Path, line: str) -> None:
+        """Print a warning about a file, once."""
+        if path not in self._warned:
+            self._warned.add(path)
+            self.say(line)
 
     def _count(self, wall: float) -> None:
         self.wall = wall

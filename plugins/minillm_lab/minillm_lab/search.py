@@ -314,7 +314,12 @@ class Job:
         self.space, self.about, self.say = space, dict(about), request.say
         self._binding, self._stop = binding, stop
         self.members = Members(
-            out, study, "search", findings=(MinillmError,), way_on=continuing(out, "--resume")
+            out,
+            study,
+            "search",
+            self.say,
+            findings=(MinillmError,),
+            way_on=continuing(out, "--resume"),
         )
         self.earlier = read(out / RESULT) or {}
         self.before = 0.0  # seconds that the earlier start spent
@@ -563,8 +568,8 @@ class Job:
         if not finished and self.members.spent < self.before:
             return result
         self.members.write(RESULT, result)
-        self.members.write_page(PAGE, search_page(result), self.say)
-        self.members.write_page(TEXT, markdown(result), self.say)
+        self.members.write_page(PAGE, search_page(result))
+        self.members.write_page(TEXT, markdown(result))
         self.members.write_text(BEST, self._best(result))
         return result
 

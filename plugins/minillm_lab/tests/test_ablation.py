@@ -431,9 +431,10 @@ def test_a_run_that_was_cut_short_is_made_again(ablation: Any, rigged: Any, tmp_
     ablation(rigged({}), ("rule",)).run()
     torn = tmp_path / "runs" / "with-rule-seed1-100.json"
     torn.write_bytes(torn.read_bytes()[:40])
-    rig = rigged({})
-    ablation(rig, ("rule",)).run()
+    rig, told = rigged({}), []
+    ablation(rig, ("rule",), say=told.append).run()
     assert rig.made == [(("rule",), 1, 100)]
+    assert told.count(f"warning: {torn} cannot be read: its run is trained again") == 1
 
 
 def test_a_pair_that_diverged_is_told_and_left_out(ablation: Any, rigged: Any) -> None:

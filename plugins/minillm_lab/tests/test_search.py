@@ -60,7 +60,7 @@ def planned(asked: Any) -> Callable[[Recipe], Plan]:
 def race(tmp_path: Path, planned: Any) -> Callable[..., SuccessiveHalving]:
     def make(rig: Any, searched: Space, base: Recipe = Recipe(), **more: Any) -> SuccessiveHalving:  # noqa: B008
         plan = planned(base)
-        members = Members(tmp_path / more.get("folder", "out"), rig, "search")
+        members = Members(tmp_path / more.get("folder", "out"), rig, "search", print)
         paired_runs = PairedRuns(
             *(members, plan, Length(tokens=more.get("steps", 100) * plan.tokens_per_step)),
             seed=0,

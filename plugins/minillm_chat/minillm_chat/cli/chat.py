@@ -106,7 +106,7 @@ def _lines(typed: bool) -> Iterator[str]:
             raise Interrupted("interrupted: the conversation ends here") from None
         except UnicodeDecodeError as error:
             raise DataError(
-                "stdin is not UTF-8", where=f"stdin: {error.reason}", fix="save it as UTF-8"
+                "stdin is not UTF-8", where=f"stdin: {error.reason}", fix="convert it to UTF-8"
             ) from error
         if not line:
             return
