@@ -1,4 +1,4 @@
-"""Parameter groups: parameters that one update rule updates together, stacked where it needs matrices."""
+"""Parameter groups: parameters that one update rule updates together, stacked if it needs matrices."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def _taps(at: str, attention: Any, model: builders.ModelSlots) -> tuple[str, ...
 def _check_replaced(state: SlotState, manager: Manager) -> None:
     """Check the plugins with slots of an attention that another plugin replaces or leaves out.
 
-    A plugin that is also in other layers stays in those, with a note where the attention is replaced;
+    A plugin that is also in other layers stays in those, with a note if the attention is replaced;
     a plugin that lists the layer by index, or is in no other layer, is refused.
     """
     claims = [state.model.sublayer["attention", one.layer].resolve() for one in state.attention]

@@ -135,7 +135,7 @@ class Origin:
                 raise self.error(doing, shown_frames(error, self.root), error) from error
 
     def _complete(self, error: MinillmError, doing: str) -> None:
-        """Add the plugin, its line and its distribution to an error of the core, where they are missing."""
+        """Add the plugin, its line and its distribution to an error of the core, if they are missing."""
         if isinstance(error, PlanError):
             error.plugins = error.plugins or (self.name,)
         error.where = error.where or f"plugin '{self.name}', {doing}"

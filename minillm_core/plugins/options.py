@@ -81,7 +81,7 @@ def validated(cls: type[_P], name: str, values: Mapping[str, Any]) -> _P:
     """Return the plugin ``name`` with the given option values, strictly typed.
 
     An integer is not converted to a string, nor 1 to true: a value of the wrong type is an error. TOML
-    has no None, so "none" is written where an option accepts it.
+    has no None, so "none" is written if an option accepts it.
 
     Raises:
         PluginError: an option is unknown, missing or ill-typed.

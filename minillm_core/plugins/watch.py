@@ -60,7 +60,7 @@ class Watch:
         Args:
             what: ``plugin 'x', on_batch``; or a function that returns it for a report, or
                 None if there is nothing to report.
-            waits: the code waits for another thread; where a plugin runs there, that plugin is reported.
+            waits: the code waits for another thread; if a plugin runs there, that plugin is reported.
             after: seconds before the first report, if more than :data:`FIRST`.
         """
         words = what if callable(what) else lambda: what

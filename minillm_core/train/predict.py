@@ -100,7 +100,7 @@ class Predictor:
 
 
 def require(allowed: object, name: str, given: object, fix: str) -> None:
-    """Refuse the value given for an argument where it is not allowed."""
+    """Refuse the value given for an argument if it is not allowed."""
     if not allowed:
         raise Refusal(f"{name} cannot be {given!r}", where=name, fix=fix)
 

@@ -272,7 +272,7 @@ def train(
                 prepared = replace(prepared, loaded=fit_vocabulary(prepared.loaded))
             if session.bind(fit_memory(prepared)):
                 session.run()
-            ranks.broadcast()  # rank 0 has written everything: where one process ends, its launcher ends all
+            ranks.broadcast()  # rank 0 has written everything: if one process ends, its launcher ends all
         except KeyboardInterrupt:
             folder = session.out if session.job else out  # nothing is written to a folder before
             raise interrupted(folder, stop, plugins, shown.broken_off) from None

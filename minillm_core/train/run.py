@@ -221,7 +221,7 @@ class Run:
         named = _joined(plugins)
         resume = run.out if run._directory is None else None
         run._request = RunRequest(named, flags=flags, settings=settings, resume=resume)
-        if settings:  # an unknown one is refused now, also where the run is only read
+        if settings:  # an unknown one is refused now, even if the run is only read
             load_settings(run._request, to_run=False)
         return run
 

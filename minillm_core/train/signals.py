@@ -1,6 +1,6 @@
 """Signals such as Ctrl-C: the first one asks the run to end, the second ends it at once.
 
-Before and after the loop, where there is nothing to finish, the first one ends it at once.
+Before and after the loop, if there is nothing to finish, the first one ends it at once.
 """
 
 from __future__ import annotations

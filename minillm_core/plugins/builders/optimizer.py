@@ -715,7 +715,7 @@ class OptimizerBuilder(Builder):
         Both start from the leader's initial values. While tied, both receive the sum of their gradients
         (counted once in the gradient norm) and the leader's factors, so that they stay equal bit by bit,
         like one parameter used twice. Afterwards each has its own gradient and factors, and starts from the
-        shared optimizer state. Where a run starts from other weights (--init, --branch) while tied, the
+        shared optimizer state. If a run starts from other weights (--init, --branch) while tied, the
         leader's values and moments replace the parameter's.
 
         Args:

@@ -278,7 +278,7 @@ def _holds_question(given: Any) -> bool:
 
 
 def _conversion(expression: str, place: Place) -> str:
-    """Return the end of a fix, with the command that converts lines; empty where the file has no plain lines.
+    """Return the end of a fix, with the command that converts lines; empty if the file has no plain lines.
 
     Args:
         expression: Python, from an object ``one`` to the object to write.
@@ -297,7 +297,7 @@ def _conversion(expression: str, place: Place) -> str:
 
 
 def _call(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse the arguments of a call, where they are a JSON string."""
+    """Parse the arguments of a call, if they are a JSON string."""
     made = dict(given)
     if isinstance(function := made.get("function"), Mapping):
         made["function"] = _call(function)

@@ -492,7 +492,7 @@ def check_name(given: str) -> None:
             f"there is no chat template of the name {given[:60]!r}",
             where=f"sft.template={plain(given, 60)}",
             fix=_TEMPLATES,
-            line="",  # else the core adds this line of the plugin, where nothing is wrong
+            line="",  # else the core adds this line of the plugin, if nothing is wrong
         )
 
 

@@ -31,7 +31,7 @@ class Files:
     """
 
     no_shards: ClassVar[tuple[str, str] | None] = None
-    """The error and the fix for token shards, where not supported; None: supported."""
+    """The error and the fix for token shards, if not supported; None: supported."""
 
     paths: Sequence[str | Path]
     malformed: Malformed = "strict"

@@ -71,7 +71,7 @@ def filter_rows(
         max_bits: maximum bits per byte under the model; garbled text has many.
         malformed: handling of documents that cannot be read, or hold ids instead of text.
         processes: number of processes that apply the rules; default: one per core, or only this one
-            for small files and where a model takes most of the time.
+            for small files and when a model takes most of the time.
         say: prints a line.
         progress: called with the bytes read.
 

@@ -34,7 +34,7 @@ _COLUMNS = ("text", "ids", *CHATS)
 _DOCUMENT = (*_COLUMNS, "labels")  # of which documents_of makes documents, errors and notes
 
 Batches = Callable[[Path, Reading, Collection[str] | None], Iterator[Any]]
-"""Reads the record batches of a table: these columns, or all of them where that is None."""
+"""Reads the record batches of a table: these columns, or all of them if that is None."""
 
 
 @dataclass(frozen=True)

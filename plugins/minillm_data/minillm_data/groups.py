@@ -96,7 +96,7 @@ def similar(
     components of similar pairs, so two documents of a group may be less similar than the threshold.
 
     Memory: 40 bytes per document. Time: n documents that share a band are n^2 / 2 pairs of some 40 ns
-    each, less where they are already in one group; 10,000 pages of one template take a minute.
+    each, less if they are already in one group; 10,000 pages of one template take a minute.
 
     Args:
         signatures: uint32 (documents, PERMUTATIONS), usually a memory map.
@@ -106,7 +106,7 @@ def similar(
         progress: called with the processed bytes of the signatures, and the total.
 
     Returns:
-        int64 (documents,): the first document of each document's group; itself where it is alone.
+        int64 (documents,): the first document of each document's group; itself if it is alone.
     """
     search = _Search(signatures, threshold, shingles)
     rows, size = search.rows, 4 * PERMUTATIONS * len(among)

@@ -3,7 +3,7 @@
     {"name": "roneneldan/TinyStories", "split": "train", "revision": "main", "megabytes": 100}
 
 The file is JSON with the keys name, megabytes, and where needed config, split, revision, column (of the
-text, where that is not "text") and data_files. Rows are read by ``datasets.load_dataset(...,
+text, if that is not "text") and data_files. Rows are read by ``datasets.load_dataset(...,
 streaming=True)`` up to that many megabytes (10^6 bytes) of JSON lines, since exact resume, epochs and a
 held-out part need a finite dataset. They are tokenised once into the cache, like the
 lines of a file with the same rows, and later starts read only the cache. Without ``data.tokenizer`` the

@@ -14,7 +14,7 @@ is the mean over the tokens of the selected rows. Tokens per second count all ro
 
 Cost: a forward pass of both models over all rows. With a quarter selected and a reference of the same
 size, a step takes 2 x 2 N FLOPs per token for selection and 6 N / 4 for training, 5.5 N instead of
-6 N, and trains on a quarter of the tokens: it pays off where a selected token is worth four.
+6 N, and trains on a quarter of the tokens: it pays off if a selected token is worth four.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def mix(
 ) -> dict[str, Any]:
     """Write a mixture of sources; the documents of each keep their order and bytes.
 
-    Shares are of the text's bytes in UTF-8, or of tokens where a tokenizer is given, counting each
+    Shares are of the text's bytes in UTF-8, or of tokens if a tokenizer is given, counting each
     document's end-of-text id. After a kill the same call resumes.
 
     The mixture ends as soon as the source that is next in turn has no document left, so that the

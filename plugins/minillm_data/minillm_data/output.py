@@ -86,7 +86,7 @@ class State:
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Read a state; None where it is missing or unreadable."""
+        """Read a state; None if it is missing or unreadable."""
         try:
             found = json.loads(path.read_bytes())
             return cls(**{**found, "counts": Counter(found["counts"])})

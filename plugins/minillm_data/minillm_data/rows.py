@@ -39,7 +39,7 @@ class Row:
     """A document of the data.
 
     Attributes:
-        line: the JSON object to write where the row is kept, one line with its LF.
+        line: the JSON object to write if the row is kept, one line with its LF.
         record: the parsed object.
         where: its file and line, for messages.
         messages: those of a chat, unvalidated, with its "system" as the first; None: a text or ids.
@@ -52,7 +52,7 @@ class Row:
 
     @cached_property
     def text(self) -> str | None:
-        """The text: "text", or the contents of a chat's messages, one per line; None where there are ids.
+        """The text: "text", or the contents of a chat's messages, one per line; None if there are ids.
 
         Of a line with both, training reads the ids.
         """
@@ -229,7 +229,7 @@ def _messages(record: dict[str, Any], place: Place) -> list[Any] | None:
 
 
 def _system(content: Any, messages: list[Any]) -> list[dict[str, Any]]:
-    """Return the system message that a chat has beside its messages, where these have none."""
+    """Return the system message that a chat has beside its messages, if these have none."""
     if not (messages and isinstance(content, str) and content.strip()):
         return []
     roles = [_first(one, "role", "from") for one in messages if isinstance(one, dict)]

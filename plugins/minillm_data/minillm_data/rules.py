@@ -290,7 +290,7 @@ def ngrams(document: Document) -> str | None:
     ids = np.fromiter(map(table.__getitem__, document.words), np.int64, len(document.words))
     lengths = document.lengths
     ends = np.concatenate([[0], np.cumsum(lengths)])  # characters before each word
-    # A longer n-gram can repeat only where a shorter one does: `at` keeps the positions of repeated
+    # A longer n-gram can repeat only if a shorter one does: `at` keeps the positions of repeated
     # n-grams, and `code` their numbers.
     at, code = np.arange(len(ids)), ids
     for n in range(2, max(REPEATED) + 1):
@@ -449,7 +449,7 @@ def edit(text: str, lines: Mapping[str, LineRule], name: str, edits: list[tuple[
         edits: receives the rule's name and the original line for each removal or change.
 
     Returns:
-        The remaining lines, joined by LF; the same text where no rule changed a line.
+        The remaining lines, joined by LF; the same text if no rule changed a line.
     """
     kept: list[str] = []
     for line in text.split("\n"):

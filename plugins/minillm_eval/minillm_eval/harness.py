@@ -1,7 +1,7 @@
 """The model interface of lm-evaluation-harness for a run.
 
     loglikelihood           of a continuation after a context, and whether greedy decoding gives it
-    loglikelihood_rolling   of a whole text, in windows where it is longer than a row
+    loglikelihood_rolling   of a whole text, in windows if it is longer than a row
     generate_until          generated text, up to a stop sequence or a number of tokens
 
 Documents begin with the same token as in training. Input longer than a row of the model is truncated

@@ -41,7 +41,7 @@ def judge_command(
         read: options for opening it.
         shown: see :func:`judge_tasks`.
         tasks: see :func:`judge_tasks`.
-        options: see :func:`judge_tasks`; ``None`` where not given.
+        options: see :func:`judge_tasks`; ``None`` if not given.
 
     Returns:
         The run, and the metrics.

@@ -94,7 +94,7 @@ class AdapterDirectory(HuggingFaceDirectory):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings of a run: the base's, with the adapter's own tokenizer where it has one."""
+        """Return the settings of a run: the base's, with the adapter's own tokenizer if it has one."""
         assert self.base is not None
         return super().settings if (self.path / TOKENIZER).is_file() else self.base.settings
 

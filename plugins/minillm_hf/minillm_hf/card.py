@@ -28,7 +28,7 @@ def card(
         model: the trained model.
         parameters: their number.
         dtype: of the written tensors.
-        layout: of the directory, where it is not the plan's.
+        layout: of the directory, if it is not the plan's.
         begun: the tokenizer prepends the token that begins documents.
     """
     layout = layout or model.plan.export.layout

@@ -25,7 +25,7 @@ OF_TOKENIZER = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("chat_template.jinja", "chat_template.json", "tokenizer.model", "vocab.json", "merges.txt"),
 )
-"""Files of a tokenizer that Transformers reads, where a directory has them."""
+"""Files of a tokenizer that Transformers reads, if a directory has them."""
 
 WANTED = (
     *(CONFIG, "generation_config.json", *OF_TOKENIZER),
@@ -42,7 +42,7 @@ _FOLDER = re.compile(r"models--(.+?)--(.+)")
 
 
 def fetch(given: str, say: Callable[[str], None]) -> Path | None:
-    """Fetch a model, with progress on stderr; where the hub is unreachable, use the cached copy.
+    """Fetch a model, with progress on stderr; if the hub is unreachable, use the cached copy.
 
     Args:
         given: ``OWNER/NAME``, or ``OWNER/NAME@REVISION``: a branch, a tag or a commit.

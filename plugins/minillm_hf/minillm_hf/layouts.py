@@ -36,7 +36,7 @@ class Layout:
     name: str  # as in a plugin's export=: llama
     architecture: str  # LlamaForCausalLM
     leaves: Mapping[str, Tensor]  # outside the layers, without the head
-    head: tuple[str, Tensor]  # where it is not tied
+    head: tuple[str, Tensor]  # if it is not tied
     layer: Mapping[str, Tensor]
     settings: Mapping[str, Any] = field(default_factory=dict)  # further keys of config.json
     stated: tuple[str, ...] = ()  # required keys: Transformers' defaults differ from minillm's

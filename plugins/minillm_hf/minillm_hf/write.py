@@ -48,7 +48,7 @@ def write_directory(
         documents: file name -> JSON, or verbatim text or bytes.
         shard_bytes: maximum of a file of tensors; a tensor is never split.
         dtype: of the written tensors, one of ``DTYPES``.
-        weights: the name of the tensor file, where it is a single one.
+        weights: the name of the tensor file, if it is a single one.
 
     Returns:
         The names of the files.

@@ -163,7 +163,7 @@ def main(names: Sequence[str]) -> None:
 def serve(imported: Sequence[str], answer: Callable[[dict[str, Any]], int]) -> None:
     """Import modules, print ``ready``, and fork a child for each line of standard input until it ends.
 
-    ``threads`` is printed instead where an import started a thread: it is not forked, and a child could wait
+    ``threads`` is printed instead if an import started a thread: it is not forked, and a child could wait
     for it. The answer to a line is its child's exit code, or ``null`` where the child timed out.
 
     Args:
@@ -190,7 +190,7 @@ def serve(imported: Sequence[str], answer: Callable[[dict[str, Any]], int]) -> N
 
 
 def _waited(child: int, seconds: float) -> int | None:
-    """Wait for a child; return its exit code, or None where it timed out and was killed."""
+    """Wait for a child; return its exit code, or None if it timed out and was killed."""
     watched = os.pidfd_open(child)
     late = not select.select([watched], [], [], seconds)[0]
     os.close(watched)

@@ -115,7 +115,7 @@ def one_step(spec: str, options: Mapping[str, Any] | None = None, *, backend: st
 
     Args:
         spec: the plugin's name, or a file and its class.
-        options: its options, where not the defaults.
+        options: its options, if not the defaults.
         backend: ``torch`` or ``mlx``.
 
     Raises:

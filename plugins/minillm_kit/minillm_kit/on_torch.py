@@ -18,7 +18,7 @@ def traced() -> Callable[..., Any]:
 
     A compiled step is then one graph or an error, on a CPU within seconds. Like ``aot_eager``, but the
     partition between forward and backward saves the activations that a minimal cut recomputes. Compiling
-    raises HostRead where a graph reads a number of an array, which torch (2.13) accepts in one graph.
+    raises HostRead if a graph reads a number of an array, which torch (2.13) accepts in one graph.
     """
     torch.compiler.reset()
     return partial(torch.compile, backend=_forward_and_backward)

@@ -135,7 +135,7 @@ class _Fault(NamedTuple):
 
 
 def _fault(subject: Subject, plan: Plan, backend: str, partner: Partner) -> _Fault | None:
-    """Train five steps; return the fault, or None where every loss is finite."""
+    """Train five steps; return the fault, or None if every loss is finite."""
     try:
         batches = subject.batches(plan, STEPS, *partner)
         losses = subject.train(subject.trainer(plan, backend), plan, batches)
@@ -155,7 +155,7 @@ def _other(spec: str) -> Subject:
 
 @cache
 def _slots_alone(spec: str) -> frozenset[str]:
-    """Return the slots that a partner takes without the plugin; none where that plan is refused."""
+    """Return the slots that a partner takes without the plugin; none if that plan is refused."""
     other = _other(spec)
     try:
         return _slots(other.plan(), other.name)

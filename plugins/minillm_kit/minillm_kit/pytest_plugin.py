@@ -1,6 +1,6 @@
 """The kit's pytest plugin: one test per check, two flags, a fixture, and a line with the backends found.
 
-pytest imports this file in every run where the kit is installed, whatever is tested, so it imports
+pytest imports this file in every run if the kit is installed, whatever is tested, so it imports
 nothing else until a test uses it.
 """
 
@@ -52,7 +52,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def minillm_backend(request: pytest.FixtureRequest) -> str:
-    """Return the backend to test on: each in turn, skipped where it is not installed."""
+    """Return the backend to test on: each in turn, skipped if it is not installed."""
     if missing := _missing(request.param):
         pytest.skip(missing)
     return request.param
@@ -107,7 +107,7 @@ def conformance(
 
     Args:
         spec: the plugin's name, or a file and its class.
-        options: its options, where not the defaults.
+        options: its options, if not the defaults.
         backend: ``torch``, ``mlx`` or ``both``.
         pairs: number of other plugins to pair it with; None: all.
     """

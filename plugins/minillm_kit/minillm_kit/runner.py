@@ -224,7 +224,7 @@ def check_plugin(
 
     Args:
         spec: its name, or a file and its class.
-        options: its options, where not the defaults.
+        options: its options, if not the defaults.
         backend: ``torch``, ``mlx`` or ``both``; one that is not installed is skipped.
         pairs: number of other plugins to pair it with; None: all.
         only: names of the checks to run; empty: all.
@@ -287,7 +287,7 @@ def explained(result: Result, *, again: str | None = None) -> str:
 
     Args:
         result: of a check that failed.
-        again: the command, where it is not ``minillm plugins check``.
+        again: the command, if it is not ``minillm plugins check``.
     """
     found = result.outcome.found.replace("\n", "\n         ")
     lines = [f"{result.check} failed: {result.proves}", f"  found: {found}"]

@@ -130,7 +130,7 @@ def write_package(name: str, kind: str, folder: Path, author: str = "The authors
     Args:
         name: of the plugin, with ``-`` or ``_``.
         kind: one of :data:`KINDS`.
-        folder: parent of the package's folder; created where it is missing.
+        folder: parent of the package's folder; created if it is missing.
         author: the copyright holder.
 
     Returns:

@@ -171,7 +171,7 @@ class Subject:
 
     Args:
         spec: its name, or a file and its class: ``./my_trick.py:MyTrick``.
-        options: its options where not the defaults.
+        options: its options if not the defaults.
         backend: ``torch``, ``mlx``, or ``both``.
         pairs: number of other plugins to pair it with; None: all.
         beside: plugins in every plan; None: those that provide the rules it extends.

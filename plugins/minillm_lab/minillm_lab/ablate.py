@@ -77,7 +77,7 @@ def ablate(request: Request, *, cards: Path) -> tuple[dict[str, Any], Path]:
 
     Args:
         request: plugins, settings and folders.
-        cards: the folder for technique cards, written where an ablation has enough pairs.
+        cards: the folder for technique cards, written if an ablation has enough pairs.
 
     Returns:
         The result as in ablation.json, and the folder.

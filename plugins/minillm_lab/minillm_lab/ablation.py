@@ -213,7 +213,7 @@ class Ablation:
     def planned(self, variant: Variant, steps: int) -> Plan:
         """Plan a variant's run with as many tokens as the first variant has in ``steps`` steps.
 
-        The numbers of steps differ where a plugin changes the tokens of a step (``batch_schedule``).
+        The numbers of steps differ if a plugin changes the tokens of a step (``batch_schedule``).
         """
         if (key := (variant.name, steps)) not in self.plans:
             plan, first = (_with_steps(one.plan, steps) for one in (variant, self.reference))

@@ -415,7 +415,7 @@ def _curves(result: Json) -> Markup:
 def _differences(
     result: Json, runs: Sequence[Json], colours: Mapping[str, int], size: Size
 ) -> Markup:
-    """Plot each plugin's paired differences (faint) and their mean, where both were evaluated after as many tokens."""
+    """Plot each plugin's paired differences (faint) and their mean, if both were evaluated after as many tokens."""
     by = {(run["variant"], run["seed"]): run["curve"] for run in runs}
     faint, means = [], []
     for plugin, one in result["plugins"].items():

@@ -1,7 +1,7 @@
 """Technique cards: the measured effect of a plugin, with the scale and the other active plugins.
 
 ``minillm ablate`` writes cards from its result; they are not written by hand. A card is a JSON file,
-``cards/NAME.json``: beside the file that defines the plugin where its authors ship one, and in the
+``cards/NAME.json``: beside the file that defines the plugin if its authors ship one, and in the
 user's card folder (``data_folder``) for measurements made on this machine. Older cards of other sizes
 are beside it, ``cards/NAME@PARAMETERSxTOKENS.json``. ``minillm plugins info`` shows cards through
 :func:`card_facts` and :func:`worth`.
@@ -87,7 +87,7 @@ class Card(Interval):
     options: dict[str, JsonValue] = {}  # all of the plugin's own
     hardware: str
     date: date
-    commit: str | None = None  # of minillm's repository, where it ran from a checkout
+    commit: str | None = None  # of minillm's repository, if it ran from a checkout
     cost: Cost = Cost()
 
     @property
@@ -158,7 +158,7 @@ def card_facts(plugin: str, file: str) -> dict[str, Any]:
         file: the source file that defines it.
 
     Returns:
-        ``cards``, and what they predict for a larger model in ``transfer``; empty and None where a file is
+        ``cards``, and what they predict for a larger model in ``transfer``; empty and None if a file is
         not a valid card, with the reason in ``cards_refused``.
     """
     try:

@@ -1,7 +1,7 @@
 """The final comparison of a search, with fresh seeds that played no part in the selection.
 
 Compares the recipe with the baseline settings of the search, and with itself without each of its parts
-(an ablation). A part that has no measurable gain and saves no time or memory is dropped. Where a run of the
+(an ablation). A part that has no measurable gain and saves no time or memory is dropped. If a run of the
 recipe fails, the recipe is left without the part, or the two parts, whose removal mends that, or else the settings
 stay as they were.
 
@@ -31,7 +31,7 @@ BESIDE = 3
 """The final timed comparison (recipe and baseline, three seeds each) costs as much as the runs of three parts."""
 
 LEFT_OUT, MANY = 2, 4
-"""Number of seeds without each part where the recipe has at least ``MANY`` of them."""
+"""Number of seeds without each part if the recipe has at least ``MANY`` of them."""
 
 OVER = 1.05
 """Multiple of the budget up to which parts are ablated."""
@@ -153,7 +153,7 @@ class Confirmation:
             timed: train by the clock.
 
         Returns:
-            The runs of the remaining recipe, none where they are those of a base that is not known yet; and
+            The runs of the remaining recipe, none if they are those of a base that is not known yet; and
             the names of the parts that are left out.
         """
         left = {part.name: trained_of(runs.get(f"no {part.name}", {})) for part in parts}

@@ -84,7 +84,7 @@ def read_history(out: Path) -> History:
         if not isinstance(kind, str):
             strange += 1
         elif kind == Stepped.event and isinstance(step, int):
-            # where only every tenth step is logged, it represents those before it
+            # if only every tenth step is logged, it represents those before it
             seconds += float(event.get("step_seconds") or 0.0) * (
                 max(1, step - last) if last else 1
             )

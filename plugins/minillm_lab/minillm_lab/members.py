@@ -305,7 +305,7 @@ def stopped(out: Path, kept: int, way_on: str, *, anew: str = ANEW) -> MinillmEr
         out: the study's folder.
         kept: number of its finished runs.
         way_on: the fix where runs are kept.
-        anew: the fix where none is.
+        anew: the fix if none is.
     """
     if not kept:
         return Interrupted("ended by a signal; no run was finished", where=str(out), fix=anew)
@@ -332,7 +332,7 @@ def identity_of(plan: Plan, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """Read a JSON document of a study; return None where it is missing or truncated."""
+    """Read a JSON document of a study; return None if it is missing or truncated."""
     try:
         return read_json(path)
     except Refusal:

@@ -135,7 +135,7 @@ Watch = Callable[[Current, float], None]
 
 
 Planner = Callable[[Recipe], Plan]
-"""Maps a recipe to its plan; raises MinillmError where it cannot be planned."""
+"""Maps a recipe to its plan; raises MinillmError if it cannot be planned."""
 
 
 class PairedRuns:
@@ -364,7 +364,7 @@ class PairedRuns:
     ) -> None:
         """Record a candidate's gain at a rung, replacing a measurement with fewer pairs.
 
-        Where a run of the reference failed, nothing is known of the candidate.
+        If a run of the reference failed, nothing is known of the candidate.
         """
         if failed := failure_of(runs):
             one.failed = failed
@@ -390,12 +390,12 @@ class PairedRuns:
     def difference(
         self, ours: Outcomes, others: Outcomes, pool: Sequence[Outcomes] = ()
     ) -> dict[str, Any]:
-        """Compare two sets of runs by their common seeds; the result has no effect where a run failed.
+        """Compare two sets of runs by their common seeds; the result has no effect if a run failed.
 
         Args:
             ours: the runs with a change.
             others: the runs without it.
-            pool: the sets of runs that show how noisy a difference is, where there are more than these two.
+            pool: the sets of runs that show how noisy a difference is, if there are more than these two.
         """
         if failed := failure_of(ours) or failure_of(others):
             return {"effect": None, "why": f"failed: {failed}"}
@@ -447,7 +447,7 @@ def _succeeded(runs: Outcomes, seeds: Iterable[int]) -> dict[int, Trained]:
 def _ratio(
     ours: Outcomes, others: Outcomes, figure: str, noise: Noise | None = None
 ) -> dict[str, Any] | None:
-    """Estimate the ratio of a measurement over pairs, with its interval; None where a value is missing."""
+    """Estimate the ratio of a measurement over pairs, with its interval; None if a value is missing."""
     pairs = [
         (getattr(one, figure), getattr(other, figure))
         for one, other in zip(trained_of(ours), trained_of(others), strict=False)

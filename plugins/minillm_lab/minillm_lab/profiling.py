@@ -46,7 +46,7 @@ class Profiler(Protocol):
 
         Args:
             path: the file.
-            step: runs some steps of the trainer and reads their results. Where the trainer is not compiled,
+            step: runs some steps of the trainer and reads their results. If the trainer is not compiled,
                 the trace has a range for every module, named by its path in the plan.
 
         Raises:
@@ -58,7 +58,7 @@ class Profiler(Protocol):
         ...
 
     def held_bytes(self) -> int | None:
-        """Return the bytes currently allocated on the device; None where the framework does not count them."""
+        """Return the bytes currently allocated on the device; None if the framework does not count them."""
 
     def trim(self) -> None:
         """Free unused cached memory, which another trainer may need."""
@@ -67,7 +67,7 @@ class Profiler(Protocol):
         """Reset the peak memory statistics."""
 
     def peak_bytes(self) -> int | None:
-        """Return the peak bytes allocated on the device since the reset; None where they are not counted.
+        """Return the peak bytes allocated on the device since the reset; None if they are not counted.
 
         Where ``held_bytes`` is None, a peak is the whole process's since its start.
         """

@@ -41,7 +41,7 @@ def settings(kept: Json, now: Json, variant: str) -> str | None:
         variant: the set's name.
 
     Returns:
-        The first few differences; None where nothing in ablation.json differs.
+        The first few differences; None if nothing in ablation.json differs.
     """
     read = json.loads(json.dumps(now))  # turns tuples into lists, as in the file
     was, here = (dict(_entries(result, variant)) for result in (kept, read))

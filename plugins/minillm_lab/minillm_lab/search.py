@@ -137,7 +137,7 @@ class Plans:
     Args:
         asked: the baseline settings.
         prepared: the same, resolved.
-        specs: plugin that may be added -> the file to load it from, where it is not installed.
+        specs: plugin that may be added -> the file to load it from, if it is not installed.
         removed: plugins that the preset names and the search begins without.
     """
 

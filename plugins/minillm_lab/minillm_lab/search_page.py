@@ -107,7 +107,7 @@ def _found(result: Json) -> str:
 
 
 def failed_words(result: Json) -> str:
-    """Say that the accepted recipe failed in the last comparison, and what was left out; empty where it did not."""
+    """Say that the accepted recipe failed in the last comparison, and what was left out; empty if it did not."""
     if not (why := result["last"].get("failed")):
         return ""
     gone = ", ".join(result["last"]["dropped"])
@@ -327,7 +327,7 @@ def _tables(result: Json) -> Iterator[tuple[str, str, Row, Sequence[Row]]]:
 
 
 def _taken_back(some: Json) -> str:
-    """Say which step a round took back; empty where it took none."""
+    """Say which step a round took back; empty if it took none."""
     if not (gone := some.get("taken_back")):
         return ""
     return (

@@ -454,7 +454,7 @@ def _values(
 
 
 def _expanded(path: Path, key: str, given: Any) -> tuple[Any, ...]:
-    """Expand a range: geometric by about 2 where it starts above 0 and spans a doubling, else five even steps."""
+    """Expand a range: geometric by about 2 if it starts above 0 and spans a doubling, else five even steps."""
     if isinstance(given, list) and given:
         return tuple(map(_frozen, given))
     ends = given if isinstance(given, Mapping) and set(given) == {"from", "to"} else {}
@@ -505,7 +505,7 @@ def _declared(plugin: str, cls: type[Plugin]) -> Iterator[tuple[str, tuple[Any, 
 
 
 def _neighbours(now: Any, values: Sequence[Any]) -> list[Any]:
-    """List the values adjacent to the current one on both sides; all others where they have no order."""
+    """List the values adjacent to the current one on both sides; all others if they have no order."""
     others = [one for one in values if one != now]
     if not _is_number(now) or not all(map(_is_number, others)):
         return others

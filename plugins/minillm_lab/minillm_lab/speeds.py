@@ -1,7 +1,7 @@
 """Throughput measured on this machine, cached for the time estimates of ``minillm plan``.
 
 ``speeds.json`` holds the newest measurements of finished runs and of ``minillm bench``, one for each
-model and machine, and the number of training tokens of earlier runs' data. It is a cache: where it
+model and machine, and the number of training tokens of earlier runs' data. It is a cache: if it
 cannot be read or written, times are unknown and nothing fails.
 """
 
@@ -81,7 +81,7 @@ def remember(
     Of a run of several processes only the size of its data is stored: its speed is not that of one.
 
     Args:
-        cache: the folder; where it cannot be written, nothing is stored.
+        cache: the folder; if it cannot be written, nothing is stored.
         plan: of the run.
         bound: the plan's binding to this machine.
         tokens: of the training corpus.
@@ -225,7 +225,7 @@ def _run(plan: Plan) -> str:
 
 
 def _corpus(plan: Plan) -> str | None:
-    """Build a key of the data files from names, sizes and dates; None where a file is missing."""
+    """Build a key of the data files from names, sizes and dates; None if a file is missing."""
     data, asked, vocab = plan.config.data, plan.sourcing, plan.config.model.vocab
     try:
         sources = find(data.files, lambda text: None) if asked.files else []
@@ -254,7 +254,7 @@ def _tokens(cache: Path) -> dict[str, int]:
 
 
 def _document(cache: Path) -> Mapping[str, Any]:
-    """Read the file; return an empty document where the format is not ours."""
+    """Read the file; return an empty document if the format is not ours."""
     path = cache / FILE
     try:
         about = path.stat()

@@ -7,11 +7,11 @@ best one gets no further seeds. A candidate is a difference from the incumbent: 
 mean over pairs of its loss minus the incumbent's, with the same seed and the same data in the same
 order. Where technique cards name several plugins that help, the first round tries combinations of them
 and nothing else. Between two rungs candidates are ranked by their gain plus part of its change since the previous
-rung, so that the trend exposes moves that help early and hurt late. Where a third of the length
+rung, so that the trend exposes moves that help early and hurt late. If a third of the length
 has too few steps to be informative, the first rung is one pair at full length. Before the last rung
 helpful moves are combined, the best first, as far as planning allows; the combination is a candidate.
 
-The best candidate whose interval excludes 0 is the next incumbent. Where a run of the incumbent fails with a
+The best candidate whose interval excludes 0 is the next incumbent. If a run of the incumbent fails with a
 further seed, nothing is known of the candidates of the round: the move that made it the incumbent is taken back,
 and the next round is run from the recipe before it. At the end, with fresh seeds that
 played no part in selection, the recipe is compared with the baseline settings, and with itself without
@@ -54,10 +54,10 @@ ETA = 3
 RUNGS = 3
 
 PAIRS, MORE = 3, 2
-"""Seeds at the longest rung, and additional seeds for the best candidate where these do not decide."""
+"""Seeds at the longest rung, and additional seeds for the best candidate if these do not decide."""
 
 ENOUGH = 2
-"""Pairs at the longest rung that can decide, where no other candidate is left."""
+"""Pairs at the longest rung that can decide, if no other candidate is left."""
 
 FAR = 0.5
 """A candidate with less than this fraction of the best gain gets no further seeds at the longest rung."""
@@ -200,7 +200,7 @@ class SuccessiveHalving:
         return [*self._stacks(), *self._alternated(found)]
 
     def _stacks_alone(self, number: int) -> list[Candidate]:
-        """Return the combinations alone for the first round, where one is large.
+        """Return the combinations alone for the first round, if one is large.
 
         What else is tried is then tried beside the best of them, and not beside settings that it replaces.
         """
@@ -294,7 +294,7 @@ class SuccessiveHalving:
         """Choose the number of candidates per rung; the shortest rung gets the remaining time."""
         first, *middle, final = self._rungs
         cost = self.paired_runs.cost
-        # the first rung has made the runs of the first seed where it is as long
+        # the first rung has made the runs of the first seed if it is as long
         again = first.length == final.length
         for last in (3, 2, 1):
             runs = (0 if again else last + 1) + (min(last, 2) + 1) * (PAIRS - 1)
@@ -324,7 +324,7 @@ class SuccessiveHalving:
     def _leave_out_short_runs(self) -> None:
         """Leave out rungs that are hardly cheaper than the next one, where compiling takes most of a run.
 
-        Where only the longest one is left, the first rung is one pair at full length.
+        If only the longest one is left, the first rung is one pair at full length.
         """
         for rung, longer in pairwise([*self._rungs]):
             if rung.length == longer.length:
@@ -436,7 +436,7 @@ class SuccessiveHalving:
         """Run candidates one seed after the other; after each, keep at most the best and the one behind it.
 
         Returns:
-            The successful ones that are left, with the pairs of the rung, or fewer where these decide.
+            The successful ones that are left, with the pairs of the rung, or fewer if these decide.
         """
         alive = list(candidates)
         for pairs in range(1, rung.pairs + 1):

@@ -66,7 +66,7 @@ def transfer_of(cards: Sequence[Card]) -> Transfer | None:
             together: those of the most sizes, the first ones where several have as many.
 
     Returns:
-        The prediction for :data:`BEYOND` times the largest size; None where fewer than :data:`SIZES` sizes
+        The prediction for :data:`BEYOND` times the largest size; None if fewer than :data:`SIZES` sizes
         were measured.
     """
     groups = [[one for one in cards if one.setting == first.setting] for first in cards]

@@ -6,8 +6,8 @@ The tokens per step are unchanged, so every candidate trains the same model. Tri
    the plan's estimate. Starting at the largest, each candidate has at most half the rows of the previous
    one, until one is clearly slower than the fastest
 2. ``train.checkpointing``: with ``true`` a step computes a third more, and with ``selective`` (torch's compiled
-   step) writes a little more. So each is only tried where it allows more rows
-3. plugins that offer kernels and do nothing else, where they are installed and not named: for the fastest
+   step) writes a little more. So each is only tried if it allows more rows
+3. plugins that offer kernels and do nothing else, if they are installed and not named: for the fastest
    candidate, one after the other; those that are faster stay. Kernels outside their dtype's tolerance are
    for those who name them
 4. kernels: for the fastest candidate, each op's other kernels, one at a time

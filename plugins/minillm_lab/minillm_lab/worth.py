@@ -5,7 +5,7 @@
 - Lengths: the reference set is trained for a few more lengths. Each is the number of steps that it
   makes in the time of another set, so that its loss there is measured. Between two close lengths, the
   loss is interpolated linearly in the logarithm of the steps.
-- At equal seconds each pair has its own time ratio: where these vary, as on a machine with other load,
+- At equal seconds each pair has its own time ratio: if these vary, as on a machine with other load,
   the interval is wider.
 """
 
@@ -211,7 +211,7 @@ def neighbours(steps: int, trained: Collection[int]) -> tuple[int, int] | None:
     """Find two trained lengths to interpolate ``steps`` from: the two around it, or the nearest two.
 
     Returns:
-        ``steps`` twice where it was trained itself. None where no trained lengths are close enough.
+        ``steps`` twice if it was trained itself. None if no trained lengths are close enough.
     """
     if steps in trained:
         return steps, steps
@@ -303,7 +303,7 @@ def steps_in_time(runs: Runs, reference: Runs, steps: int) -> int | None:
     """Compute the steps that the reference makes while the other runs make ``steps``.
 
     Returns:
-        ``steps`` where they are equally fast; None while either has no run.
+        ``steps`` if they are equally fast; None while either has no run.
     """
     if not runs or not reference:
         return None
@@ -319,7 +319,7 @@ def _in_equal_time(runs: Runs, reference: Lengths, steps: int, sign: int) -> dic
 
     Returns:
         The effect; ``steps``, the number that the reference makes in that time; ``between``, the trained
-        lengths between which its loss is interpolated, equal where it was measured. None where the
+        lengths between which its loss is interpolated, equal if it was measured. None if the
         reference was not trained for such lengths.
     """
     at = steps_in_time(runs, reference[steps], steps)
@@ -385,7 +385,7 @@ def too_wide(ratio: Mapping[str, Any]) -> bool:
 
 
 def times(value: float) -> str:
-    """Format a ratio with three decimals, or more where a value other than 1 would round to 1."""
+    """Format a ratio with three decimals, or more if a value other than 1 would round to 1."""
     apart = abs(value - 1)
     decimals = math.ceil(-math.log10(apart) - 1e-9) if apart else 0
     return f"{value:.{min(max(3, decimals), FINEST)}f}"

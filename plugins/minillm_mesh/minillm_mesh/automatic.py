@@ -66,7 +66,7 @@ def resolved(plan: Plan, ranks: int, card: Card, dtype: str) -> Forecast:
     """Resolve the open sizes of a plan's mesh.
 
     Of the meshes that fit in which the fewest cards share a row, that with the shortest step by the cost
-    model is taken. Where none fits, open sizes are 1; or, if a step has fewer rows than cards, those of the
+    model is taken. If none fits, open sizes are 1; or, if a step has fewer rows than cards, those of the
     mesh that takes least memory.
 
     Args:

@@ -43,7 +43,7 @@ def launch(processes: int, command: Sequence[str]) -> int:
         command: arguments of ``python``: ``-m minillm_core train ...``.
 
     Returns:
-        The exit code of the run. 0 if all returned 0. Where one failed, its code, or 128 plus the
+        The exit code of the run. 0 if all returned 0. If one failed, its code, or 128 plus the
         number of the signal that ended it; the others are then ended. After a signal to this process,
         which is forwarded to all, the code of rank 0: 75 if it saved a checkpoint, else 130.
     """

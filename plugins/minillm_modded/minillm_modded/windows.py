@@ -8,7 +8,7 @@ and short windows from Gemma 2, arXiv:2408.00118; growing windows by fernbear.bs
 W(t) grows by 128 tokens at a time up to 1,792; here in equal stages. On PyTorch a window is an input
 of the compiled step, so that all stages share a graph, except windows as long as a row, which are
 omitted from it. On MLX, and with ``yarn``, each stage has a graph of its own. Windows are multiples of 128,
-the blocks that FlexAttention skips; a row of T tokens needs none above T. Where no window is shorter than a
+the blocks that FlexAttention skips; a row of T tokens needs none above T. If no window is shorter than a
 row, or none can grow, the plan has a note.
 
 ``yarn`` makes a longer window resemble the previous one (YaRN, arXiv:2309.00071; the record of

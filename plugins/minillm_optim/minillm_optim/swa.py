@@ -70,5 +70,5 @@ def mean(
 
 
 def averaged(ops: Any, param: Any, state: Mapping[str, Any]) -> Any:
-    """Return the mean; the parameter where there is no mean yet."""
+    """Return the mean; the parameter if there is no mean yet."""
     return ops.where(state["average.count"] > 0, state["average.mean"], param)

@@ -119,7 +119,7 @@ class Log:
         self._started: Started | None = None
         self._resumed: Resumed | None = None  # of this run
         self._sink: Sink | None = None
-        self._held: Stepped | None = None  # the last step, where it was not due
+        self._held: Stepped | None = None  # the last step, if it was not due
 
     def __call__(self, event: Event) -> None:
         """Log one event."""

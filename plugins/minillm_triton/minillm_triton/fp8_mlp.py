@@ -55,7 +55,7 @@ class Fp8MLP(Plugin, api=1, backends=("torch",), devices=("cuda",), capability="
 
 
 class PlainMLP(Module):
-    """x (B, T, C) -> relu(x Wup^T)^2 Wdown^T (B, T, C), without fp8, where nothing is trained."""
+    """x (B, T, C) -> relu(x Wup^T)^2 Wdown^T (B, T, C), without fp8, if nothing is trained."""
 
     def __init__(self, geometry: Any, hidden: int, down_lr_mul: float) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ def accepts_loss(request: Request) -> str | None:
 
 
 def accepts_gram(request: Request) -> str | None:
-    """Accept any matrices, where an update rule multiplies some."""
+    """Accept any matrices, if an update rule multiplies some."""
     if not request.facts.get("matrices", True):
         return "no rule of the optimizer takes whole matrices, as muon does"
     return None

@@ -12,7 +12,7 @@ from minillm_hf.own.literals import Lines, plain, reference
 
 
 def batch_fields(draft: Draft) -> str:
-    """Generate the function that computes plugins' batch fields; empty where no part reads one."""
+    """Generate the function that computes plugins' batch fields; empty if no part reads one."""
     wanted = {draft.declared[name] for name in draft.needed if name in draft.declared}
     if not wanted:
         return ""

@@ -292,7 +292,7 @@ class Copier:
             )
 
     def _note_ops(self, text: str, where: str) -> None:
-        """Record the array functions that a text calls; all of them where it passes ``ops`` on."""
+        """Record the array functions that a text calls; all of them if it passes ``ops`` on."""
         known, tree = self._known_ops(), ast.parse(text)
         for node in ast.walk(tree):
             if (

@@ -1,6 +1,6 @@
 """The fields of a model's specification and the attributes of modules that modeling files support.
 
-Unlisted ones are refused by name where they are set: a slot that is added to the core needs code
+Unlisted ones are refused by name if they are set: a slot that is added to the core needs code
 generation (attention, blocks, decoder) and an entry here.
 """
 

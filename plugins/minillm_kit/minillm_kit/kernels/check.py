@@ -56,7 +56,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """``passed``, ``failed``, ``refused``, or ``no memory`` where no case had room."""
+        """``passed``, ``failed``, ``refused``, or ``no memory`` if no case had room."""
         if not self.cases:
             return "refused"
         if self.failures:

@@ -233,7 +233,7 @@ def _targets(rng: np.random.Generator, K: int, N: int, V: int, supervised: str) 
 
 
 def _ends(x: np.ndarray, axis: int = 0) -> np.ndarray:
-    """Zero all rows but the first and the last, where there are LONG or more."""
+    """Zero all rows but the first and the last, if there are LONG or more."""
     if x.shape[axis] >= LONG:
         x[(*[slice(None)] * axis, slice(29, -70))] = 0.0
     return x

@@ -104,7 +104,7 @@ def _exact(op: str, given: Mapping[str, Any]) -> list[np.ndarray]:
 
 
 def _supervised(op: str, given: Mapping[str, Any]) -> np.ndarray | None:
-    """Return the supervised rows of a loss, where they are few: the others would cost gigabytes."""
+    """Return the supervised rows of a loss, if they are few: the others would cost gigabytes."""
     if op not in ("linear_cross_entropy", "token_losses"):
         return None
     taken: np.ndarray = np.atleast_2d(given["targets"] >= 0).any(0)

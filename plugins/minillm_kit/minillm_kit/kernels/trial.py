@@ -272,7 +272,7 @@ def _error(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def _fraction(got: np.ndarray, want: np.ndarray) -> float:
-    """Compute the error as a fraction of the reference's norm; infinite where the reference is 0."""
+    """Compute the error as a fraction of the reference's norm; infinite if the reference is 0."""
     norm = float(np.linalg.norm(want))
     return float(np.linalg.norm(got - want)) / norm if norm else np.inf
 
@@ -288,7 +288,7 @@ def _row_errors(got: np.ndarray, want: np.ndarray) -> np.ndarray:
 
 
 def _where(got: np.ndarray, want: np.ndarray, tolerance: float) -> str:
-    """Describe the rows with large errors, where they are few."""
+    """Describe the rows with large errors, if they are few."""
     if want.ndim < 2:
         return ""
     errors = _row_errors(got, want).reshape(-1)

@@ -27,7 +27,7 @@ Rows = Mapping[str, Mapping[str, Text]]
 def show_findings(result: Mapping[str, Any], console: Console) -> None:
     """Print each plugin's effect on the loss, on speed and on memory, with 95 % intervals.
 
-    Prints one table where it fits; else one for the loss and one for the costs; where these do not fit
+    Prints one table if it fits; else one for the loss and one for the costs; if these do not fit
     either, the results are listed below each plugin's name.
 
     Args:
@@ -116,7 +116,7 @@ def _below(result: Mapping[str, Any]) -> Iterator[Text]:
 
 
 def _effects(found: Json) -> Sequence[Json | None]:
-    """List loss at equal tokens and at equal seconds, speed, and memory where it has an interval."""
+    """List loss at equal tokens and at equal seconds, speed, and memory if it has an interval."""
     peak = found["peak_bytes"]
     return found, found["equal_seconds"], found["speed"], peak if "effect" in peak else None
 

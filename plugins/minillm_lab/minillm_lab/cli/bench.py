@@ -36,7 +36,7 @@ minillm bench --plugins qk_norm --json > bench.json
 _HOW = "Timing"
 
 NONE = "none"
-"""``--against none``: without the plugins that --plugins names; where it names none, without any."""
+"""``--against none``: without the plugins that --plugins names; if it names none, without any."""
 
 
 def bench(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from minillm_core.commands import duration
 
 QUIET = 9.0
-"""Seconds between two lines about one wait, where there is no terminal: ten on a busy machine."""
+"""Seconds between two lines about one wait, if there is no terminal: ten on a busy machine."""
 
 
 class CompilationWait:
@@ -32,7 +32,7 @@ class CompilationWait:
         return waits
 
     def due(self) -> bool:
-        """Return whether a line is due where there is no terminal; it counts as printed then."""
+        """Return whether a line is due if there is no terminal; it counts as printed then."""
         due = self._clock() - self._said >= QUIET
         if due:
             self._said = self._clock()

@@ -29,5 +29,5 @@ Processes = Annotated[
 
 
 def cards(gpus: int | None) -> tuple[str, ...]:
-    """Return the devices of ``--gpus``; none where it is not given."""
+    """Return the devices of ``--gpus``; none if it is not given."""
     return tuple(f"cuda:{number}" for number in range(gpus or 0))

@@ -232,7 +232,7 @@ def render(result: Mapping[str, Any]) -> Table:
 
 
 def print_whole(console: Console, table: Table) -> None:
-    """Print a table at its own width, also where the console is narrower, so that no name is broken."""
+    """Print a table at its own width, even if the console is narrower, so that no name is broken."""
     wide = console.measure(table, options=console.options.update(width=1_000)).maximum
     console.width = max(wide, console.width)
     console.print(table)

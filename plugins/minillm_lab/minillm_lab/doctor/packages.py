@@ -135,7 +135,7 @@ def _requirements(one: Distribution, extra: str = "") -> Iterator[Requirement]:
 
 
 def _unmet(need: Requirement) -> str | None:
-    """Explain why a requirement is not met; None where it is."""
+    """Explain why a requirement is not met; None if it is."""
     found = _found(need.name)
     if found is None:
         return "it is not installed"

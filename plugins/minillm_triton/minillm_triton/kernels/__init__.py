@@ -1,1 +1,1 @@
-"""The ops by Triton: one module per op, imported where the kernel is selected."""
+"""The ops by Triton: one module per op, imported if the kernel is selected."""
