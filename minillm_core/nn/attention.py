@@ -43,11 +43,11 @@ class Call(NamedTuple):
 class Layout(Module):
     """The base of a claim on ``attn.layout``: another arrangement of heads and positions.
 
-    ``rope = "after"``: the core rotates q and k returned by ``enter``, at its positions, and ``shift``
-    may not be claimed on that layer. ``stretch``: how many positions of the entered sequence one
-    position of the row becomes, all after those of earlier positions: decoding enters only the new
-    columns, at their positions, and appends their keys and values to the cache. ``joins``: how many
-    heads become one; an ``attn.core`` is built for heads / joins heads.
+    ``rope = "after"``: the core rotates the q and k that ``enter`` returns, at the positions of that
+    call, and ``shift`` may not be claimed on that layer. ``stretch``: the number of positions that
+    ``enter`` makes of each position of the row, in the row's order: decoding enters only the new
+    columns, at their positions, and appends their keys and values to the cache. ``joins``: the number
+    of heads merged into one; an ``attn.core`` is built for heads / joins heads.
     """
 
     rope = "before"

@@ -24,14 +24,14 @@ COLUMNS = "row.columns"
 """Batch entry under context parallelism: the position of each column in its row, int32 (B, T)."""
 
 LABELS = "rows.labels"
-"""Batch entry of a part of a micro-batch's rows, float32 (B, T), one number repeated: how many labels these
-rows stand for, the micro-batch's labels divided by the number of parts."""
+"""Batch entry if processes divide a micro-batch's rows, float32 (B, T), one number repeated: the number of
+labels in the micro-batch, divided by the number of parts."""
 
 PARTS = (COLUMNS, LABELS)
 """Batch entries that exist only if several processes divide a batch; no plan contains them."""
 
 INPUTS = ("attention", "attention.q", "attention.k", "attention.v", "mlp")
-"""Parts of a layer whose input may be a sum of its own instead of the residual stream; q, k and v one by one."""
+"""Parts of a layer whose input may be a separate sum of sources instead of the residual stream."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class Block(Module):
         return {"window": window and window.of(scope.reads), "documents": documents}
 
     def input(self, part: str, x: Any, scope: Scope) -> Any:
-        """Return the input of a part before its norm, (B, T, C): x, or a sum of its own."""
+        """Return the input of a part before its norm, (B, T, C): x, or a separate sum of sources."""
         return self.given[part](x, None, scope) if part in self.given else x
 
 
@@ -183,5 +183,5 @@ def check_shared(norm: Any) -> None:
             f"{type(norm).__name__} of plugin '{norm.owner}' is the norm of several inputs, and "
             "looks back, keeps or emits arrays",
             where="model.norm",
-            fix="leave out the norm, or the plugin that gives q, k or v an input of its own",
+            fix="leave out the norm, or the plugin that sets a separate input for q, k or v",
         )

@@ -112,12 +112,12 @@ class LossSpec:
 
 
 def lookup(parameter: str) -> str:
-    """Return the name of the batch entry with the places of ids among the table rows of a step, int32 (B, T)."""
+    """Return the name of the batch entry with the index of each id among a step's table rows, int32 (B, T)."""
     return f"rows.{parameter}"
 
 
 def ahead(offset: int) -> str:
-    """Return the name of the batch entry with the labels ``offset`` - 1 further on, under context parallelism."""
+    """Return the name of the batch entry with labels shifted by ``offset`` - 1, under context parallelism."""
     return f"labels.{offset}"
 
 
@@ -406,9 +406,9 @@ class Decoder(Module):
     def hidden(
         self, batch: Arrays, values: Arrays, scope_of: ScopeOf | None = None
     ) -> tuple[Any, Scope, Arrays]:
-        """Compute (B, T, C) after the last norm; return it, the scope after the blocks, and the statistics.
+        """Return the activations (B, T, C) after the last norm, the scope after the blocks, and the statistics.
 
-        In training it is (S, C) if ``gather_early`` is set and the batch has gathered positions.
+        In training the activations are (S, C) if ``gather_early`` is set and the batch has gathered positions.
         """
         scope = self.scope(batch, values, scope_of)
         x = self.embedded(scope)
@@ -433,7 +433,7 @@ class Decoder(Module):
         return x
 
     def compute_streams(self, names: Iterable[str], scope: Scope) -> None:
-        """Compute these streams, given in an order in which each comes after those it reads."""
+        """Compute these streams, ordered so that each follows the streams that it reads."""
         for name in names:
             scope.reads[name] = scope.apply(self.streams[name], {})
 
@@ -558,7 +558,7 @@ def decoder(spec: DecoderSpec, *, checkpointing: bool = False) -> Any:
 
 
 def _lookups(model: Any) -> dict[str, str]:
-    """Return the tables with ``rows=``, each with its batch field; rebind that argument to the rows' places.
+    """Return table -> batch field for tables with ``rows=``; bind that argument to the row indices instead.
 
     Raises:
         PlanError: a table sets ``rows=``, and its module is not a stream, or has no such argument.
@@ -573,7 +573,7 @@ def _lookups(model: Any) -> dict[str, str]:
             raise PlanError(
                 f"{type(module).__name__} has a table with rows='{param.rows}'",
                 where=name,
-                fix="the table of a stream (model.stream), rows= an argument of its forward",
+                fix="declare the table in a stream (model.stream), and rows= as an argument of its forward",
             )
         at = arguments.index(param.rows)
         found[name] = module.bound[at]
@@ -595,7 +595,7 @@ def _check_emits(path: str, module: Any) -> None:
     what = f"plugin '{module.owner}': {cls.__name__} has statistics, "
     if kinds and (cls.next_state is Module.next_state or not takes(cls.next_state, kinds)):
         fix = f"def next_state(self, {', '.join(kinds)}), which returns new State, or {{}}"
-        raise PlanError(what + "and no next_state of them", where=path, fix=fix)
+        raise PlanError(what + "but no next_state that takes them", where=path, fix=fix)
     if unknown := {*kinds.values()} - {"sum", "mean", "max"}:
         raise PlanError(what + f"reduced by {min(unknown)!r}", where=path, fix="sum, mean or max")
 

@@ -23,7 +23,7 @@ EVERYTHING = sys.maxsize
 
 
 class KVCache:
-    """A KV cache of one sequence: by module path, the latest columns of its arguments."""
+    """A KV cache of the sequences in a batch: by module path, the latest columns of the module's arguments."""
 
     def __init__(self) -> None:
         self.columns = 0
@@ -81,7 +81,7 @@ class CachedScope(Scope):
     def run_block(
         self, block: Any, x: Any, *, checkpointing: bool, turn: int = 0
     ) -> tuple[Any, ...]:
-        """Run a block on the same cache; there is no backward pass to recompute for."""
+        """Run a block on the same cache; ``checkpointing`` has no effect, since there is no backward pass."""
         reads = [self.reads[name] for name in block.inputs]
         return block(x, *reads, scope_of=lambda given: CachedScope(given, self.cache, turn))
 
@@ -102,7 +102,7 @@ class CachedScope(Scope):
         return latest(node, result, earlier, cache.new)
 
     def kept(self, node: Any) -> dict[str, Any]:
-        """Return the arrays that a node kept of the cached columns, by name; None if no column is cached."""
+        """Return the arrays that a node kept of the cached columns, by name; each None if no column is cached."""
         held = self.cache.kept.get(self.key(node), [None] * len(node.keeps))
         return dict(zip(node.keeps, held, strict=True)) if node.keeps else {}
 
@@ -119,7 +119,7 @@ class CachedScope(Scope):
         for name, value in new.items():
             if name not in node.recurrent and tuple(value.shape[:2]) != columns:
                 did = f"returned shape {tuple(value.shape)} as '{name}' from"
-                fix = f"return what it keeps of the new columns alone, {columns} and so on"
+                fix = f"return the array of the new columns only, {columns} and so on"
                 raise unusable(node, did, fix)
         appended = [None if name in node.recurrent else value for name, value in new.items()]
         self.cache.append(node.ops, self.key(node), appended, EVERYTHING, self.cache.new)
@@ -176,19 +176,19 @@ def latest(node: Any, y: Any, earlier: int, columns: int) -> Any:
     axis = 1 if len(shape) > 1 else 0
     if shape[axis : axis + 1] != (earlier + columns,):
         did = f"was given {earlier + columns} columns and returned shape {shape} from"
-        fix = "a node that looks back returns a column for each one that it is given, (B, T, ...)"
+        fix = "a node that looks back returns one column for each of its input, (B, T, ...)"
         raise unusable(node, did, fix)
     return y[:, earlier:] if axis else y[earlier:]
 
 
 def check_lookbacks(modules: Mapping[str, Any]) -> None:
-    """Check that only modules which are fed earlier columns declare a ``lookback``.
+    """Check that only modules that receive earlier columns declare a ``lookback``.
 
     Args:
         modules: the modules of a model, by path.
 
     Raises:
-        PlanError: a lookback is not a whole number, or its module is never fed earlier columns.
+        PlanError: a lookback is not a whole number, or its module never receives earlier columns.
     """
     nodes = {path: module for path, module in modules.items() if hasattr(module, "owner")}
     for path, module in modules.items():

@@ -1,4 +1,4 @@
-"""Initialisers: data in the plan, drawn on the host in float32, each parameter by a random generator of its own.
+"""Initialisers: data in the plan, drawn on the host in float32, with one random generator per parameter.
 
 The generator is keyed by the run's seed and the parameter's name, so that adding a plugin changes no
 other parameter's value, and every backend starts from the same bits.
@@ -25,7 +25,7 @@ class Init:
         raise NotImplementedError
 
     def first(self, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """Draw the initial values of a parameter, by the generator of its name."""
+        """Draw a parameter's initial values, float32, from the generator keyed by the seed and its name."""
         return self.draw(generator(seed, name), shape)
 
     def data(self) -> dict[str, Any]:
@@ -107,12 +107,12 @@ class Same(Init):
 
 
 def fan_in(inputs: int) -> Normal:
-    """Return a normal with std = inputs^-1/2: products of normalised inputs have size one at any width."""
+    """Return a normal with std = inputs^-1/2: normalised inputs give outputs of unit variance at any width."""
     return Normal(inputs**-0.5)
 
 
 def fan_in_residual(inputs: int, layers: int) -> Normal:
-    """Return :func:`fan_in` with std / sqrt(2 layers): the sum of 2 layers products keeps the stream's size."""
+    """Return :func:`fan_in` with its std divided by sqrt(2 layers): 2 layers outputs add up to unit variance."""
     return Normal((inputs * 2 * layers) ** -0.5)
 
 

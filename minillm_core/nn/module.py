@@ -32,9 +32,9 @@ def materialising(framework: Framework) -> Iterator[None]:
 class Module:
     """The base class of all layers, nodes and models.
 
-    Subclasses call ``super().__init__()`` first in their ``__init__``, then declare (Param, Buffer,
-    State, other modules, plain values), and compute in ``forward`` using only ``self.ops``. Plain
-    values are frozen once the model is built: a compiled step has them baked in.
+    Subclasses call ``super().__init__()`` first in their ``__init__``, then set their attributes
+    (Param, Buffer, State, modules, plain values), and compute in ``forward`` using only ``self.ops``.
+    Plain values are frozen once the model is built: they are constants of the compiled step.
     """
 
     ops: Any
@@ -50,27 +50,27 @@ class Module:
     """Names of arrays that ``forward`` returns last -> their reduction over micro-batches and ranks
     (sum, mean, max); they carry no gradient and are passed to :meth:`next_state`."""
     lookback: int = 0
-    """How many earlier columns ``forward`` needs for each column that it computes, of any argument
+    """The number of earlier columns that ``forward`` needs to compute a column, of any argument
     (B, T, ...): x itself, a stream, a batch field. Decoding passes a node the new columns of a
-    sequence with so many earlier ones in front (fewer at its start), and drops its results for these:
-    so ``forward`` is written once, for whole rows. A constructor may set it; ``EVERYTHING``: all
-    columns, at the cost of computing them again for each new one. A node that looks back without
-    declaring it generates from other numbers than it was trained on. Context parallelism exchanges
-    these columns between processes, and refuses nodes with ``EVERYTHING`` or with ``keeps``, and terms of
-    the loss that look back: what a term needs of earlier tokens can be a batch field."""
+    sequence preceded by that many earlier ones (fewer at its start), and drops the results for those,
+    so that ``forward`` is written once, for whole rows. A constructor may set it; ``EVERYTHING``: all
+    columns, which are then recomputed for each new one. A node that looks back without declaring it
+    computes other results in decoding than in training. Context parallelism exchanges these columns
+    between processes, and refuses nodes with ``EVERYTHING`` or ``keeps``, and loss terms that look
+    back: a batch field can hold what such a term needs of earlier tokens."""
 
     keeps: ClassVar[tuple[str, ...]] = ()
     """Names of arrays (B, T, ...), one column per token, that ``forward`` returns after its result, before
     the terms. ``forward`` has an argument of each name: None in training and at a sequence's start, else
-    the array returned for all earlier columns (B, S, ...), which decoding appends and passes back (a
-    latent of keys and values, cumulative gates). Of all other arguments such a node gets only new columns."""
+    (B, S, ...), the arrays that it returned for all earlier columns, concatenated (a latent of keys and
+    values, cumulative gates). All other arguments of such a node contain only the new columns."""
     recurrent: ClassVar[tuple[str, ...]] = ()
     """The names in ``keeps`` of recurrent states: (B, ...) after the last column, not one column per token.
-    Only the last one returned is passed back (the state of linear attention, the tail of a convolution)."""
+    Only the latest state is passed back (the state of linear attention, the tail of a convolution)."""
 
     whole: ClassVar[bool] = False
     """Whether the loss weights (``loss.weights``) of a position depend on other rows of its micro-batch, as
-    with a top-k over all positions: processes then divide a step only by whole micro-batches."""
+    with a top-k over all positions: processes then divide a step only into whole micro-batches."""
 
     path: str
     """The module's path in the model; set when the model is built."""
@@ -154,8 +154,8 @@ def record(module: Any, name: str, value: Any) -> None:
     """Record the declaration or modules that an attribute is set to; every framework's base calls this first.
 
     Raises:
-        AttributeError: the model is sealed, and it is a plain value or that of a State.
-        ValueError: MLX's modules are dicts, and a method of dict has the attribute's name.
+        AttributeError: the model is sealed, and the attribute is plain or a State.
+        ValueError: the attribute has the name of a method of dict: MLX's modules are dicts.
         PlanError: ``super().__init__()`` has not been called.
     """
     notes = module.__dict__
@@ -169,7 +169,7 @@ def record(module: Any, name: str, value: Any) -> None:
         )
     declarations, children = notes["_declared"], notes["_children"]
     if "_sealed" in notes and isinstance(declarations.get(name), State):
-        what = f"{type(module).__name__}.{name} is a State, which changes between steps alone"
+        what = f"{type(module).__name__}.{name} is a State, which changes only between steps"
         raise AttributeError(f"{what}: return its new value from next_state, not in forward")
     if isinstance(value, Declaration):
         value.claim(name)
@@ -186,7 +186,7 @@ def check_begun(module: Any) -> None:
     """Check that a module's constructor has called ``super().__init__()``.
 
     Raises:
-        PlanError: it has not; one framework would fail far from there, another not at all.
+        PlanError: it has not; one framework would fail later and elsewhere, another never.
     """
     if "_declared" not in module.__dict__:
         raise PlanError(
@@ -203,7 +203,7 @@ def seal(model: Any) -> None:
 
 
 def _is_plain(name: str, value: Any) -> bool:
-    """Return whether it is neither an array nor a framework's own attribute (torch's ``training``)."""
+    """Return whether an attribute is no array, not private, and not torch's ``training``."""
     own = name.startswith("_") or name == "training"
     return not own and not (hasattr(value, "dtype") and hasattr(value, "shape"))
 

@@ -1,8 +1,8 @@
 """Nodes: modules that plugins put into slots, and the binding of their arguments.
 
 When a plan is built, each argument of a node's ``forward`` is bound to one of the slot's own names
-(q, k, x ...) or to a value of the model (a batch field, stream, tap or schedule value), by the same
-name unless the class sets another in ``reads``.
+(q, k, x ...) or to a value of the model (a batch field, stream, tap or schedule value) of the same
+name, unless ``reads`` of the class names another.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minillm_core.nn.reference import json_arguments, reference_of, resolve
 from minillm_core.ops.arrays import dtype_name
 
 MASKING = "attn.documents"
-"""The documents as the attention kernel takes them: the batch's, or the same on the host (``host_masks``)."""
+"""Batch entry: the documents for the attention kernel, on the device, or on the host (``host_masks``)."""
 
 
 @dataclass(frozen=True)
@@ -310,7 +310,7 @@ def _check_arrays(node: Any, like: Collection[Any], result: Any) -> None:
     """Check that a node's results are arrays of the shapes and dtypes of ``like``.
 
     Raises:
-        PluginCodeError: they are not; the core would fail on them later, or worse, would not fail.
+        PluginCodeError: they are not; the core would fail later, or compute wrong results.
     """
     parts = result if isinstance(result, (tuple, list)) else (result,)
     given = [_shape(part) for part in parts]
@@ -338,7 +338,7 @@ def as_numbers(node: Any, result: Any, shape: tuple[int, ...]) -> Any:
 def check_dtype(node: Any, result: Any, like: Any) -> Any:
     """Return a node's result; raise PluginCodeError if it is NumPy's, or of another dtype than ``like``.
 
-    In the float64 reference, which no run computes in, a node may cast to float32.
+    If ``like`` is float64, as in the NumPy reference that checks use, any dtype is accepted.
     """
     if isinstance(result, np.ndarray) and not isinstance(like, np.ndarray):
         fix = "compute it with self.ops and operators; a constant array is a Buffer"

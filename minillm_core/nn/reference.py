@@ -81,7 +81,7 @@ def json_arguments(arguments: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """Convert arguments to sorted pairs, and lists to tuples, so that they can be hashed.
 
     Raises:
-        ValueError: a value is not JSON, or is a mapping: pass its items as arguments of their own.
+        ValueError: a value is not JSON, or is a mapping: pass its items as separate arguments.
     """
     for key, value in arguments.items():
         try:

@@ -124,7 +124,7 @@ class Site(Module):
 def _fits(array: Any, like: Any) -> bool:
     """Return whether an array can be broadcast to the shape of ``like``."""
     shape, whole = tuple(array.shape), tuple(like.shape)
-    if shape in (whole, (1,)):  # most are, and Dynamo takes long to trace what is below
+    if shape in (whole, (1,)):  # the usual case: Dynamo traces the rest slowly
         return True
     sizes = zip(shape[::-1], whole[::-1], strict=False)
     return len(shape) <= len(whole) and all(n in (1, size) for n, size in sizes)

@@ -100,7 +100,7 @@ class Rope(Module):
         return Rotary(self.cos, self.sin, self.frequencies, positions)
 
     def at(self, reads: Mapping[str, Any]) -> Self:
-        """Return the tables of a step: itself in every stage."""
+        """Return the tables of a step: this module, in every stage."""
         return self
 
 

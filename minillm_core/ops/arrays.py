@@ -1,7 +1,7 @@
 """The array functions that model code may use, under the names of the Python array API standard.
 
 Every ops object (TorchOps, MLXOps, NumPyOps) has all of them, so a module is written once. Arrays
-also know the operators ``+ - * / ** @ == != < <= > >=``, ``& | ~`` of bool, and plain indexing.
+also have the operators ``+ - * / ** @ == != < <= > >=``, ``& | ~`` of bool, and plain indexing.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class ArrayFunctions(Protocol):
         """Cast to a ``dtype`` by name: "float32", "bfloat16", "int32", "bool" ..."""
 
     def astype_like(self, x: Array, y: Array) -> Array:
-        """Cast to the dtype of ``y``: a Buffer stays float32 even where the step computes in bfloat16."""
+        """Cast to the dtype of ``y``: a Buffer stays float32 even if the step computes in bfloat16."""
 
     def sum(self, x: Array, axis: Axis = None, keepdims: bool = False) -> Array:
         """Sum over all axes, one or several; accurate to float32 at any size."""
@@ -215,7 +215,7 @@ def dtype_name(array: Array) -> str:
 
 
 def mismatch(made: Any, old: Any) -> str | None:
-    """Describe how ``made`` differs: the type if it is no such array, else its shape; None: it does not."""
+    """Return the type of ``made`` if it is no array like ``old``, its shape if that differs, else None."""
     shape = getattr(made, "shape", None)
     if shape is None or isinstance(made, np.ndarray) > isinstance(old, np.ndarray):
         return type(made).__name__

@@ -29,13 +29,13 @@ class Operations(ArrayFunctions, Protocol):
     """The ops that have selectable kernels, in addition to the array functions."""
 
     def linear(self, x: Array, weight: Array) -> Array:
-        """x weight^T: x (..., C), weight (O, C) -> (..., O). 2 N C O FLOPs."""
+        """Compute x weight^T: x (..., C), weight (O, C) -> (..., O). 2 N C O FLOPs."""
 
     def embedding(self, ids: Array, weight: Array) -> Array:
-        """weight[ids]: ids int32 (...), weight (V, C) -> (..., C)."""
+        """Look up weight[ids]: ids int32 (...), weight (V, C) -> (..., C)."""
 
     def rms_norm(self, x: Array, weight: Array | None, eps: float) -> Array:
-        """x / sqrt(mean(x^2) + eps) * weight over the last axis, float32 inside.
+        """Compute x / sqrt(mean(x^2) + eps) * weight over the last axis, float32 inside.
 
         x (..., C), weight (C,) or None -> x's shape and dtype.
         """
@@ -57,7 +57,7 @@ class Operations(ArrayFunctions, Protocol):
         window: int | Array | None = None,
         documents: Array | None = None,
     ) -> Array:
-        """softmax(scale q k^T + mask) v, causal, softmax in float32.
+        """Compute softmax(scale q k^T + mask) v, causal, softmax in float32.
 
         q (B, T, H, D), k and v (B, S, K, D) -> (B, T, H, D). Query t is at position i = t + S - T
         and sees key j iff 0 <= i - j, and i - j < window if ``window`` is given, and documents[i] =
@@ -73,10 +73,10 @@ class Operations(ArrayFunctions, Protocol):
         """
 
     def swiglu(self, gate: Array, up: Array) -> Array:
-        """silu(gate) * up: both (..., F)."""
+        """Compute silu(gate) * up: both (..., F)."""
 
     def gram(self, x: Array, alpha: float = 1.0, beta: float = 0.0, gamma: float = 0.0) -> Array:
-        """alpha x x^T + beta x + gamma I, which is symmetric: x (N, R, C) -> (N, R, R), summed in float32.
+        """Compute alpha x x^T + beta x + gamma I, symmetric: x (N, R, C) -> (N, R, R), summed in float32.
 
         With a non-zero beta each x must itself be symmetric, R = C. Optimizer stages use it: no
         gradient flows through it. 2 N R^2 C FLOPs; a kernel may compute one triangle only.
@@ -91,7 +91,7 @@ class Operations(ArrayFunctions, Protocol):
         weights: Array | None = None,
         form: LossForm = LossForm(),  # noqa: B008  (frozen)
     ) -> tuple[Array, Array, Array]:
-        """Compute the cross-entropy of the head's logits, which never leave the op.
+        """Compute the cross-entropy of the head's logits, without returning the logits.
 
         hidden (N, C), weight (V, C) in one dtype, targets int32 (K, N), < 0 where unsupervised,
         weights float32 (K,) or (K, N) or None (ones) -> (total, sums, count), all float32:

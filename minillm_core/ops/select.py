@@ -19,7 +19,7 @@ from minillm_core.install import pip_line, unmet
 class Request:
     """What a plan, bound to a device, requires of an op's kernel.
 
-    Facts, each of which may be missing if it is not known yet:
+    Facts, each missing while it is unknown:
         attention: ``window`` None, "static" or "dynamic"; ``documents`` bool; ``adjacent`` bool,
             False if a document's tokens may lie apart, which never happens in batches;
             ``grouped`` bool; ``head_dim`` and ``length`` int

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 FOLLOW = "follow:"
-"""Prefix of a parameter's name in a witness: a step has checked whether the parameter is still tied."""
+"""Prefix of an evidence key, before a parameter's name: a step has checked whether it is still tied."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def sum_tied(
         values: schedule value -> 0-d float32.
 
     Returns:
-        The gradients, and the gradients to compute the norm from, with each sum in them once.
+        Parameter -> gradient; and the gradients for the norm, which contain each sum once.
     """
     made, counted = dict(grads), dict(grads)
     for name, one in follows.items():

@@ -35,8 +35,8 @@ class Member:
     wd_mul: float | str
     overrides: tuple[tuple[str, Any], ...] = ()  # stage argument -> number, only here
     rows: ByRows | None = None  # None: every row is updated in every step
-    view: Function | None = None  # computes what is evaluated instead of it; None: no view
-    blocks: int = 1  # how many matrices its rows are, one below the other
+    view: Function | None = None  # computes the weights for evaluation; None: the parameter itself
+    blocks: int = 1  # number of matrices stacked in its rows
     follows: Follow | None = None  # the parameter that it is tied to at first; None: untied
 
 

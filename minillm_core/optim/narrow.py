@@ -9,7 +9,7 @@ represents
 Fourth roots are rounded to nearest, deterministically; a number other than 0 never becomes 0.
 The error is relative: at most 1.6 % near s, 5 % at s / 100; the smallest magnitude is 4e-9 s.
 Linear 8-bit quantisation loses numbers below s / 254: most of a block of Adam's second moments.
-A running mean whose steps are smaller than a code's would not change, except through its scale.
+A running mean that changes by less than half a code step keeps its code unless its scale changes.
 """
 
 from __future__ import annotations

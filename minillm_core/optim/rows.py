@@ -23,7 +23,7 @@ Shared = Mapping[str, Any]
 
 
 class RowRule(ABC):
-    """A rule that applies to rows of a table the updates of the steps that did not read them.
+    """A rule that applies the updates that rows of a table missed in the steps that did not read them.
 
     Pure, and written once for all frameworks. Its methods take ``held``, the arrays of some rows:
     ``param`` and the group's state by ``stage.entry`` (``precondition.m``), float32 (S, C), and ``last``,
@@ -40,7 +40,7 @@ class RowRule(ABC):
     def __init__(self, group: Group) -> None:
         self.group, self.name = group, group.members[0].name
         for _, _, stage in group.rule.stages:
-            _ = stage.function  # imported here: a trace cannot
+            _ = stage.function  # imported now: an import fails in a trace
 
     def constant(self, anchor: str, argument: str) -> Any:
         """Return a constant of a stage of the group's rule; KeyError if there is none."""
@@ -93,11 +93,11 @@ class RowRule(ABC):
 
 
 def rules_of(plan: Any) -> dict[str, RowRule]:
-    """Build the rules of a plan's tables that are updated by rows, by name."""
+    """Build the RowRule of each table that a plan updates by rows, by the table's name."""
     groups = {group.members[0].name: group for group in plan.groups}
     return {name: resolve(one.rule)(groups[name]) for name, one in plan.by_rows.items()}
 
 
 def groups_of_whole(plan: Any) -> dict[str, Group]:
-    """Return the groups of all parameters but these tables, by keys that are the same in every run."""
+    """Return the groups without tables updated by rows, by keys that are the same in every run."""
     return {str(i): one for i, one in enumerate(plan.groups) if one.members[0].rows is None}

@@ -20,10 +20,10 @@ ANCHORS = ("momentum", "orthogonalise", "precondition", "scale", "decay", "write
 """The anchors of a rule's stages, in order."""
 
 GRADIENT = "gradient"
-"""The anchor of the chain in front of these: stages that plugins add to rules, each on the result of the last."""
+"""The anchor before all others: stages that plugins add to rules, each applied to the previous result."""
 
 GIVEN = ("ops", "update", "param", "state")
-"""What every stage's function is given, in this order."""
+"""The first parameters of every stage's function, in this order."""
 
 SUPPLIED = ("lr_mul", "wd_mul", "layer_grad_norm", "updates", "due")
 """Arguments that the core supplies: ``lr_mul``, ``wd_mul``: each parameter's factor, a number or float32
@@ -164,8 +164,8 @@ def stage(
     """Make a stage from ``function(ops, update, param, state, *, ...) -> (update, state)``.
 
     Args:
-        function: a module-level function; pure: it returns new arrays. An argument that it returns
-            as state, such as ``param``, is kept with the value that it has then.
+        function: a module-level function; pure: it returns new arrays. If it returns an argument
+            such as ``param`` as state, the state keeps the argument's value at that time.
         state: entry -> "like" (the parameter's shape), "scalar", or a function that maps the shape,
             and those of the stage's constants that it names (``rank``), to another shape; float32.
             "like:bfloat16" and "like:int8" are stored in these dtypes between updates (int8 with
@@ -173,8 +173,8 @@ def stage(
         needs: "element", or "matrix" for a function that needs whole matrices, stacked (N, R, C).
         every: the stage runs in the first update, and then once in so many updates. In the others
             the update is passed on and the state stays. A function that names ``due`` runs in every
-            update, with due=True, a Python bool, whenever the stage is due: both cases have a compiled
-            step of their own, so that skipped work costs nothing.
+            update, with due=True, a Python bool, whenever the stage is due: the two cases are
+            compiled separately, so that skipped work costs nothing.
         arguments: its keyword arguments: numbers are constants of the compiled step, schedules
             are inputs of it; INHERITED is the argument of the stage that this one replaces.
             ``lr_mul``, ``wd_mul``, ``updates`` and ``due`` are supplied if the function names them;
@@ -182,8 +182,8 @@ def stage(
             of the parameter's layer together, or of the parameter alone if it is in no layer.
 
     Raises:
-        ValueError: an argument that the function does not take, or lacks, or that is not JSON; the
-            first four in another order; an unknown kind of state.
+        ValueError: an argument is unknown, missing or not JSON; the function's first four parameters
+            have another order; a kind of state is unknown.
     """
     if needs not in NEEDS:
         raise ValueError(f"needs={needs!r}: one of {', '.join(NEEDS)}")

@@ -79,7 +79,7 @@ def cycles_of(groups: Iterable[Group]) -> tuple[int, ...]:
 
 
 def due_at(cycles: Iterable[int], step: int) -> frozenset[int]:
-    """Return the cycles that are due in a step, counted from 0; decided on the host, without waiting."""
+    """Return the cycles that are due in a step, counted from 0; decided on the host, without a device sync."""
     return frozenset(every for every in cycles if step % every == 0)
 
 
@@ -143,7 +143,7 @@ def update(
             given["due"] = stage.every == 1 or due is None or stage.every in due
             if not given["due"] and "due" not in stage.supplied:
                 new |= {anchor: old[anchor]} if anchor in old else {}
-                for _ in names:  # a resumed run may be checked for evidence before it is due
+                for _ in names:  # a resumed run may look for evidence before the stage is due
                     witness(f"stage:{where}")
                 continue
             flat = {entry: flatten(ops, group, one) for entry, one in old.get(anchor, {}).items()}
@@ -158,7 +158,7 @@ def update(
             u, entries = made
             _check_state(entries, held, stage, owner, where)
             if entries:
-                # state that is another array of the stage, such as param, would follow it when that is written
+                # copy state that aliases another input, such as param: writing that input would change it
                 entries = {
                     entry: copied(one) if one is not held[entry] and _among(one, inputs) else one
                     for entry, one in entries.items()
@@ -190,7 +190,7 @@ def apart(ops: Any, group: Group, stack: Any) -> list[Any]:
 
 
 def _held(ops: Any, key: str, group: Group, arrays: Mapping[str, Any]) -> Any:
-    """Return a group's arrays as its stages see them, each member (R, C) as blocks (R / blocks, C), if it has any."""
+    """Return a group's arrays as its stages see them: a member (R, C) that is split, as blocks (R / blocks, C)."""
     whole = key in arrays
     held = arrays[key] if whole else joined(ops, group, [arrays[m.name] for m in group.members])
     return ops.reshape(held, (-1, *group.shape)) if group.blocks > 1 else held
@@ -224,7 +224,7 @@ def multipliers(ops: Any, group: Group, values: Mapping[str, Any]) -> dict[str, 
 
 
 def stack_each(ops: Any, group: Group, scalars: list[Any]) -> Any:
-    """Stack one 0-d array per member to (N, 1, ...), repeated for its blocks; unstacked rules get it as it is."""
+    """Stack one 0-d array per member to (N, 1, ...), repeated for its blocks; return an unstacked one as is."""
     if not group.rule.stacked:
         return scalars[0]
     repeated = [scalar for scalar in scalars for _ in range(group.blocks)]

@@ -11,10 +11,10 @@ from minillm_core.optim.stage import Stage
 from minillm_core.optim.update import State, by_parameter, flatten, unflatten
 
 VIEW = "view:"
-"""Prefix of a parameter's name in a witness: the parameter's view was computed."""
+"""Prefix of an evidence key, before a parameter's name: its view was computed."""
 
 VIEWED = "view."
-"""Prefix of a parameter's name in a checkpoint: the parameter's view, float32."""
+"""Prefix of a checkpoint key, before a parameter's name: its view, float32."""
 
 
 def views_of(
@@ -30,7 +30,7 @@ def views_of(
         framework: the framework object, with ops, witness and versions.
         groups: key -> group, without those of tables that are updated by rows.
         params: name -> float32 master weights.
-        state: the optimizer state, as of :func:`minillm_core.optim.update.initial_state`.
+        state: the optimizer state, laid out as by :func:`minillm_core.optim.update.initial_state`.
         tables: for each table that is updated by rows and has a view: the member, and the table and
             its state by ``stage.entry``, up to date.
 

@@ -282,14 +282,14 @@ def _inside(
 
 
 def _verb_of(by: Node | Omitted) -> str:
-    """Return a plugin's change of an attention in words."""
+    """Return the verb for what a plugin does to an attention."""
     return "leaves out" if isinstance(by, Omitted) else "replaces"
 
 
 def _check_unnamed(
     by: Node | Omitted, others: Collection[str], slots: builders.AttentionSlots, manager: Manager
 ) -> None:
-    """Refuse a plugin that lists a layer whose attention has no slots; "all" means the rest."""
+    """Refuse a plugin that lists a layer whose attention has no slots; "all" selects the other layers."""
     layer, layers = slots.layer, slots.geometry.layers
     for plugin in manager.plugins:
         options = ((name, one) for name, one in plugin.plugin if isinstance(one, Layers))
@@ -501,7 +501,7 @@ def _check_node(node: Node, known: set[str]) -> None:
     """Check the values that a node's ``forward`` reads beyond the slot's own arguments.
 
     Raises:
-        PlanError: an undefined value; with the defined names and the reader's place.
+        PlanError: a value is undefined; the error lists the defined names and the place of ``forward``.
     """
     for name in node.external:
         if name in known:

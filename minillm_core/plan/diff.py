@@ -74,7 +74,7 @@ def in_words(found: Mapping[str, Pair]) -> tuple[str, ...]:
 
 
 def render_diff(first: Plan, second: Plan, console: Console, typed: Sequence[str]) -> None:
-    """Print the differences between two plans, under what was typed for each."""
+    """Print the differences between two plans, in columns headed by the text typed for each."""
     found = difference(first, second)
     if first.hash == second.hash:
         console.print(Text(f"the same plan: {first.hash[:12]}"))

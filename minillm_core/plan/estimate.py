@@ -219,7 +219,7 @@ def _parts(plan: Plan, model: Any, scores: int) -> Iterator[Part]:
 
 
 def _with_selection(plan: Plan, parts: list[Part]) -> Iterator[Part]:
-    """Add the forward passes that select rows and tokens; the model's own passes cover only the kept rows."""
+    """Yield the parts at the cost of the kept rows, then the extra passes: selection, weights, references."""
     loss, total = plan.spec.loss, sum(part.flops for part in parts)
     yield from (replace(part, flops=round(part.flops * loss.kept)) for part in parts)
     if loss.rows is not None:
@@ -288,17 +288,17 @@ def _rules(plan: Plan) -> Iterator[RuleCost]:
 def _memory(
     plan: Plan, model: Any, rules: tuple[RuleCost, ...], itemsize: int, dense_logits: bool
 ) -> dict[str, int]:
-    """Return kind -> bytes; in float32 the master weights *are* the weights, else frozen ones have none."""
+    """Return kind -> bytes; float32 has only master weights, lower precision none of frozen parameters."""
     count, low = plan.num_parameters, itemsize < MASTER
     trained = count - plan.num_frozen
-    # elements of tables that no step updates
+    # elements of tables outside the most rows that a step reads
     tables = ((plan.parameters[name].size, *of) for name, of in _tables(plan).items())
     unseen = sum((rows - seen) * size // rows for size, seen, rows in tables)
     tokens = max(shape.rows * shape.seq_len for shape in plan.course)  # of a micro-batch
     return {
         "weights": (count - unseen) * itemsize if low else 0,
         "master weights": (trained if low else count) * MASTER,
-        # the sum, and what is added
+        # the sum, and the gradients of a micro-batch
         "gradients": (trained - unseen) * (MASTER + (itemsize if low else 0)),
         **{f"optimizer state ({rule.name})": rule.state_bytes for rule in rules},
         "activations": round(tokens * plan.spec.loss.kept) * itemsize * _activations(plan, model),

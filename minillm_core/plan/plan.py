@@ -76,7 +76,7 @@ class Plan:
     schedule: TrainSchedule
     schedules: Mapping[str, tuple[str, Schedule]]  # value -> owner, schedule
     batch_fields: tuple[tuple[str, str, Field], ...]
-    arrangement: Mapping[str, Function]  # "order" and "packer", if plugins claim them
+    arrangement: Mapping[str, Function]  # "order", "packer" and "windows", if claimed
     sourcing: Sourcing  # source, token fields and special tokens of plugins
     shaping: Shaping | None  # None: all batches have the sizes in train
     on_batch: tuple[str, ...]  # plugins, in the order in which they are called
@@ -103,7 +103,7 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def with_train(self, **settings: Any) -> Plan:
-        """Return the same plan with other settings of ``train`` that no plugin's planning depends on.
+        """Return the plan with changed settings of ``train``, which must be ones that planning does not use.
 
         Schedules are fractions of the run; compilation is chosen when the plan is bound.
         """

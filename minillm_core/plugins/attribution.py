@@ -182,14 +182,14 @@ def attribute_errors(plugins: Iterable[Origin], when: str) -> Iterator[None]:
         when: the phase of the run: ``in a step``.
 
     Raises:
-        PluginCodeError: the plugin's code raised; anything else passes through, and so does the
-            KeyboardInterrupt of a signal.
+        PluginCodeError: the plugin's code raised; anything else passes through, and so do the
+            KeyboardInterrupt of a signal and the GeneratorExit of a stream that is closed early.
     """
     by_name = {plugin.name: plugin for plugin in plugins}
     with watch_signals() as interrupted:
         try:
             yield
-        except MinillmError as error:
+        except (MinillmError, GeneratorExit) as error:
             if isinstance(error, PluginCodeError) and error.plugin in by_name:
                 error.offered(by_name[error.plugin].offered_by)
             raise
@@ -206,7 +206,7 @@ def attribute_errors(plugins: Iterable[Origin], when: str) -> Iterator[None]:
 
 
 def at_work(plugins: Iterable[Origin]) -> Callable[[str], str | None]:
-    """Return a function that finds the plugin whose code this thread is in; None: no plugin's.
+    """Return a function that finds the plugin whose code this thread is running; None: no plugin's.
 
     Any thread may call it, with the phase that this thread is in: ``at step 7``.
     """

@@ -1,4 +1,4 @@
-"""The eight hooks. A plugin is a class with methods of these names; all but the last two run while planning."""
+"""The hooks: a plugin is a class with methods of these names. Only the ``on_`` hooks run after planning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Hooks:
     """The hooks that a plugin may implement. Builders are bound to the plugin: each entry records its owner."""
 
     def build_attention(self, attn: builders.AttentionBuilder) -> None:
-        """While planning, once a layer: the slots of that layer's attention."""
+        """While planning, once per layer: the slots of that layer's attention."""
 
     def build_model(self, model: builders.ModelBuilder) -> None:
         """While planning: embedding, streams, residual sites, whole sublayers, norms, initial values."""
@@ -22,7 +22,7 @@ class Hooks:
         """While planning: the form of the logits, further targets, further terms."""
 
     def optimizer_factory(self, optimizer: builders.OptimizerBuilder) -> None:
-        """While planning, last: update rules, their stages, parameter groups, multipliers."""
+        """While planning, after the model is resolved: update rules, their stages, parameter groups, multipliers."""
 
     def kernel_provider(self, kernels: builders.KernelBuilder) -> None:
         """While planning: candidate kernels for ops; one is chosen when the plan is bound to a device."""

@@ -281,10 +281,10 @@ def check_support(plugins: Iterable[LoadedPlugin], backend: str, device: str) ->
 
 
 class Manager:
-    """The plugins of one run in the order of their names, their hooks callable one by one.
+    """The plugins of one run, sorted by name, and the calls of their hooks.
 
     Raises:
-        PluginError: two of them have one name.
+        PluginError: two of them have the same name.
     """
 
     def __init__(self, plugins: Iterable[LoadedPlugin] = ()) -> None:

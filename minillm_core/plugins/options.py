@@ -114,7 +114,7 @@ def expected(field: FieldInfo) -> str:
 
 
 def _typed(field: FieldInfo, value: Any) -> Any:
-    """Convert the word for None, if an option accepts None."""
+    """Convert the word ``none`` to None, if the option accepts None."""
     return None if value == NONE and type(None) in typing.get_args(field.annotation) else value
 
 

@@ -33,7 +33,7 @@ class Plugin(BaseModel):
     properties, static methods, class methods and pydantic's validators are allowed. Instances are
     frozen.
 
-    Args of the class statement (literals, since ``minillm plugins list`` reads them unimported):
+    Args of the class statement (literals, since ``minillm plugins list`` reads them without importing):
         api: the version of the hook API that the class is written for.
         backends: the supported backends, if not all: ``("torch",)``.
         devices: the supported kinds of device, if not all: ``("cuda",)``; others are cpu, mps and gpu (MLX's).
@@ -43,12 +43,12 @@ class Plugin(BaseModel):
         discrete: the output is discontinuous (routing, top-k): bfloat16 may choose differently from
             float32, which is not a fault.
         surrogate: it rounds values and uses a surrogate gradient through ``stop_gradient``
-            (straight-through), not the slope; the last bit of float32 may change a rounding.
+            (straight-through), not the true one; the last bit of float32 may change a rounding.
         export: the layout that the model fits with this plugin: ``"llama"`` (the plain layout still fits),
             or one that an installed distribution writes: ``"qwen2"``, ``"qwen3"``. Without it, an export
             contains modeling files, written from the plugin's source.
         task: the plugin provides the training data, so that ``--task`` may name it.
-        unweighted: its ``on_batch`` adds no ``weights``, so that kernels of the loss serve that take none.
+        unweighted: its ``on_batch`` adds no ``weights``, so that loss kernels that take no weights can be used.
         requires: pip requirements that its hooks import when they first run:
             ``("tensorboard>=2.16",)``. A run is refused before it starts if one is missing.
 

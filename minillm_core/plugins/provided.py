@@ -4,11 +4,11 @@
 ``minillm.measured`` are measurements of plugins and of runs on this machine:
 
     speed       (cache, plan, detected, dtype) -> the speed that the plan may be expected to reach here
-                (``tokens_per_second``, and ``basis`` in words); None: nothing like it was measured
-    tokens      (cache, plan) -> the tokens to train on, as an earlier run counted them; None: none did
-    remember    (cache, plan, binding, tokens, tokens_per_second, steps=) keeps those of a finished run
+                (``tokens_per_second``, and ``basis`` in words); None: no comparable measurement
+    tokens      (cache, plan) -> the size of the training data, counted by an earlier run; None: no such run
+    remember    (cache, plan, binding, tokens, tokens_per_second, steps=) stores both of a finished run
     cards       (plugin, file) -> the part of ``plugins info --json`` about the worth of a plugin
-    worth       (document of ``plugins info``) -> the same for people, a text for each card
+    worth       (document of ``plugins info``) -> the same as lines of text
 """
 
 from __future__ import annotations

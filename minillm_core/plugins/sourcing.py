@@ -60,7 +60,7 @@ class Reserved(NamedTuple):
     text: str  # the token's text: <|fim_prefix|>
     owner: str
     add: bool  # add it to a tokenizer that lacks it
-    instead: str = ""  # what to type if a tokenizer has no room for it
+    instead: str = ""  # settings without need of it, for the error if a tokenizer lacks it
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class Sourcing:
 
     @property
     def batch_fields(self) -> tuple[Field, ...]:
-        """The batch fields: two per field, of a token and of the predicted token; ``weights`` only the latter."""
+        """The batch fields: two per field, of a token and of the predicted token; without ``weights``, a core field."""
         named = [one for one in self.fields if one.name != WEIGHTS]
         return (*named, *(Field(TARGET + one.name, one.dtype) for one in named))
 
@@ -116,7 +116,7 @@ class Sourcing:
 
 
 PLAIN = Sourcing()
-"""The sourcing of a plan without such plugins."""
+"""The sourcing of a plan without plugins that declare any."""
 
 
 class Piece(NamedTuple):

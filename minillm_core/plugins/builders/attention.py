@@ -170,13 +170,13 @@ class RopeClaims(Sealed):
         """Require that ``function`` sets this layer's frequencies; otherwise the plan is refused.
 
         Args:
-            function: the one that a plugin claims with ``attn.rope.frequencies``.
-            of: the plugin that claims it.
+            function: the function that ``of`` claims with ``attn.rope.frequencies``.
+            of: the other plugin's name.
             why: how this plugin depends on it, in words, for the error.
 
         ::
 
-            attn.rope.expects(half_truncated, of="half_rope", why="moves what does not turn")
+            attn.rope.expects(half_truncated, of="half_rope", why="shifts unrotated pairs")
         """
         builder, slots = self._builder, self._slots
         wanted = builder._function(slots.frequencies.where, function, {})

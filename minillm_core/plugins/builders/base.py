@@ -33,7 +33,7 @@ class ValueTable:
         """Register a schedule value; equal schedules under one name are one value.
 
         Returns:
-            The value's name: ``name``, or ``name.place`` if a different schedule holds ``name``.
+            The value's name: ``name``, or ``name.place`` if a different schedule has the name ``name``.
         """
         for candidate in (name, f"{name}.{place}" if place else name):
             if self.held.setdefault(candidate, (owner, schedule)) == (owner, schedule):
@@ -175,7 +175,7 @@ class Builder(Sealed):
 
 
 class Anchor(Sealed):
-    """A named place in a chain: call it to join, close it to keep others out."""
+    """A named place in a chain: call it to insert a node, close it to refuse nodes of other plugins."""
 
     def __init__(self, builder: Builder, chain: Chain, name: str, own: tuple[str, ...]) -> None:
         self._builder, self._chain, self._name, self._own = builder, chain, name, own

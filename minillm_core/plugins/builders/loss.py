@@ -21,9 +21,9 @@ GIVES = {"losses": "losses", "logits": "all_logits"}
 """Output of a reference model -> the method of its decoder that computes it."""
 
 LEFT_OUT = "gather:positions left out of the head"
-"""The evidence key of gathering: how many positions were saved."""
+"""Evidence key: the number of positions that gathering leaves out of the head."""
 POSITIONS = "gather:positions"
-"""The number of all positions, if a plan gathers."""
+"""Evidence key: the number of all positions, if a plan gathers."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class LossBuilder(Builder):
 
         Args:
             key: the name in metrics.jsonl.
-            cls: a Module class whose ``forward`` returns the scalar; or
+            cls: a Module class whose ``forward`` returns the scalar; None: ``emitted`` is set.
             weight: a number or a schedule.
             emitted: a name in the ``terms`` of this plugin's nodes; their values are summed.
             arguments: constructor arguments, JSON values.
@@ -288,7 +288,7 @@ class LossBuilder(Builder):
     def gather(self, *, buckets: int) -> None:
         """Claim: head and cross-entropy are computed at supervised positions only, in training.
 
-        A position is supervised if the main target or a further target has a label there. Where only the
+        A position is supervised if the main target or a further target has a label there. If only the
         loss reads the activations after the last attention, the last block's MLP is computed at these
         positions only, too. Their number in a micro-batch is padded with unsupervised positions up to one
         of ``buckets`` sizes; torch compiles each size when it first occurs. Loss and gradients equal those

@@ -252,8 +252,8 @@ class ModelBuilder(Builder):
 
         Args:
             site: the place whose array is read.
-            name: the argument name in a node's ``forward``; without one, only residual sites can use the tap
-                as a source, so that an array of an attention needs a name.
+            name: the argument name in a node's ``forward``; without one, only residual sites can use the tap,
+                as a source, so a tap of an attention array needs a name.
 
         Returns:
             The tap's name: ``name``, or the site.
@@ -378,7 +378,7 @@ class ModelBuilder(Builder):
 
         A class with kernels of one device may name as ``written_as`` a class that computes the same
         from the same parameters by ops; its own forward does so for arrays that the kernels do not
-        take. A run is then also read where the plugin does not train, and modeling files have that class.
+        take. Such a run also loads where the plugin cannot train; exported modeling files have that class.
 
         ::
 
@@ -443,8 +443,8 @@ class ModelBuilder(Builder):
         gradients are summed. In decoding each round has its own KV cache. Evaluation and generation use the
         number of rounds at the end of the run.
 
-        One round changes nothing, and refuses another plugin's loop: for a plugin whose arrays pass from
-        each block to the next, so that a further round would read those from before the first.
+        ``times=1`` changes nothing but refuses another plugin's loop: for a plugin that passes arrays from
+        each block to the next, since a further round would read the arrays from before the first round.
 
         Args:
             first: index of the first block.

@@ -32,7 +32,7 @@ EVERY = "*"
 """Used as a rule's name: every rule."""
 
 ROWS = "rows:"
-"""Prefix of a table's name in the evidence: its rows updated, over all steps; alone, the number of steps."""
+"""Prefix of an evidence key: with a table's name, its rows updated over all steps; alone, the number of steps."""
 
 FIELDS = ("lr_mul", "wd_mul", "betas")
 """The fields of a parameter that ``optimizer.set`` sets."""
@@ -173,7 +173,7 @@ class OptimizerSlots:
     def tie(self, assigned: dict[str, tuple[Rule, Member]]) -> None:
         """Tie parameters to their leaders: the same rule, and the leader's factors until they separate.
 
-        Where factors differ both become schedules, so that both parameters are updated by the same kernels.
+        If a factor differs, it becomes a schedule for both, so that the same kernels update both parameters.
         """
         for name, claim in self.follows.items():
             follow = claim.resolve()
@@ -255,7 +255,7 @@ class OptimizerSlots:
         for group in groups:
             if (table := group.members[0].rows) is not None:
                 name, owners = group.members[0].name, {owner for _, owner, _ in group.rule.stages}
-                why = "a stage of its rule keeps state in fewer bits than float32, or has turns"
+                why = "a stage of its rule keeps state in fewer bits than float32, or runs only every few updates"
                 if not any(one.narrow or one.every > 1 for _, _, one in group.rule.stages):
                     why = resolve(table.rule)(group).refuses()
                 if why is not None:
@@ -765,7 +765,7 @@ class OptimizerBuilder(Builder):
             raise self._refusal(slot, what, fix=fix)
 
     def _rate(self, slot: str, argument: str, value: Any) -> None:
-        """Refuse stages, and negative numbers: the update would go up the gradient, or the weights grow."""
+        """Refuse stages, and negative numbers: a negative rate increases the loss, a negative decay the weights."""
         self._dynamic(slot, argument, value)
         least = value.least if isinstance(value, Schedule) else value
         if isinstance(least, (int, float)) and least < 0:

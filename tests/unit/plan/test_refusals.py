@@ -508,7 +508,7 @@ ALONE: dict[str, tuple[Made, str]] = {
     "no forward": (attention(lambda a: a.out.gate(Frward)), "Frward has no method forward"),
     "a next_state of other statistics": (
         attention(lambda a: a.out.gate(OtherStatistics)),
-        "OtherStatistics has statistics, and no next_state of them",
+        "OtherStatistics has statistics, but no next_state that takes them",
     ),
     "an unknown reduction": (
         attention(lambda a: a.out.gate(Averaged)),
@@ -657,7 +657,7 @@ ALONE: dict[str, tuple[Made, str]] = {
     ),
     "statistics that nothing reads": (
         model(lambda m: m.mlp(0, Counts)),
-        "plugin 'one': Counts has statistics, and no next_state",
+        "plugin 'one': Counts has statistics, but no next_state",
     ),
     "a factor that is not a number": (
         optimizer(lambda o: o.set(lambda name, info: True, betas=(0.9, float("inf")))),

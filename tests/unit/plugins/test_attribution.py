@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,6 +75,19 @@ def test_a_keyboard_interrupt_without_a_signal_is_the_plugin_s(trick: LoadedPlug
         raise_it(trick, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt), attribute_errors([trick], "in a step"):
         signal.raise_signal(signal.SIGINT)
+
+
+def test_a_stream_closed_during_an_error_of_a_plugin_ends(trick: LoadedPlugin) -> None:
+    def stream() -> Generator[str]:
+        with attribute_errors([trick], "for the next token"):
+            yield "begun"
+
+    begun = stream()
+    next(begun)
+    try:
+        raise_it(trick, IndexError("out"))
+    except IndexError:
+        begun.close()
 
 
 def test_what_the_core_found_is_given_the_version(trick: LoadedPlugin) -> None:
