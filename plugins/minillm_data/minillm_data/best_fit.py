@@ -41,13 +41,14 @@ class BestFit(Plugin, api=1):
 class BestFitPacker(Packer):
     """A best-fit packer: each row begins with the document that waited longest.
 
-    A document longer than a row is cut into pieces of a row's size, and its rest is packed like any
-    document; so is a document that waited while rows became shorter. No token is lost, but the token
-    at a cut is not predicted. The run's last lines count such pieces.
+    A document longer than a row waits as two pieces: as many whole rows as it fills, from which a row is
+    cut when one begins with them, and the rest, which is packed like any document. A piece that waited
+    while rows became shorter is cut in the same way. No token is lost, but the token at a cut is not
+    predicted. The run's last lines count such pieces.
 
     Args:
         capacity: tokens of a row.
-        buffer: pieces pending while a row is filled; the pieces of the last document may exceed it.
+        buffer: pieces pending while a row is filled; the last document may add one more.
     """
 
     any_capacity = True
@@ -66,7 +67,7 @@ class BestFitPacker(Packer):
         while (place := waiting.place(oldest := heappop(self._ages))) is None:
             pass  # already used to fill a row
         waiting.pop(place)
-        if oldest.tokens > self.capacity:  # taken while rows were longer
+        if oldest.tokens > self.capacity:
             self._add(oldest.first + self.capacity, oldest.last)
             oldest = oldest.part(0, self.capacity)
         row, room = [oldest], self.capacity - oldest.tokens
@@ -80,8 +81,10 @@ class BestFitPacker(Packer):
     def _refill(self, take: Callable[[], Piece]) -> None:
         while len(self._waiting) < self.buffer:
             begin, end = take()
-            for first in range(begin, end, self.capacity):
-                self._add(first, min(first + self.capacity, end))
+            tail = end - (end - begin) % self.capacity
+            for first, last in ((begin, tail), (tail, end)):
+                if first < last:
+                    self._add(first, last)
 
     def _add(self, first: int, last: int) -> None:
         self._waiting.add(first, last)

@@ -87,18 +87,23 @@ def test_best_fit_begins_with_the_oldest_and_takes_the_largest_that_fits(
 
     def take() -> Piece:
         document = stream.take()
-        starts = range(0, document.tokens, capacity)
-        waiting.extend(document.part(first, first + capacity) for first in starts)
+        tail = document.tokens // capacity * capacity
+        pieces = document.part(0, tail), document.part(tail, document.tokens)
+        waiting.extend(piece for piece in pieces if piece.tokens)
         return document
 
     for _ in range(count):
         known = [*waiting]
         row = packer.row(take)
-        assert row[0] == min(known or waiting)
-        for piece in row:
+        oldest = min(known or waiting)
+        waiting.remove(oldest)
+        assert row[0] == oldest.part(0, capacity)
+        if oldest.tokens > capacity:
+            waiting.append(oldest.part(capacity, oldest.tokens))
+        for piece in row[1:]:
             waiting.remove(piece)
         assert sorted(waiting) == sorted(packer.pending)
-        assert len(packer.pending) >= buffer
+        assert buffer <= len(packer.pending) <= buffer + 1  # a checkpoint stores all pieces
         room = capacity - sum(piece.tokens for piece in row)
         assert all(piece.tokens > room for piece in packer.pending)
         # after the first, each piece was the largest of the remaining ones that fit
