@@ -40,7 +40,7 @@ class Messages(io.FileIO):
 
 
 class Documents(io.FileIO):
-    """A stdout that the user can mend: a failed write is an error with a reason, not a defect."""
+    """A stdout whose failed writes, such as to a full disk, are errors with a reason, not defects."""
 
     def write(self, data: Any) -> int:
         """Write as much as the system takes.
@@ -75,7 +75,10 @@ def say(text: str) -> None:
 
 
 def write(text: str, end: str = "\n") -> None:
-    """Write to stdout and flush; characters outside its encoding become question marks."""
+    """Write to stdout and flush; characters outside its encoding become question marks.
+
+    Raises as :meth:`Documents.write`.
+    """
     encoding = sys.stdout.encoding or "utf-8"
     print(text.encode(encoding, "replace").decode(encoding), end=end, flush=True)
 

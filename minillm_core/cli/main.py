@@ -224,7 +224,7 @@ def _open_streams(*, own: bool) -> None:
 
     Args:
         own: the process is this program's: no command ends because its stderr cannot be written, and a
-            stdout that cannot be written is the user's to mend.
+            stdout that cannot be written is an error with a reason.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:

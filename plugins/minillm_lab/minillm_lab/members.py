@@ -106,16 +106,13 @@ class Members:
             unlike: describes the difference of two identities.
 
         Returns:
-            The run, or the reason of its failure; None if the file does not exist, or after a warning if
-            it is cut short.
+            The run, or the reason of its failure; None as :meth:`_read`.
 
         Raises:
             Refusal: the run belongs to another study, or the file is not as minillm writes it.
         """
         path = self.out / RUNS / file
-        if (kept := read(path)) is None:
-            if path.exists():
-                self._warn(path, f"warning: {path} cannot be read: its run is trained again")
+        if (kept := self._read(path)) is None:
             return None
         with understood(path, "remove this file: its run is trained again"):
             was, wall = {**self._defaults, **kept["identity"]}, float(kept.get("wall_seconds", 0.0))
@@ -175,7 +172,9 @@ class Members:
             Interrupted: a signal; the runs under way are lost.
             MinillmError: an error of a run that is not an outcome of it, or a process ended.
         """
-        missing = {one.file: one for one in wanted if read(self.out / RUNS / one.file) is None}
+        missing = {
+            one.file: one for one in wanted if self._read(self.out / RUNS / one.file) is None
+        }
         for made in pool.train([*missing.values()], watch=watch):
             outcome = made.outcome
             if isinstance(outcome, MinillmError):
@@ -226,6 +225,12 @@ class Members:
         except MinillmError as error:
             path = self.out / file
             self._warn(path, f"warning: {error.what}; the runs continue without it ({path})")
+
+    def _read(self, path: Path) -> dict[str, Any] | None:
+        """Read the file of a run; None if it does not exist, or after a warning if it is cut short."""
+        if (kept := read(path)) is None and path.exists():
+            self._warn(path, f"warning: {path} cannot be read: its run is trained again")
+        return kept
 
     def _warn(self, path: Path, line: str) -> None:
         """Print a warning about a file, once."""

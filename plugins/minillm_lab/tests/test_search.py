@@ -218,16 +218,25 @@ class SharedDevice:
             yield Made(one, self.study.train(at_pace(one.plan, 0.1), one.seed))
 
 
+@pytest.fixture
+def confirmed(race: Any) -> Callable[[Any, Recipe], tuple[Confirmation, SharedDevice]]:
+    def confirm(study: Any, recipe: Recipe) -> tuple[Confirmation, SharedDevice]:
+        found = race(study, space("rule"))
+        pool = found.paired_runs._pool = SharedDevice(study)
+        found.paired_runs.length = Length(minutes=1 / 6)
+        at = found.paired_runs, found._plan, found.base, recipe
+        last = Confirmation(*at, pairs=3, budget=1e4)
+        last.run()
+        return last, pool
+
+    return confirm
+
+
 def test_on_a_shared_device_parts_are_left_out_by_pace_and_the_gain_is_measured_by_the_clock(
-    race: Any, rigged: Any
+    confirmed: Any, rigged: Any
 ) -> None:
     study = rigged({"rule": 0.3, "scale": 0.2})
-    found = race(study, space("rule"))
-    pool = found.paired_runs._pool = SharedDevice(study)
-    found.paired_runs.length = Length(minutes=1 / 6)
-    recipe = Recipe(frozenset({"rule", "scale"}))
-    last = Confirmation(*(found.paired_runs, found._plan, found.base, recipe), pairs=3, budget=1e4)
-    last.run()
+    last, pool = confirmed(study, Recipe(frozenset({"rule", "scale"})))
     assert {*pool.timed} == {
         *(("the recipe", False), ("no +rule", False), ("no +scale", False)),
         *(("the recipe", True), ("as it was", True)),
@@ -235,6 +244,19 @@ def test_on_a_shared_device_parts_are_left_out_by_pace_and_the_gain_is_measured_
     assert [one["distinguishable"] for one in last.result["parts"]] == [True, True]
     assert last.result["gain"]["effect"] == pytest.approx(-0.5, abs=5e-3)
     assert len(last.result["base_losses"]) == len(last.result["losses"]) == 3
+
+
+def test_a_run_file_that_is_cut_short_is_named_and_trained_again_by_the_pool(
+    confirmed: Any, rigged: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = Recipe(frozenset({"rule"}))
+    confirmed(rigged({"rule": 0.3}), recipe)
+    torn = min((tmp_path / "out" / "runs").iterdir())
+    torn.write_bytes(torn.read_bytes()[:40])
+    _, pool = confirmed(rigged({"rule": 0.3}), recipe)
+    assert len(pool.timed) == 1
+    warning = f"warning: {torn} cannot be read: its run is trained again"
+    assert capsys.readouterr().out.count(warning) == 1
 
 
 def test_where_cards_name_several_plugins_they_are_tried_together_before_anything_else(
